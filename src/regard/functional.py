@@ -17,7 +17,7 @@ from regard.call.scores.base import ScaledDot, Score
 from regard.call.scores.custom import as_score
 from regard.call.shapes import as_autocast, canonical, restore, without_autocast
 from regard.errors import ArgumentError, ShapeError
-from regard.kernels import BACKENDS, choose_backend, execute
+from regard.kernels import BACKENDS, choose_backend, execute, run
 from regard.kernels.as_sdpa import as_sdpa
 from regard.kernels.base import Backend, BackendName, Call
 from regard.lazy import Displayed, displayed
@@ -157,7 +157,7 @@ def attention(
     options: dict[str, Any] = {"return_weights": return_weights, "keep_values": keep_values, "state": state}
     if not state.is_cast:
         return run_call(call, values, value, backend, **options)
-    with without_autocast(query):  # Casting is done by now: our kernels compute in the dtypes of their inputs.
+    with without_autocast(query.device):  # Casting is done by now: our kernels compute in the dtypes of their inputs.
         return run_call(call, values, value, backend, **options)
 
 
@@ -182,7 +182,7 @@ def run_call(
             return restore(plain, call.sizes)
     if (return_weights or at.is_recorded) and not at.is_compiling:
         call = _settled(call)
-    output, rows = execute(chosen, call, values)
+    output, rows = run(chosen, call, values)
     if not (call.sizes.has_heads and len(call.sizes.batch) == 1):
         output = restore(output, call.sizes)
     if not return_weights:
@@ -360,7 +360,7 @@ def map_of(
     # A given log-sum-exp gets its graph where the map is read.
     call = _settled(call if is_recorded() or lse is not None else _without_gradient(call))
     if lse is None:
-        with without_autocast(query):
+        with without_autocast(query.device):
             return AttentionMap(CallSource(GivenFactors(call, _state_with_graph(call)), call.sizes.leading))
     expected = tuple(call.sizes.map_shape[:-1])
     if tuple(lse.shape) != expected or lse.device != query.device:

@@ -1,14 +1,18 @@
 """Under autocast a call is the call on tensors that were cast before it, whatever the score and the backend."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import regard
+from regard import AttentionMap
 from regard.call.scores.additive import Additive
 from regard.call.scores.base import Bilinear, Cosine, ScaledDot
 from regard.models import RNNConfig, RNNSeq2Seq
+from regard.watching.analysis.rollout import rollout
+from regard.watching.analysis.similarity import agreement, difference
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -72,3 +76,119 @@ def test_the_recurrent_model_under_autocast(decoder: Any, score: Any) -> None:
     found.float().square().mean().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
     assert torch.allclose(found.float(), model(source, lengths, target), atol=2e-2)
+
+
+class Attends(torch.nn.Module):
+    def forward(self, *vectors: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(*vectors)
+
+
+def every_map() -> dict[str, AttentionMap]:
+    query, key, value = (3 * t.detach() for t in tensors())
+
+    def of(**options: Any) -> AttentionMap:
+        return regard.attention(query, key, value, return_weights=True, **options).weights
+
+    decay = -torch.rand(2, 4, 9, generator=torch.Generator().manual_seed(2))
+    found = {
+        **{name: of(score=score) for name, score in scores().items()},
+        "causal": of(mask=regard.causal()),
+        "biased": of(bias=value @ value.mT),
+        "sparsemax": of(normalization="sparsemax"),
+        "sink": of(normalization=regard.SoftmaxWithSink(0.5)),
+        "grouped": regard.attention(query, key[:, :2], value[:, :2], return_weights=True).weights,
+        "gradients": regard.attention(*tensors(), return_weights=True).weights,
+        "of a cache": regard.map_of(query, key),
+        "recurrence": regard.linear_attention(query.abs(), key.abs(), value, decay=decay, return_weights=True).weights,
+    }
+    with torch.no_grad(), regard.watch(Attends()) as seen:
+        seen.modules[""](query, key, value)
+    return found | {"watched": seen[""], "mean": found["causal"].average(), "keys first": found["causal"].mT}
+
+
+QUESTIONS: dict[str, Callable[[AttentionMap], Any]] = {
+    "dense": lambda w: w.dense(),
+    "row": lambda w: w.row(5),
+    "at": lambda w: w.at(torch.tensor([1, 3]), torch.tensor([1, 4])),
+    "product": lambda w: w @ torch.linspace(0, 1, 18).view(9, 2),
+    "transposed product": lambda w: w.mT @ torch.linspace(0, 1, 18).view(9, 2),
+    "summary": lambda w: w.summary("received", "participation_ratio", "top_keys", "pooled_max", k=3)["top_keys"].values,
+    "entropy": lambda w: w.entropy(),
+    "distance": lambda w: w.distance(),
+    "pooled": lambda w: w.pooled(3, 4),
+    "mass": lambda w: w.mass(regard.window(2)),
+    "spans": lambda w: w.spans(keys=[(0, 4), (4, 9)]),
+    "singular values": lambda w: w.singular_values(2).error,
+    "divergence": lambda w: regard.divergence(w, w[..., torch.arange(8, -1, -1), :], "mse"),
+    "cross entropy": lambda w: regard.divergence(w, w, "cross_entropy"),
+    "agreement": agreement,
+    "difference": lambda w: difference(w, w[..., torch.arange(8, -1, -1), :]).total_variation,
+    "rollout": lambda w: rollout([w, w], 3),
+}
+
+
+@pytest.mark.parametrize("asked", QUESTIONS)
+def test_a_map_has_the_same_numbers_inside_of_autocast(asked: str) -> None:
+    for name, weights in every_map().items():
+        try:
+            expected = QUESTIONS[asked](weights)
+        except regard.RegardError:
+            continue
+        with torch.autocast("cpu", torch.bfloat16):
+            found = QUESTIONS[asked](weights)
+        assert found.dtype == expected.dtype, name
+        assert torch.equal(found, expected), name
+
+
+def test_the_row_state_of_a_first_read_is_not_that_of_autocast() -> None:
+    query, key, _ = (3 * t.detach().bfloat16() for t in tensors())
+    outside, inside = (regard.map_of(query, key) for _ in range(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        inside[0].entropy()
+    assert torch.equal(inside.lse, outside.lse)
+
+
+class WrittenOut(torch.nn.Module):
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return (query @ key.mT / 3).softmax(-1) @ value
+
+
+def projecting() -> torch.nn.Module:
+    return torch.nn.TransformerEncoder(
+        torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2, enable_nested_tensor=False
+    ).eval()
+
+
+MODELS = {"a kernel": Attends(), "written out": WrittenOut(), "a frozen encoder": projecting().requires_grad_(False)}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_watched_map_with_gradients_is_that_of_the_call_under_autocast(model: torch.nn.Module) -> None:
+    given = [3 * t.detach()[:, 0] for t in tensors()]
+    given = given[:1] if isinstance(model, torch.nn.TransformerEncoder) else given
+    maps = []
+    for grad in (False, True):
+        with (
+            torch.set_grad_enabled(grad),
+            torch.autocast("cpu", torch.bfloat16),
+            regard.watch(model, grad=grad) as seen,
+        ):
+            model(*given)
+        maps.append([seen[name].dense().detach() for name in seen])
+    assert len(maps[0]) == len(maps[1]) > 0
+    for plain, recorded in zip(*maps, strict=True):
+        torch.testing.assert_close(recorded, plain, atol=1e-6, rtol=0)
+
+
+def test_a_loss_on_a_watched_map_is_the_same_inside_of_autocast() -> None:
+    query, key, value = (3 * t.detach() for t in tensors())
+    found = []
+    for inside in (False, True):
+        leaf = query.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16), regard.watch(Attends(), grad=True) as seen:
+            seen.modules[""](leaf, key, value)
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            loss = seen[""].entropy().mean() + seen[""].top_weight().mean()
+        loss.backward()
+        found.append((loss.detach(), leaf.grad))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

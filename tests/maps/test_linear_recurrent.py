@@ -179,6 +179,29 @@ def test_a_map_of_signs_refuses_to_be_read_as_shares() -> None:
         weights.entropy(of="sizes")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"decay": -torch.rand(1, 2, 9)}, {"decay": -torch.rand(1, 2, 9, 4)}, {"beta": torch.rand(1, 2, 9)}],
+    ids=lambda options: ", ".join(options),
+)
+def test_a_scale_below_zero_gives_a_map_with_signs(options: dict[str, torch.Tensor]) -> None:
+    q, k, v = torch.rand(3, 1, 2, 9, 4).unbind()
+    weights = regard.linear_attention(q, k, v, scale=-1.0, return_weights=True, **options).weights
+    for asked in (weights.entropy, weights.participation_ratio, lambda: weights.top_p_count(0.5)):
+        with pytest.raises(ArgumentError, match="some weights of this map are below 0"):
+            asked()
+    last = weights.dense()[..., -1:, :]
+    assert last.max() < 0
+    torch.testing.assert_close(weights.top_weight()[..., -1:], last.amax(-1))
+    torch.testing.assert_close(weights.only(rows=slice(8, 9)).pooled(1, 1, "max"), last.amax(-1, keepdim=True))
+
+
+def test_a_watched_write_below_zero_has_signs() -> None:
+    q, k = torch.rand(2, 1, 5, 4).unbind()
+    made = GivenRecurrence(Recurrence(q, k, 1.0, beta=-torch.ones(1, 5)), (1,), regard.map_of(q, k).dimensions)
+    assert made.has_signs
+
+
 def test_layouts() -> None:
     q, k, v = torch.randn(3, 5, 4).unbind()
     exact = regard.linear_attention(q[None, None], k[None, None], v[None, None])[0, 0]

@@ -68,11 +68,13 @@ def test_softmax(grad: bool, case: Case, data: st.DataObject) -> None:
         check(weights, dense, tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
 
 
+@pytest.mark.parametrize("is_cast", [False, True], ids=["", "under autocast"])
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @given(case=cases(scores=("dot", "scaled", "cosine")), data=st.data())
-def test_softmax_of_other_dtypes(dtype: torch.dtype, case: Case, data: st.DataObject) -> None:
+def test_softmax_of_other_dtypes(dtype: torch.dtype, is_cast: bool, case: Case, data: st.DataObject) -> None:
     with torch.no_grad():
         weights, dense = weights_of(case, dtype)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
         assert weights.dtype == weights.entropy().dtype == weights.received().dtype == torch.float32
         check(weights, dense, tolerance=TOLERANCE[dtype], **drawn(data, dense))
 

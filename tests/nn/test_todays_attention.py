@@ -1,5 +1,6 @@
 """Latent, differential and forgetting attention, indexers and chosen keys, against formulas written out in float64."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import regard
+from regard.call.biases.forgetting import Forgetting
 from regard.call.masks.basic import causal
+from regard.call.normalizations import Unnormalized
 from regard.errors import ArgumentError, ShapeError
 from regard.nn import DifferentialAttention, ForgetGate, Indexer, LatentAttention, MultiHeadAttention
 
@@ -94,19 +97,55 @@ def test_differential_attention() -> None:
     torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-5)
 
 
-def test_forgetting_attention() -> None:
-    attend, forget = MultiHeadAttention(DIM, HEADS).double(), ForgetGate(DIM, HEADS).double()
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sink": True},
+        *({"normalization": n} for n in ("sparsemax", "entmax15", "sigmoid", "softpick", Unnormalized())),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("backend", [None, "tiled", "reference"])
+def test_forgetting_attention(options: dict[str, Any], backend: str | None) -> None:
+    attend, forget = MultiHeadAttention(DIM, HEADS, **options).double(), ForgetGate(DIM, HEADS).double()
     x = torch.randn(2, T, DIM, dtype=torch.float64)
     logs = nn.functional.logsigmoid(forget.gate(x)).mT
     decay = torch.zeros(2, HEADS, T, T, dtype=torch.float64)
     for query in range(T):
         for key in range(query + 1):
             decay[:, :, query, key] = logs[:, :, key + 1 : query + 1].sum(-1)
-    torch.testing.assert_close(forget(x[:, 3:], forget(x[:, :3])), forget(x))
+    torch.testing.assert_close(forget(x[:, 3:], forget(x[:, :3])).sums, forget(x).sums)
     exact = attend(x, mask=causal(), bias=decay, backend="reference", return_weights=True)
-    ours = attend(x, mask=causal(), bias=forget(x).double(), return_weights=True)
+    ours = attend(x, mask=causal(), bias=forget(x), backend=backend, return_weights=True)
     torch.testing.assert_close(ours.output, exact.output, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(ours.weights.dense(), exact.weights.dense(), rtol=1e-5, atol=1e-6)
+    got, right = (torch.autograd.grad(one.output.square().sum(), forget.parameters()) for one in (ours, exact))
+    torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():  # the kernels that give a bias no gradient
+        fused = attend(x, mask=causal(), bias=forget(x), return_weights=True)
+        last = attend(x[:, -1:], x, mask=causal(), bias=forget(x), return_weights=True)
+    torch.testing.assert_close(fused.weights.dense(), exact.weights.dense(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fused.weights.entropy(), exact.weights.entropy(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(last.weights.dense(), exact.weights.dense()[..., -1:, :], rtol=1e-5, atol=1e-6)
+    if not options:
+        plan = regard.explain(*torch.zeros(3, 2, HEADS, T, 4), mask=causal(), bias=Forgetting(forget(x).sums.detach()))
+        assert plan.backend == "fused"
+
+
+def test_a_map_under_a_forgetting_gate_is_saved(tmp_path: Path) -> None:
+    q, bias = torch.randn(1, HEADS, T, 4), Forgetting(-torch.rand(1, HEADS, 1, T).cumsum(-1))
+    weights = regard.attention(q, q, q, bias=bias, normalization="sigmoid", return_weights=True).weights
+    weights.save(tmp_path / "map.safetensors")
+    assert torch.equal(regard.AttentionMap.load(tmp_path / "map.safetensors").dense(), weights.dense())
+
+
+def test_a_forgetting_gate_needs_the_sums_of_all_keys() -> None:
+    q = torch.zeros(1, 1, 4, 2)
+    with pytest.raises(ShapeError, match="for 4 queries and 4 keys"):
+        regard.attention(q, q, q, bias=Forgetting(torch.zeros(1, 1, 1, 3)))
+    with pytest.raises(ShapeError, match="for 4 queries and 3 keys"):
+        regard.attention(q, q[:, :, 1:], q[:, :, 1:], bias=Forgetting(torch.zeros(1, 1, 1, 3)))
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled", "fused", None])

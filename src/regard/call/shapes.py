@@ -224,9 +224,9 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.to(autocast_dtype(t.dtype, kind)) if isinstance(t, Tensor) else t for t in tensors)
 
 
-def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
-    """A context without autocast on the device of this tensor."""
-    kind = tensor.device.type
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A context without autocast on this device: a map's numbers are the same wherever it is read."""
+    kind = device.type
     return torch.autocast(kind, enabled=False) if is_autocasting(kind) else nullcontext()
 
 

@@ -176,7 +176,7 @@ def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWe
 
 def _run(thread: ThreadState, ready: ReadyCall, weights: EditedWeights, changing: Changing) -> EditedCall:
     """Run the edited call, and notify the watches."""
-    with without_autocast(ready.vectors[0]):
+    with without_autocast(ready.vectors[0].device):
         made = weights.run(ready.values, ready.vectors[2], ready.backend)
     for one, at in changing:
         one.ran(at, made)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from regard.call.shapes import without_autocast
 from regard.errors import ArgumentError
 from regard.kernels.base import Backend, BackendName, Call
 from regard.kernels.fused import Fused
@@ -18,6 +19,12 @@ BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), T
 
 def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
     """The output and the row state of the call's own normalization; the backend itself runs its `base`."""
+    with without_autocast(call.query.device):
+        return run(backend, call, value)
+
+
+def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in the state of the caller, who has left autocast."""
     if not call.normalization.has_base:
         output, state = backend.run(call, value)
     else:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from regard.call import normalizations
-from regard.call.biases import alibi, relative, shaw, t5, transformer_xl
+from regard.call.biases import alibi, forgetting, relative, shaw, t5, transformer_xl
 from regard.call.biases import base as biases
 from regard.call.masks import base as masks
 from regard.call.masks import basic, patterns, selection, transpose
@@ -28,7 +28,7 @@ from regard.maps.statistics import pooling
 from regard.tensors.tensor_tree import UNSAVED, rebuilt
 
 NAMED: tuple[ModuleType, ...] = (
-    *(alibi, relative, shaw, t5, transformer_xl, biases),
+    *(alibi, forgetting, relative, shaw, t5, transformer_xl, biases),
     *(masks, basic, patterns, selection, transpose),
     *(additive, custom, kernels, scores, normalizations),
     *(st, pooling),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Rows
+from regard.call.shapes import Rows, without_autocast
 from regard.errors import ShapeError, TooLargeError
 from regard.maps.indexing import is_integer, positions
 from regard.maps.sources.call import source_of_call
@@ -84,7 +84,8 @@ class MapWeights:
                 f"limit of {human(limit_bytes)}: read fewer rows at a time, or call block() or dense() with a "
                 "higher limit_bytes"
             )
-        weights = source.part(range(math.prod(leading)))(rows, columns).weights
+        with without_autocast(self.device):
+            weights = source.part(range(math.prod(leading)))(rows, columns).weights
         return weights.to(dtype).reshape(*leading, len(rows), len(columns))
 
     def dense(self, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
@@ -129,11 +130,13 @@ class MapWeights:
                 f"dimensions {self.source.leading} before them; got {', '.join(str(tuple(one.shape)) for one in given)}"
             )
         if leading is None:
-            return self.source.laid_out(self.source.pairs(*places))
+            with without_autocast(self.device):
+                return self.source.laid_out(self.source.pairs(*places))
         flat_heads = torch.zeros_like(places[-1])
         for place, length in zip(places, self.source.leading, strict=False):
             flat_heads = flat_heads * length + place
-        return self.source.points(flat_heads, *places[-2:])
+        with without_autocast(self.device):
+            return self.source.points(flat_heads, *places[-2:])
 
     def row(self, index: int, *, renormalize: bool = False) -> Tensor:
         """The weights of one query, (batch..., H, S).
@@ -158,4 +161,5 @@ class MapWeights:
         if not renormalize:
             return self.block(where, range(self.shape[-1]))[..., 0, :]
         source = source_of_call(self.source, "row(renormalize=True)")
-        return source.laid_out(source.row_anew(where))
+        with without_autocast(self.device):
+            return source.laid_out(source.row_anew(where))

@@ -27,7 +27,7 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_sizes
-from regard.nn.cache import MixerCache
+from regard.nn.cache import MixerCache, Past
 from regard.nn.recurrent_mixers import RecurrentMixer
 from regard.tensors.guards import is_function_observed, is_recorded, may_be_kept
 
@@ -101,11 +101,17 @@ class SelfAttentionLayer(nn.Module):
         self.residuals = nn.ModuleList([parts.residual() for _ in range(2)])
 
     def forward(
-        self, x: Tensor, mask: Mask | None, bias: Bias | Tensor | None, record: RecordMap | None, name: str
+        self,
+        x: Tensor,
+        mask: Mask | None,
+        bias: Bias | Tensor | None,
+        record: RecordMap | None,
+        name: str,
+        past: Past | None = None,
     ) -> Tensor:
         around_attention, around_network = self.residuals
         x = around_attention(
-            x, lambda y: recorded_attention(self.self_attention, record, name, y, mask=mask, bias=bias)
+            x, lambda y: recorded_attention(self.self_attention, record, name, y, mask=mask, bias=bias, past=past)
         )
         return cast(Tensor, around_network(x, self.feed_forward))
 
@@ -113,15 +119,8 @@ class SelfAttentionLayer(nn.Module):
         self, x: Tensor, cache: MixerCache | None, mask: Mask, bias: Bias | Tensor | None, offset: int | Tensor
     ) -> tuple[Tensor, MixerCache]:
         """Read positions (N, T, D) after those of a cache; see `MultiHeadAttention.extend`."""
-        caches: list[MixerCache] = []
-
-        def look_back(y: Tensor) -> Tensor:
-            output, longer = cast(Any, self.self_attention).extend(y, cache, mask=mask, bias=bias, offset=offset)
-            caches.append(longer)
-            return output
-
-        x = self.residuals[0](x, look_back)
-        return self.residuals[1](x, self.feed_forward), caches[0]
+        past = Past(cache, offset)
+        return self(x, mask, bias, None, "", past), past.cache
 
 
 def recorded_attention(
@@ -131,9 +130,11 @@ def recorded_attention(
     *inputs: Tensor,
     mask: Mask | None,
     bias: Bias | Tensor | None = None,
+    past: Past | None = None,
 ) -> Tensor:
     """Run an attention module; if there is a record, call it with the name and the map."""
-    attended = attention(*inputs, mask=mask, bias=bias, return_weights=record is not None)
+    later: dict[str, Any] = {} if past is None else {"past": past}
+    attended = attention(*inputs, mask=mask, bias=bias, return_weights=record is not None, **later)
     if not isinstance(attended, Attended):
         return attended
     assert record is not None

@@ -1,6 +1,6 @@
 """The encoder-decoder Transformer of Vaswani et al. 2017 (arXiv:1706.03762)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -26,6 +26,7 @@ from regard.models.stack import (
     shared_bias,
 )
 from regard.nn import KeyValue, MultiHeadAttention, TokenEmbedding
+from regard.nn.cache import Past
 
 
 class DecoderLayer(nn.Module):
@@ -43,53 +44,36 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        memory: Tensor,
+        memory: Tensor | KeyValue,
         mask: Mask | None,
         bias: Bias | Tensor | None,
         record: RecordMap | None,
         name: str,
+        past: Past | None = None,
     ) -> Tensor:
-        """(B, T, D) to (B, T, D); `mask` excludes the padding of the memory, `bias` is added in self-attention."""
-        around_itself, around_source, around_network = self.residuals
-        x = around_itself(
-            x, lambda y: recorded_attention(self.self_attention, record, f"{name}.self", y, mask=causal(), bias=bias)
-        )
-        x = around_source(
-            x, lambda y: recorded_attention(self.cross_attention, record, f"{name}.cross", y, memory, mask=mask)
-        )
-        return cast(Tensor, around_network(x, self.feed_forward))
+        """(B, T, D) to (B, T, D); `mask` excludes the padding of the memory, `bias` is added in self-attention.
 
-    def step(
-        self,
-        x: Float[Tensor, "N 1 D"],
-        cache: KeyValue | None,
-        memory: KeyValue,
-        mask: Mask | None,
-        bias: Bias | Tensor | None,
-        record: Callable[[AttentionMap], None] | None,
-    ) -> tuple[Tensor, KeyValue]:
-        """One position, with the cache of the positions before it; also returns the longer cache.
-
-        The N / A sequences of a source, side by side, are the queries of one call. `record` gets its weights.
+        In a search T is 1, `past` has the earlier positions, and `memory` is projected. The sequences of a source,
+        side by side, are then the queries of one call; `record` gets the map of this call alone.
         """
-        caches: list[KeyValue] = []
-
-        def look_back(y: Tensor) -> Tensor:
-            output, longer = cast(Any, self.self_attention).extend(y, cache, bias=bias)
-            caches.append(longer)
-            return output
+        around_itself, around_source, around_network = self.residuals
+        own = record if past is None else None
 
         def look_across(y: Tensor) -> Tensor:
+            if not isinstance(memory, KeyValue):
+                return recorded_attention(self.cross_attention, record, f"{name}.cross", y, memory, mask=mask)
             by_source = y.reshape(memory.key_buffer.shape[0], -1, y.shape[-1])
-            if record is None:
-                return self.cross_attention.attend(by_source, memory, mask=mask).view_as(y)
-            attended = self.cross_attention.attend(by_source, memory, mask=mask, return_weights=True)
-            record(attended.weights)
-            return attended.output.view_as(y)
+            recorded = None if record is None else partial(record, f"{name}.cross")
+            seen: Tensor = self.cross_attention(by_source, memory, mask=mask, record=recorded)
+            return seen.view_as(y)
 
-        x = self.residuals[0](x, look_back)
-        x = self.residuals[1](x, look_across)
-        return self.residuals[2](x, self.feed_forward), caches[0]
+        x = around_itself(
+            x,
+            lambda y: recorded_attention(
+                self.self_attention, own, f"{name}.self", y, mask=causal(), bias=bias, past=past
+            ),
+        )
+        return cast(Tensor, around_network(around_source(x, look_across), self.feed_forward))
 
 
 class SharedAlignment:
@@ -270,13 +254,15 @@ class Transformer(nn.Module):
         x = self.target_norm(self.target_positions(self.target_embedding(ids[:, None]), offset=state.position))
         mask = None if state.source_lengths is None else lengths(state.source_lengths)
         bias, last = shared_bias(self.decoder_bias), len(state.memory) - 1
-        caches, weights = list[KeyValue](), list[AttentionMap]()
-        parts = zip(self._decoder_layers(), state.caches, state.memory, strict=True)
+        caches, weights = list[KeyValue](), dict[str, AttentionMap]()
+        parts = zip(self.decoder, state.caches, state.memory, strict=True)
         for number, (layer, cache, memory) in enumerate(parts):
-            x, longer = layer.step(x, cache, memory, mask, bias, weights.append if number == last else None)
-            caches.append(longer)
+            past = Past(cache)
+            x = layer(x, memory, mask, bias, weights.__setitem__ if number == last else None, "", past)
+            caches.append(past.cache)
         logits = self.output(self.decoder_norm(x))[:, 0]
-        alignment = weights[0] if weights[0].shape[0] == len(ids) else SharedAlignment(weights[0])
+        (seen,) = weights.values()
+        alignment = seen if seen.shape[0] == len(ids) else SharedAlignment(seen)
         return Step(logits, alignment, replace(state, caches=tuple(caches), position=state.position + 1))
 
     def _decoder_layers(self) -> Iterator[DecoderLayer]:

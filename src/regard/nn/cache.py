@@ -1,6 +1,7 @@
 """Projected keys and values, and states of recurrences: passed into attention and returned."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -102,6 +103,26 @@ class RecurrentState:
 
 
 MixerCache = KeyValue | RecurrentState
+
+
+class Past:
+    """The cache that one call of a module reads, and in whose place it puts the longer one.
+
+    `extend` hands it to the module's own call, whose result is then the output alone, as hooks of the module know it.
+    """
+
+    __slots__ = ("cache", "offset")
+
+    def __init__(self, cache: MixerCache | None = None, offset: int | Tensor | None = None) -> None:
+        self.cache: Any = cache
+        self.offset: int | Tensor = (0 if cache is None else cache.length) if offset is None else offset
+        """The position of the first new vector."""
+
+    def append(self, new: KeyValue) -> KeyValue:
+        """The keys and values of the cache, followed by the new ones."""
+        self.cache = new if self.cache is None else self.cache.append(new)
+        longer: KeyValue = self.cache
+        return longer
 
 
 def _first(buffer: Tensor, length: int) -> Tensor:

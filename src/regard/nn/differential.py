@@ -13,7 +13,7 @@ from regard.call.rotary.rotary import Rotary
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention
 from regard.nn.arguments import require_sizes
-from regard.nn.cache import KeyValue
+from regard.nn.cache import KeyValue, Past
 
 
 class DifferentialAttention(nn.Module):
@@ -75,7 +75,12 @@ class DifferentialAttention(nn.Module):
     @overload
     def forward(self, x: Tensor, *, mask: Mask | Tensor | None = ..., return_weights: Literal[True]) -> Attended: ...
     def forward(
-        self, x: Float[Tensor, "*batch T D"], *, mask: Mask | Tensor | None = None, return_weights: bool = False
+        self,
+        x: Float[Tensor, "*batch T D"],
+        *,
+        mask: Mask | Tensor | None = None,
+        return_weights: bool = False,
+        past: Past | None = None,
     ) -> Tensor | Attended:
         """Self-attention.
 
@@ -84,12 +89,15 @@ class DifferentialAttention(nn.Module):
             mask: as in `regard.attention`.
             return_weights: also return the two maps of each head, (batch..., 2 H, T, T): head 2h is the first map of
                 head h, and head 2h + 1 the second.
+            past: the earlier positions; see `extend`.
 
         Returns:
             (batch..., T, dim), or the named tuple (output, weights).
         """
-        query, key, value = self._project(x, 0)
-        attended = attention(query, key, value, mask=mask, return_weights=return_weights)
+        past = Past() if past is None else past
+        query, key, value = self._project(x, past.offset)
+        longer = past.append(KeyValue.of(key, value))
+        attended = attention(query, longer.key, longer.value, mask=mask, return_weights=return_weights)
         if not isinstance(attended, Attended):
             return self._read(attended)
         return Attended(self._read(attended.output), attended.weights)
@@ -103,10 +111,8 @@ class DifferentialAttention(nn.Module):
         offset: int | Integer[Tensor, "*batch"] | None = None,
     ) -> tuple[Tensor, KeyValue]:
         """Self-attention of the positions after those of a cache; see `MultiHeadAttention.extend`."""
-        query, key, value = self._project(x, (0 if cache is None else cache.length) if offset is None else offset)
-        new = KeyValue.of(key, value)
-        longer = new if cache is None else cache.append(new)
-        return self._read(attention(query, longer.key, longer.value, mask=mask)), longer
+        past = Past(cache, offset)
+        return self(x, mask=mask, past=past), past.cache
 
     def _project(self, x: Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = self.inputs(x).chunk(3, -1)

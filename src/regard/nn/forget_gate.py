@@ -4,14 +4,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.call.biases.forgetting import Forgetting
 from regard.nn.arguments import require_sizes
 
 
 class ForgetGate(nn.Module):
     r"""$b_{ij} = \sum_{l=j+1}^{i} \log f_l$ with $f_l = \sigma(w \cdot x_l + b)$ for each head, as a bias of scores.
-
-    The softmax of a row does not change when a number is added to the whole row. So the bias is $-c_j$ with $c_j =
-    \sum_{l \le j} \log f_l$: one number for each key, which the fused kernels take. Its rounding is that of $c$.
 
     Args:
         dim: width of the input.
@@ -31,7 +29,7 @@ class ForgetGate(nn.Module):
     In decoding, the bias so far is the state:
 
     >>> first = forget(x[:, :4])
-    >>> torch.allclose(forget(x[:, 4:], first), forget(x), atol=1e-6)
+    >>> torch.allclose(forget(x[:, 4:], first).sums, forget(x).sums, atol=1e-6)
     True
     """
 
@@ -40,10 +38,7 @@ class ForgetGate(nn.Module):
         require_sizes(dim=dim, num_heads=num_heads)
         self.gate = nn.Linear(dim, num_heads)
 
-    def forward(
-        self, x: Float[Tensor, "*batch T D"], before: Float[Tensor, "*batch H 1 P"] | None = None
-    ) -> Float[Tensor, "*batch H 1 S"]:
-        """The bias of all keys (batch..., H, 1, S): those of `before`, then those of x."""
-        logs = nn.functional.logsigmoid(self.gate(x).float())
-        new = -logs.mT.cumsum(-1)[..., None, :]
-        return new if before is None else torch.cat([before, before[..., -1:] + new], dim=-1)
+    def forward(self, x: Float[Tensor, "*batch T D"], before: Forgetting | None = None) -> Forgetting:
+        """The bias of the last queries with all keys: those of `before`, then those of x."""
+        new = nn.functional.logsigmoid(self.gate(x).float()).mT.cumsum(-1)[..., None, :]
+        return Forgetting(new if before is None else torch.cat([before.sums, before.sums[..., -1:] + new], dim=-1))

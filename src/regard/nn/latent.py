@@ -14,7 +14,7 @@ from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention
 from regard.nn.arguments import require_sizes
-from regard.nn.cache import KeyValue
+from regard.nn.cache import KeyValue, Past
 from regard.nn.head_norms import HeadNorm
 
 
@@ -116,18 +116,22 @@ class LatentAttention(nn.Module):
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
         return_weights: bool = False,
+        past: Past | None = None,
     ) -> Tensor | Attended:
-        """Self-attention in the expanded form.
+        """Self-attention in the expanded form; after those of a cache, in the absorbed one.
 
         Args:
             x: (batch..., T, dim).
             mask: as in `regard.attention`, over (batch..., H, T, T).
             bias: an additive term of the scores, of the same shapes.
             return_weights: also return the weights, an `AttentionMap` of shape (batch..., H, T, T).
+            past: the earlier positions; see `extend`, which returns no weights.
 
         Returns:
             (batch..., T, dim), or the named tuple (output, weights).
         """
+        if past is not None:
+            return self._absorbed(x, past, mask, bias)
         plain, turned = self._queries(x, 0)
         latent, place = self._latents(x, 0).split((self.latent_dim, self.rotary.dim), -1)
         keys = latent @ self.key.mT
@@ -158,15 +162,17 @@ class LatentAttention(nn.Module):
         Arguments are those of `MultiHeadAttention.extend`. The keys of the cache are $[c_t; r_t]$, (batch..., 1, S,
         latent_dim + rotary.dim), and its values are empty.
         """
-        if offset is None:
-            offset = 0 if cache is None else cache.length
-        plain, turned = self._queries(x, offset)
-        latents = self._latents(x, offset)
-        new = KeyValue.of(latents, latents[..., :0])
-        longer = new if cache is None else cache.append(new)
+        past = Past(cache, offset)
+        return self(x, mask=mask, bias=bias, past=past), past.cache
+
+    def _absorbed(self, x: Tensor, past: Past, mask: Mask | Tensor | None, bias: Bias | Tensor | None) -> Tensor:
+        plain, turned = self._queries(x, past.offset)
+        latents = self._latents(x, past.offset)
+        longer = past.append(KeyValue.of(latents, latents[..., :0]))
         query, latent = torch.cat([plain @ self.key, turned], -1), longer.key[..., : self.latent_dim]
         output = attention(query, longer.key, latent, score=self.score, mask=mask, bias=bias)
-        return self.out((output @ self.value.mT).transpose(-3, -2).flatten(-2)), longer
+        made: Tensor = self.out((output @ self.value.mT).transpose(-3, -2).flatten(-2))
+        return made
 
     def _queries(self, x: Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor]:
         """Heads (batch..., H, T, ...) without and with positions."""

@@ -127,7 +127,7 @@ def linear_attention(
         )  # fmt: skip
     query, key, value = as_autocast(query, key, value)
     layout = _Layout.of(query, key, value)
-    with without_autocast(query):
+    with without_autocast(query.device):
         recurrence = layout.recurrence(query, key, decay, beta, removal, scale)
         values = layout.flat(value, "value", value.shape[-2:]).to(recurrence.dtype)
         before = None if state is None else layout.flat(state, "state", (query.shape[-1], value.shape[-1]))

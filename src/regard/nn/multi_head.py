@@ -1,5 +1,6 @@
 """Multi-head attention."""
 
+from collections.abc import Callable
 from typing import Literal, overload
 
 import torch
@@ -18,8 +19,9 @@ from regard.call.shapes import require_dense
 from regard.errors import ArgumentError, ShapeError
 from regard.functional import AnyNormalization, Attended, attention
 from regard.kernels.base import BackendName
+from regard.maps.attention_map import AttentionMap
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
-from regard.nn.cache import KeyValue
+from regard.nn.cache import KeyValue, Past
 from regard.nn.head_norms import AcrossHeads, HeadNorm, norm_of_heads, normed
 
 
@@ -210,24 +212,28 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         query: Float[Tensor, "*batch T dim"],
-        key: Float[Tensor, "*batch S key_dim"] | None = None,
+        key: Float[Tensor, "*batch S key_dim"] | KeyValue | None = None,
         value: Float[Tensor, "*batch S value_dim"] | None = None,
         *,
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
         backend: BackendName | None = None,
         return_weights: bool = False,
+        past: Past | None = None,
+        record: Callable[[AttentionMap], None] | None = None,
     ) -> Tensor | Attended:
         """Attend from query to key and value.
 
         Args:
             query: (batch..., T, dim).
-            key: (batch..., S, key_dim); by default the query itself (self-attention).
+            key: (batch..., S, key_dim), or projected; by default the query itself (self-attention).
             value: (batch..., S, value_dim); by default the key.
             mask: as in `regard.attention`, over (batch..., H, T, S).
             bias: an additive term of the scores, of the same shapes.
             backend: as in `regard.attention`.
             return_weights: also return the weights, an `AttentionMap` of shape (batch..., H, T, S).
+            past: the earlier positions of self-attention with one input; see `extend`.
+            record: called with the weights, which are then not returned: a hook of the module gets the output alone.
 
         Returns:
             (batch..., T, dim), or the named tuple (output, weights).
@@ -236,15 +242,21 @@ class MultiHeadAttention(nn.Module):
             ShapeError: the inputs do not fit each other, or have no batch dimension.
         """
         if key is None and value is None and self.is_packed:
+            past = Past() if past is None else past
             heads, k, v = self.project_heads(query, 0, 1, 2)
-            heads, k = self._turned(0, heads, k)
-            return self._attend(query, heads, KeyValue.of(k, v), self._near(mask), bias, backend, return_weights)
+            heads, k = self._turned(past.offset, heads, k)
+            key_value = past.append(KeyValue.of(k, v))
+            return self._attend(query, heads, key_value, self._near(mask), bias, backend, return_weights)
         if key is None:
             mask = self._near(mask)
-        key_value = self.project(query if key is None else key, value)
-        return self.attend(
-            query, key_value, mask=mask, bias=bias, backend=backend, return_weights=return_weights
-        )  # fmt: skip
+        key_value = key if isinstance(key, KeyValue) else self.project(query if key is None else key, value)
+        (heads,) = self.project_heads(query, 0)
+        if record is None:
+            return self._attend(query, heads, key_value, mask, bias, backend, return_weights)
+        attended = self._attend(query, heads, key_value, mask, bias, backend, True)
+        assert isinstance(attended, Attended)
+        record(attended.weights)
+        return attended.output
 
     def project(
         self, key: Float[Tensor, "*batch S key_dim"], value: Float[Tensor, "*batch S value_dim"] | None = None
@@ -280,8 +292,10 @@ class MultiHeadAttention(nn.Module):
         return_weights: bool = False,
     ) -> Tensor | Attended:
         """Attend to projected keys and values; the rest is as in `forward`."""
-        (heads,) = self.project_heads(query, 0)
-        return self._attend(query, heads, key_value, mask, bias, backend, return_weights)
+        attended: Tensor | Attended = self(
+            query, key_value, mask=mask, bias=bias, backend=backend, return_weights=return_weights
+        )
+        return attended
 
     def extend(
         self,
@@ -312,15 +326,8 @@ class MultiHeadAttention(nn.Module):
         """
         if not self.is_packed:
             raise ShapeError(f"self-attention needs keys and values as wide as the queries, here {self.widths}")
-        heads, k, v = self.project_heads(x, 0, 1, 2)
-        if offset is None:
-            offset = 0 if cache is None else cache.length
-        heads, k = self._turned(offset, heads, k)
-        new = KeyValue.of(k, v)
-        longer = new if cache is None else cache.append(new)
-        output = self._attend(x, heads, longer, self._near(mask), bias, backend, return_weights=False)
-        assert isinstance(output, Tensor)
-        return output, longer
+        past = Past(cache, offset)
+        return self(x, mask=mask, bias=bias, backend=backend, past=past), past.cache
 
     def _near(self, mask: Mask | Tensor | None) -> Mask | Tensor | None:
         """The mask of self-attention, within the window if there is one."""

@@ -18,7 +18,7 @@ from regard.errors import ArgumentError
 from regard.functional import Attended
 from regard.maps.sources.values import widened
 from regard.nn.arguments import require_sizes
-from regard.nn.cache import RecurrentState
+from regard.nn.cache import Past, RecurrentState
 from regard.nn.head_norms import normed
 from regard.nn.linear_attention import Recurred, linear_attention
 from regard.nn.short_convolution import ShortConvolution
@@ -65,6 +65,7 @@ class RecurrentMixer(nn.Module):
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
         return_weights: bool = False,
+        past: Past | None = None,
     ) -> Tensor | Attended:
         """Mix the positions of x, each with those before it.
 
@@ -73,6 +74,7 @@ class RecurrentMixer(nn.Module):
             mask: `causal()`, perhaps with a mask of keys that hides padding. None is causal.
             bias: must be None; attention has the argument too.
             return_weights: also return the weights, an `AttentionMap` (batch..., H, T, T).
+            past: the state of the earlier positions; see `extend`.
 
         Returns:
             (batch..., T, dim), or the named tuple (output, weights).
@@ -80,9 +82,12 @@ class RecurrentMixer(nn.Module):
         Raises:
             ArgumentError: the mask hides more than padding, or there is a bias.
         """
-        real = _real(mask, bias, x, 0)
-        mixed, _ = self._mixed(x, None, real)
-        found = self._attended(mixed, None, return_weights=return_weights)
+        cache: RecurrentState | None = None if past is None else past.cache
+        length = 0 if cache is None else cache.length
+        mixed, inputs = self._mixed(x, cache, _real(mask, bias, x, length))
+        found = self._attended(mixed, None if cache is None else cache.state, return_weights=return_weights)
+        if past is not None:
+            past.cache = RecurrentState(found.state, inputs, length + x.shape[-2])
         output = self.read_out(found.output, mixed)
         return output if found.weights is None else Attended(output, found.weights)
 
@@ -107,10 +112,8 @@ class RecurrentMixer(nn.Module):
         Returns:
             (batch..., T, dim), and the state after the new positions.
         """
-        length = 0 if cache is None else cache.length
-        mixed, inputs = self._mixed(x, cache, _real(mask, bias, x, length))
-        found = self._attended(mixed, None if cache is None else cache.state)
-        return self.read_out(found.output, mixed), RecurrentState(found.state, inputs, length + x.shape[-2])
+        past = Past(cache, offset)
+        return self(x, mask=mask, bias=bias, past=past), past.cache
 
     def _attended(self, mixed: Mixed, state: Tensor | None, *, return_weights: bool = False) -> Recurred:
         return linear_attention(

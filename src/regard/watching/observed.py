@@ -18,7 +18,7 @@ from regard.maps.sources.summary import Summarize, SummarySource
 from regard.tensors.guards import is_recorded, is_transformed
 from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.kept.evidence import AnyEvidence
-from regard.watching.kept.factors import Factors, share_keys, undisturbed, with_graph
+from regard.watching.kept.factors import Factors, recorded, share_keys, undisturbed
 from regard.watching.kept.output_gradients import ITSELF, NO_GRAPH, called
 from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
@@ -219,7 +219,7 @@ class Record(Interceptor):
             return torch.no_grad()
         if not is_recording:
             raise GradientError(NO_GRAPH.format(called(path)))
-        return with_graph()
+        return recorded()
 
     def _read(self, path: str, index: int, source: ObservedCall, when: Moment) -> Observed:
         reading = source.read(self.policy, path or ITSELF)

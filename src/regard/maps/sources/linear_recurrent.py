@@ -47,12 +47,12 @@ class LinearRecurrent(LinearSource):
 
     @property
     def has_signs(self) -> bool:
-        """Without removal, queries and keys at least 0 have weights at least 0."""
-        recurrence = self.recurrence
-        query, key = recurrence.query, recurrence.key
-        if recurrence.has_removal or not has_values(query) or not key.numel():
+        """Without removal, factors that are all at least 0 have weights at least 0; a decay is the log of one."""
+        made = self.recurrence
+        if made.has_removal or made.scale < 0 or not has_values(made.query) or not made.key.numel():
             return True
-        return bool((query.detach() < 0).any() | (key.detach() < 0).any())
+        factors = [one.detach() for one in (made.query, made.key, made.beta) if one is not None]
+        return bool(torch.stack([(one < 0).any() for one in factors]).any())
 
     def tensors(self) -> list[Tensor]:
         return self.recurrence.tensors()

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
+from regard.call.shapes import without_autocast
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels.tiled import Tile
 from regard.maps.attention_map import AttentionMap
@@ -67,7 +68,8 @@ def divergence(p: AttentionMap | Tensor, q: AttentionMap | Tensor, kind: Diverge
     if kind not in get_args(Divergence):
         raise ArgumentError(f"kind must be one of {', '.join(get_args(Divergence))}; got {kind!r}")
     first, second = _sources(p, q)
-    found = _found(first, second, kind)
+    with without_autocast(first.device):
+        found = _found(first, second, kind)
     return torch.where(found < 0, found - found.detach(), found) if _is_at_least_zero(kind, first, second) else found
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from regard.call.masks.base import Mask
+from regard.call.shapes import without_autocast
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.derived import SizeSource
@@ -404,7 +405,8 @@ class MapStatistics(MapWeights):
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.singular_values(2).values
         tensor([1.0000, 0.2066])
         """
-        return singular_values(self.source, k, iterations=iterations, seed=seed)
+        with without_autocast(self.device):
+            return singular_values(self.source, k, iterations=iterations, seed=seed)
 
     def _say(self, statistic: Statistic) -> Tensor:
         return self.source.laid_out(ask(self.source, statistic)[0])

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard.call.shapes import without_autocast
 from regard.errors import ArgumentError
 from regard.kernels.tiled import Tile
 from regard.maps.loop.one_loop import in_one_loop
@@ -26,7 +27,9 @@ def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
 
 def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
     """The answers of several statistics, in one pass if one of them always needs tiles."""
-    return [one.without_rounding(answer) for one, answer in zip(statistics, _answers(source, statistics), strict=True)]
+    with without_autocast(source.device):
+        answers = _answers(source, statistics)
+        return [one.without_rounding(answer) for one, answer in zip(statistics, answers, strict=True)]
 
 
 def _answers(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:

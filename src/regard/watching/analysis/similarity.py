@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.call.shapes import without_autocast
 from regard.errors import ArgumentError, ShapeError, require
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
@@ -57,11 +58,12 @@ def difference(one: AttentionMap, other: AttentionMap) -> Difference:
             f"{tuple(one.shape)} {one.dtype} on {one.device} and {tuple(other.shape)} {other.dtype} on {other.device}"
         )
     found: list[list[tuple[Tensor, ...]]] = []
-    for p, q, at in _side_by_side(one.source, other.source):
-        if not at:
-            found.append([])
-        apart = (p - q).abs()
-        found[-1].append((_jensen_shannon(p, q), apart.sum(-1) / 2, apart.amax(-1)))
+    with without_autocast(one.device):
+        for p, q, at in _side_by_side(one.source, other.source):
+            if not at:
+                found.append([])
+            apart = (p - q).abs()
+            found[-1].append((_jensen_shannon(p, q), apart.sum(-1) / 2, apart.amax(-1)))
     groups = [tuple(torch.cat(pieces, 1) for pieces in zip(*tiles, strict=True)) for tiles in found]
     return Difference(*(one.source.laid_out(torch.cat(pieces)) for pieces in zip(*groups, strict=True)))
 
@@ -103,13 +105,9 @@ def agreement(of: AttentionMap, how: Literal["cosine", "jensen-shannon"] = "cosi
     source, scratch, alike = of.source, Scratch(), []
     for first in range(0, source.flat_heads, heads):
         total = torch.zeros(heads, heads, dtype=of.dtype, device=of.device)
-        for weights in _rows(source, range(first, first + heads), scratch):
-            if how == "cosine":
-                flat = weights.flatten(1)
-                total += flat @ flat.mT
-                continue
-            for head in range(heads):
-                total[head] += _jensen_shannon(weights[head], weights).sum(-1)
+        with without_autocast(of.device):
+            for weights in _rows(source, range(first, first + heads), scratch):
+                total += _alike(weights, how)
         alike.append(total)
     found = torch.stack(alike)
     if how == "jensen-shannon":
@@ -117,6 +115,14 @@ def agreement(of: AttentionMap, how: Literal["cosine", "jensen-shannon"] = "cosi
     norms = found.diagonal(dim1=-2, dim2=-1).sqrt()
     scale = norms[:, :, None] * norms[:, None]
     return (found / scale.where(scale > 0, 1.0)).reshape(*of.leading, heads)
+
+
+def _alike(weights: Tensor, how: str) -> Tensor:
+    """The products of the heads (H, H), or their divergences, of some rows (H, t, S)."""
+    if how == "cosine":
+        flat = weights.flatten(1)
+        return flat @ flat.mT
+    return torch.stack([_jensen_shannon(head, weights).sum(-1) for head in weights])
 
 
 def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:

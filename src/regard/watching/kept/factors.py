@@ -1,7 +1,7 @@
 """The factors of one observed attention call (queries, keys and row state), the source of its map."""
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -194,11 +194,17 @@ def undisturbed() -> AbstractContextManager[object]:
 
 
 def with_graph() -> AbstractContextManager[object]:
-    """The same with gradients. Saved-tensor hooks of others (torch.utils.checkpoint counts the tensors of a block) see
-    nothing of a read."""
-    stack = _exactly(torch.enable_grad(), _casting())
-    stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
-    return stack
+    """The same with gradients."""
+    return _exactly(recorded(), _casting())
+
+
+@contextmanager
+def recorded() -> Iterator[None]:
+    """A context with gradients, under the autocast of the call that is read in it. Saved-tensor hooks of others
+    (torch.utils.checkpoint counts the tensors of a block) see nothing of a read."""
+    keeps = torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+    with torch.inference_mode(False), torch.enable_grad(), keeps:
+        yield
 
 
 def _casting() -> tuple[str, ...]:

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from regard.call.shapes import Sizes
 from regard.errors import GradientError
 from regard.maps.sources.values import CallValues, of_heads
+from regard.watching.kept.factors import undisturbed
 from regard.watching.kept.output_gradients import GradientOf, called, refusing
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
@@ -76,7 +76,7 @@ class _Turned:
         gradient = self.received.read()
         for kept in self.held:
             kept.check()
-        with torch.no_grad():
+        with undisturbed():
             return self.laid_out(gradient)
 
 

@@ -244,7 +244,7 @@ class Projected(ObservedCall):
 
 def autocast_to(dtype: torch.dtype | None, like: Tensor) -> AbstractContextManager[Any]:
     """The autocast during a call, on the device of a tensor; none for None."""
-    return without_autocast(like) if dtype is None else torch.autocast(like.device.type, dtype)
+    return without_autocast(like.device) if dtype is None else torch.autocast(like.device.type, dtype)
 
 
 def _added(mask: Tensor) -> Tensor:

@@ -48,4 +48,5 @@ class ProductRebuilding(Rebuilding):
         operands[product.place] = read.to(operands[product.place].dtype)
         rebuilt = sum_of_products(operands, contraction.labels, output)
         found = of_rows(contraction.product_of(self.result.detach().to(rebuilt.dtype)), output)
-        return Rebuilt(rebuilt, found, product.values.detach())
+        # The dtype of the result says how far it may be rounded: under autocast the weights may have a longer one.
+        return Rebuilt(rebuilt, found.to(self.result.dtype), product.values.detach())

@@ -39,7 +39,7 @@ def deberta(settings: Settings, weights: Weights) -> EncoderOnly:
     is_shared = settings.get("share_att_key", bool, False)
     norms_vectors = "layer_norm" in settings.get("norm_rel_ebd", str, "none").lower()
     has_places = settings.get("position_biased_input", bool, True)
-    has_head = _move(settings, weights, is_shared=is_shared, norms_vectors=norms_vectors, has_places=has_places)
+    has_head, tied = _move(settings, weights, is_shared=is_shared, norms_vectors=norms_vectors, has_places=has_places)
     attention = partial(
         DisentangledAttention,
         dim,
@@ -68,6 +68,7 @@ def deberta(settings: Settings, weights: Weights) -> EncoderOnly:
         embedding_scale=1.0,
         dropout=dropout,
         head=partial(Transform, dim, activation, norm) if has_head else NoHead,
+        tied_output=tied,
         output_bias=has_head,
     )
     return weights.build(lambda: EncoderOnly(parts, vocab_size=settings.get("vocab_size", int)))
@@ -87,8 +88,11 @@ def _refuse_others(settings: Settings) -> None:
         raise RunFolderError(f"{settings.source}: regard reads no DeBERTa whose embedding_size is not its hidden_size")
 
 
-def _move(settings: Settings, weights: Weights, *, is_shared: bool, norms_vectors: bool, has_places: bool) -> bool:
-    weights.move("embeddings.word_embeddings", "embedding")
+def _move(
+    settings: Settings, weights: Weights, *, is_shared: bool, norms_vectors: bool, has_places: bool
+) -> tuple[bool, bool]:
+    names = HEADS[settings.get("legacy", bool, True)]
+    head = move_head(settings, weights, names, "embeddings.word_embeddings.weight")
     weights.move("embeddings.LayerNorm", "embedding_norm")
     if has_places:
         weights.move("embeddings.position_embeddings", "positions")
@@ -107,4 +111,4 @@ def _move(settings: Settings, weights: Weights, *, is_shared: bool, norms_vector
             places = (f"{theirs}.self.pos_query_proj", f"{theirs}.self.pos_key_proj")
             weights.join(places, f"{ours}.place.weight", f"{ours}.place.bias")
         move_around_attention(weights, number)
-    return move_head(weights, *HEADS[settings.get("legacy", bool, True)])
+    return head

@@ -12,6 +12,8 @@ from regard.errors import DataError, RunFolderError
 from regard.files.untrusted import open_tensors, parse_json, read_torch_tensors
 
 T = TypeVar("T")
+TIED = "tie_word_embeddings"
+"""The setting that says whether the output layer is the embedding."""
 LARGEST = 2**62
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 TellRead = Callable[[str, int, int | None], None]

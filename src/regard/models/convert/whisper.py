@@ -22,7 +22,7 @@ def whisper(settings: Settings, weights: Weights) -> Transformer:
         side: partial(LearnedPositions, settings.get(f"max_{name}_positions", int), dim)
         for side, name in (("encoder", "source"), ("decoder", "target"))
     }
-    _move(settings, weights, dim)
+    tied = _move(settings, weights, dim)
     parts = TransformerParts(
         dim=dim,
         source=partial(AudioFrames, settings.get("num_mel_bins", int, 80), dim),
@@ -30,19 +30,20 @@ def whisper(settings: Settings, weights: Weights) -> Transformer:
         decoder=side_parts(settings, "decoder", PreNorm, positions["decoder"]),
         embedding_scale=1.0,
         dropout=settings.get("dropout", float, 0.0),
-        tied_output=weights.output("target_embedding"),
+        tied_output=tied,
     )
     return weights.build(lambda: Transformer(parts, source_vocab_size=vocab_size, target_vocab_size=vocab_size))
 
 
-def _move(settings: Settings, weights: Weights, dim: int) -> None:
+def _move(settings: Settings, weights: Weights, dim: int) -> bool:
     weights.move("encoder.conv1", "source_embedding.near")
     weights.move("encoder.conv2", "source_embedding.halved")
     weights.move("encoder.embed_positions", "source_positions")
     weights.move("decoder.embed_positions", "target_positions")
-    weights.ours["target_embedding.weight"] = weights.take_any("decoder.embed_tokens.weight", "lm_head.weight")
+    tied = weights.tables("target_embedding", "decoder.embed_tokens.weight", tied=True)
     for side, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
         for number in range(settings.get(f"{side}_layers", int)):
             for name in attentions:  # keys have no bias
                 weights.give(f"{side}.layers.{number}.{name}.k_proj.bias", torch.zeros(dim))
     move_layers(settings, weights, PreNorm)
+    return tied

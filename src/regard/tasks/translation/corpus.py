@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.files.atomic import replacing
+from regard.files.model_folder import is_huggingface
 from regard.tasks.names import TRANSLATION
-from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.prepared import check_file, check_prepared, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.errors import ArgumentError, RegardError, RunFolderError
-from regard.files.model_folder import snapshot_of
 from regard.models.convert.folder import Settings, TellRead, read_settings, read_tensors
 
 
@@ -32,8 +31,8 @@ def load_folder(folder: Path, tell: TellRead = lambda *_: None) -> Loaded:
         RunFolderError: the folder is foreign or damaged, needs code of its own, or holds another model's weights.
         ArgumentError: transformers is not installed.
     """
-    folder = snapshot_of(folder)
     settings = read_settings(folder)
+    folder = settings.source.parent
     library = transformers_library()
     _refuse_own_code(folder, settings.values, library)
     tensors = read_tensors(folder, tell)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from regard.errors import ArgumentError, RunFolderError, ShapeError
-from regard.files.model_folder import snapshot_of
 from regard.models.convert.bart import bart, blenderbot, marian, pegasus
 from regard.models.convert.bert import BERT, ROBERTA, bert
 from regard.models.convert.deberta import deberta
@@ -127,8 +126,8 @@ def from_huggingface(folder: Path | str) -> Pretrained:
             pickled, or its tensors do not fit its configuration.
         MissingExtraError: safetensors is not installed.
     """
-    folder = snapshot_of(Path(folder))
-    settings = read_settings(folder)
+    settings = read_settings(Path(folder))
+    folder = settings.source.parent
     family = settings.values.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from regard.errors import DataError, RunFolderError
-from regard.files.model_folder import PICKLED, WEIGHTS, refuse_other_kinds
+from regard.files.model_folder import PICKLED, WEIGHTS, refuse_other_kinds, snapshot_of
 from regard.files.untrusted import open_tensors, parse_json, read_torch_tensors
 
 T = TypeVar("T")
@@ -94,11 +94,12 @@ class Settings:
 
 
 def read_settings(folder: Path) -> Settings:
-    """The configuration of the model in a folder.
+    """The configuration of the model in a folder, which is its `source.parent`: of a cache, the snapshot.
 
     Raises:
         RunFolderError: there is no complete configuration.
     """
+    folder = snapshot_of(folder)
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is not a folder; expected one with a config.json and a {WEIGHTS}")
     if not (folder / "config.json").is_file():

@@ -2,7 +2,7 @@
 
 Two texts of other bytes may be the same tokens: a letter in two encodings, a capital where all is read in lower case,
 two spaces, words that no vocabulary has. The reading is decided before the vocabulary is learnt from the rest
-(`tokenizer_files.reading`); what unknown words make equal is found once it is.
+(`tokenizer_files.read_as`); what unknown words make equal is found once it is.
 """
 
 import hashlib

@@ -64,7 +64,7 @@ def reads_lower_case(backend: Any) -> bool:
     return lowers(backend.normalizer)
 
 
-def reading(normalizer: Any) -> Callable[[str], str]:
+def read_as(normalizer: Any) -> Callable[[str], str]:
     """Make a function from a text to that which a tokenizer with this normalizer cuts: two texts of one reading are the
     same tokens."""
     return lambda text: normalise(text) if normalizer is None else str(normalizer.normalize_str(normalise(text)))

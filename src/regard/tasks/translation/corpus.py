@@ -26,7 +26,7 @@ from regard.tasks.text.links import LinkedPair, read_linked_pairs
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.pairs import Pair, read_pairs
 from regard.tasks.text.spool import Spool
-from regard.tasks.text.tokenizer_files import reading
+from regard.tasks.text.tokenizer_files import read_as
 from regard.tasks.text.tokenizer_recipes import recipe
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.training.bleu import BleuCounts, bleu_caution
@@ -198,7 +198,7 @@ def _held_out(config: TranslationConfig, pairs: Spool) -> Callable[[str], bool]:
         normalizer = recipe(config.tokenizer, config.vocab_size, lowercase=config.lowercase).normalizer()
     else:
         normalizer = load_tokenizers(config, RunFolder(config.tokenizers_from))[0].normalizer()
-    return held_out_sources((pair[0] for pair in pairs), len(pairs), reading(normalizer))
+    return held_out_sources((pair[0] for pair in pairs), len(pairs), read_as(normalizer))
 
 
 def _unseen(held_out: Iterator[LinkedPair], train: TokenStore, tokenizer: Tokenizer, say: Say) -> list[LinkedPair]:

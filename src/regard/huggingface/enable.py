@@ -50,7 +50,7 @@ def enable(model: nn.Module) -> "Enabled":
             out instead of dispatched (docs/families.md lists these; `regard.watch` reads them), or takes an unsupported
             argument.
     """
-    library = _library()
+    library = _library(model)
     model = _model_in(model, library)
     _register(library)
     parts: list[Any] = [m for m in model.modules() if isinstance(m, library.PreTrainedModel)]  # first the model itself
@@ -93,10 +93,12 @@ def _model_in(model: nn.Module, library: Any) -> Any:
     return found[0]
 
 
-def _library() -> Any:
+def _library(model: nn.Module) -> Any:
     library: Any = sys.modules.get("transformers.modeling_utils")
     if library is None:
-        raise ArgumentError("enable() takes a transformers.PreTrainedModel, and transformers is not imported")
+        raise ArgumentError(
+            f"enable() takes a transformers.PreTrainedModel or a module around one, got {type(model).__name__}"
+        )
     if not hasattr(library, "AttentionInterface") or "transformers.masking_utils" not in sys.modules:
         raise ArgumentError(
             "enable() needs a transformers whose attention and masks can be chosen, 4.57 or newer, and this is "

@@ -132,3 +132,22 @@ def test_the_places_of_words_beside_those_of_a_video(name: str, first: int) -> N
     changed = (ratios[row] / ratios[row, patch, None] - 1).abs().amax(0).gt(1e-4)
     expected = [first + 2] if first == 0 else list(range(first, first + 5))  # (a refiner mixes the words before)
     assert changed.nonzero().flatten().tolist() == expected
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_slices_of_sequences_and_heads_are_named_as_such(size: int) -> None:
+    """And a slice has no dimension of heads, so that no mean over heads is advised."""
+    from diffusers.models.attention_processor import Attention, SlicedAttnProcessor
+
+    attention = Attention(16, cross_attention_dim=12, heads=5, dim_head=8).eval()
+    attention.set_processor(SlicedAttnProcessor(size))
+    model = nn.ModuleDict({"attn2": attention})
+    x, words = torch.randn(2, 6, 16), torch.randn(2, 5, 12)
+    with torch.no_grad():
+        expected = attention(x, encoder_hidden_states=words)
+        with regard.watch(model) as seen:
+            assert torch.equal(attention(x, encoder_hidden_states=words), expected)
+    report = str(seen.report())
+    assert f"a slice: {size} of the 10 (sequence x head) maps of its module, 2 sequences of 5 heads" in report
+    with pytest.raises(regard.errors.ShapeError, match=rf"needs to know the heads .*: a slice: {size} of the 10"):
+        seen.maps[0].average()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import regard
 from regard.call.masks.basic import Causal, Padding, Predicate
@@ -357,7 +357,7 @@ def test_parts_that_do_not_dispatch_are_named() -> None:
 
 
 def test_what_is_not_a_model_of_transformers_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"transformers\.PreTrainedModel, got Linear"):
+    with pytest.raises(ArgumentError, match=r"transformers\.PreTrainedModel or a module around one, got Linear"):
         regard.huggingface.enable(torch.nn.Linear(2, 2))
     q = torch.ones(1, 1, 2, 4)
     with pytest.raises(ArgumentError, match="paged cache"):
@@ -500,3 +500,35 @@ def test_whispers_times_of_tokens_come_from_our_weights() -> None:
         model.set_attn_implementation("eager")
         after = model(features, decoder_input_ids=ids, output_attentions=True).cross_attentions
     assert all(isinstance(weights, Tensor) for weights in after)
+
+
+class Around(nn.Module):
+    """A module around models of transformers, as a PeftModel is around one, with a `generate` of its own."""
+
+    def __init__(self, *models: nn.Module) -> None:
+        super().__init__()
+        self.base_model = nn.ModuleList(models)
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.base_model[0](**inputs)
+
+    def generate(self, **inputs: Any) -> Any:
+        return self.base_model[0].generate(**inputs)
+
+
+def test_a_model_within_another_module_is_enabled() -> None:
+    model, inputs = FAMILIES["llama"].build(), tokens("left")
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        with regard.huggingface.enable(Around(Around(model))) as enabled:
+            found = Around(model)(**inputs, output_attentions=True)
+            assert isinstance(found.attentions[0], regard.AttentionMap)
+            assert Around(model).generate(**inputs, max_new_tokens=2, do_sample=False).shape[1] == LENGTH + 2
+    assert repr(enabled) == f"Enabled({type(model).__name__})"
+    assert model.config._attn_implementation != "regard"
+    same(found, {"logits": expected}, inputs)
+    others = FAMILIES["llama"].build(), FAMILIES["llama"].build()
+    with pytest.raises(ArgumentError, match=r"got Around with 2 of them \(\w+, \w+\) inside: enable each of them"):
+        regard.huggingface.enable(Around(*others))
+    with pytest.raises(ArgumentError, match=r"got Linear with none inside$"):
+        regard.huggingface.enable(nn.Linear(2, 2))

@@ -310,7 +310,7 @@ def test_a_share_is_split_off_for_validation(tmp_path: Path) -> None:
 
 def test_too_little_data_to_split(tmp_path: Path) -> None:
     config = small_config(tmp_path, data=(write_pairs(tmp_path / "one.tsv", PAIRS[:1]),), valid=())
-    with pytest.raises(DataError, match=r"one\.tsv: too few pairs"):
+    with pytest.raises(DataError, match=r"one\.tsv: expected pairs of two sources or more"):
         train_translation(config)
 
 

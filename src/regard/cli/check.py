@@ -11,8 +11,8 @@ from regard.cli.loading import loading
 from regard.cli.progress import reading
 from regard.cli.shared import Command, Device
 from regard.errors import ArgumentError
+from regard.files.model_folder import is_huggingface, snapshot_of
 from regard.tasks.registry import task_of
-from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.telling import Tell
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ class CheckCommand(Command):
             raise ArgumentError(f"{self.model!r} is no folder; give a folder of a model, or module:function")
 
     def work(self) -> None:
-        folder = Path(self.model)
+        folder = snapshot_of(Path(self.model))
         foreign = is_huggingface(folder)
         with reading(folder if foreign else None) as tell:
             with loading(*["transformers"] * foreign):
                 from regard.tasks.training.distributed.devices import find_device
                 from regard.watching.checks.check_model import check
 
-            target = _target(self.model, tell)
+            target = _target(self.model, folder, tell)
         checked = check(target.model.to(find_device(self.device)), target.batch, causal=self.causal)
         for finding in checked.findings if self.info else checked.faults:
             print(finding)
@@ -59,10 +59,9 @@ class CheckCommand(Command):
             raise SystemExit(1)
 
 
-def _target(words: str, tell: Tell) -> "Target":
+def _target(words: str, folder: Path, tell: Tell) -> "Target":
     from regard.watching.checks.targets import Target, of_function
 
-    folder = Path(words)
     if not folder.is_dir():
         return of_function(words)
     if not is_huggingface(folder):

@@ -12,7 +12,7 @@ from regard.cli.progress import telling
 from regard.cli.shared import Command, Device, PositionalPath, refuse_first
 from regard.corpus.settings import USUAL_STATISTICS, CorpusEngine, CorpusJob, MeasureSettings, extra_package
 from regard.errors import ArgumentError
-from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.files.model_folder import is_huggingface
 from regard.tasks.telling import tell_nobody
 
 MeasuredModel = Annotated[

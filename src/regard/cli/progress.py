@@ -10,7 +10,8 @@ from shutil import get_terminal_size
 from typing import IO
 
 from regard.errors import needs
-from regard.tasks.runs.foreign_folders import check_weights, family_of
+from regard.files.model_folder import family_of
+from regard.tasks.runs.foreign_folders import check_weights
 from regard.tasks.telling import Tell
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0

@@ -12,9 +12,9 @@ from regard.cli.engines import usable_cores
 from regard.cli.loading import loading
 from regard.cli.shared import Command, Device, below, refuse_first, say
 from regard.errors import ArgumentError
+from regard.files.model_folder import is_huggingface
 from regard.serving.settings import Entrance, RequestLimits, serve_libraries
 from regard.tasks.registry import task_name_of
-from regard.tasks.runs.foreign_folders import is_huggingface
 
 Models = Annotated[
     tyro.conf.Positional[tuple[Path, ...]],

@@ -3,14 +3,15 @@
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
 
 import tyro
 
 from regard.errors import ArgumentError
+from regard.files.model_folder import snapshot_of
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of
 from regard.tasks.text.gate import DataFormat
@@ -45,8 +46,19 @@ class Command(ABC):
     __slots__ = ()
 
     def __call__(self) -> None:
-        self.check()
-        self.work()
+        command = self.at_snapshots()
+        command.check()
+        command.work()
+
+    def at_snapshots(self) -> Self:
+        """The command with the snapshot in the place of each folder of Hugging Face's cache."""
+        own: Any = self
+        paths = {one.name: value for one in fields(own) if isinstance(value := getattr(self, one.name), Path | tuple)}
+        found = {
+            name: tuple(map(_snapshot, value)) if isinstance(value, tuple) else _snapshot(value)
+            for name, value in paths.items()
+        }
+        return cast(Self, replace(own, **found)) if found != paths else self
 
     @abstractmethod
     def check(self) -> None:
@@ -92,6 +104,10 @@ class ReadingCommand(Command):
         """Say in one line on standard error which lines were left out, if there are any."""
         if told := [line for reader in readers for line in reader.told]:
             print("; ".join(told), file=sys.stderr)
+
+
+def _snapshot(value: object) -> object:
+    return snapshot_of(value) if isinstance(value, Path) else value
 
 
 def below(flag: str, value: int | None, least: int = 1) -> tuple[bool, str]:

@@ -10,8 +10,8 @@ import tyro
 from regard.cli.loading import loading
 from regard.cli.progress import reading
 from regard.cli.shared import Command, Device, PositionalPath, refuse_first, say
+from regard.files.model_folder import family_of, is_huggingface
 from regard.tasks.registry import task_name_of, task_of
-from regard.tasks.runs.foreign_folders import family_of, is_huggingface
 from regard.tasks.telling import Tell
 from regard.tasks.viewing.view_input import ViewInput
 

@@ -27,7 +27,7 @@ from regard.corpus.reading import own_function
 from regard.corpus.settings import CorpusJob
 from regard.corpus.shard_work import AHEAD, measure_shard, records_of
 from regard.errors import DataError, EngineError, RegardError, RunFolderError
-from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.files.model_folder import is_huggingface
 from regard.tasks.telling import Tell
 from regard.tasks.training.distributed.devices import find_device, join_ranks
 from regard.tasks.training.distributed.ranks import Ranks

@@ -12,7 +12,7 @@ import torch
 from regard.corpus.documents import CheckedCorpus
 from regard.corpus.reading import own_function
 from regard.corpus.settings import MeasureSettings
-from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.files.model_folder import is_huggingface
 from regard.tasks.runs.run_folder import versions_of
 from regard.tasks.training.distributed.devices import find_device
 

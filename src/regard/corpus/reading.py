@@ -17,10 +17,10 @@ from regard.corpus.examples import STRONGEST, Examples
 from regard.corpus.measured_document import LayerNumbers, MeasuredDocument
 from regard.corpus.settings import MEANS, ONE_AT_A_TIME, MeasureSettings, Own
 from regard.errors import ArgumentError, DataError, MissingExtraError, NotSeenError, RegardError, RunFolderError
+from regard.files.model_folder import is_huggingface
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.tasks.registry import task_of
-from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.viewing.choice import Choice
 from regard.tasks.viewing.foreign_model import ForeignModel
 from regard.tasks.viewing.own_model import OwnModel

@@ -191,7 +191,11 @@ class EditRun(Interceptor):
             one, number, edit = numbered[place]
             if not at.missing:
                 one.somewhere.add(number)
-            one.nowhere[number] = f"{type(edit).__name__}, of which {at} has no {' and no '.join(at.missing)}"
+            lacks = " and no ".join(at.missing)
+            one.nowhere[number] = (
+                f"{type(edit).__name__} changes nothing, because the call of {at} has no {lacks} at the positions it "
+                "chooses"
+            )
 
         def placed(call: Call, key: Tensor, crosses: bool | None, unknown: str) -> CallPlace:
             at = CallPlace(path, number, call.sizes, call.query.device, call.compute_dtype, heads_unknown=unknown)
@@ -273,7 +277,7 @@ class EditRun(Interceptor):
         ]
         for one in self._named:
             found += [
-                f"{one.name!r}: its positions reach nothing, {said}"
+                f"{one.name!r}: {said}"
                 for number, said in one.nowhere.items() if number not in one.somewhere
             ]  # fmt: skip
         return found

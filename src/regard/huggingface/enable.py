@@ -39,16 +39,19 @@ def enable(model: nn.Module) -> "Enabled":
     `return_token_timestamps=True`), attention still runs here, and the weights are tensors.
 
     Args:
-        model: a `transformers.PreTrainedModel`, changed in place. Transformers also registers these functions.
+        model: a `transformers.PreTrainedModel`, or a module around one, such as a PeftModel. It is changed in place.
+            Transformers also registers these functions.
 
     Returns:
         The changes. `disable()` takes them back, and so does the end of `with regard.huggingface.enable(model):`.
 
     Raises:
-        ArgumentError: not a transformers model, or too old a transformers; its attention is written out instead of
-            dispatched (docs/families.md lists these; `regard.watch` reads them), or takes an unsupported argument.
+        ArgumentError: no transformers model, several side by side, or too old a transformers; its attention is written
+            out instead of dispatched (docs/families.md lists these; `regard.watch` reads them), or takes an unsupported
+            argument.
     """
     library = _library(model)
+    model = _model_in(model, library)
     _register(library)
     parts: list[Any] = [m for m in model.modules() if isinstance(m, library.PreTrainedModel)]  # first the model itself
     configs = {id(c): c for part in parts for c in nested_configs(part.config)}.values()
@@ -76,10 +79,26 @@ def enable(model: nn.Module) -> "Enabled":
     return enabled
 
 
+def _model_in(model: nn.Module, library: Any) -> Any:
+    """The transformers model that a module is, or the only one within it: a PeftModel's or a DataParallel's."""
+    level: list[nn.Module] = [model]
+    while level and not (found := [one for one in level if isinstance(one, library.PreTrainedModel)]):
+        level = [inner for one in level for inner in one.children()]
+    if not level or len(found) > 1:
+        several = f"{len(found)} of them ({', '.join(type(one).__name__ for one in found)})" if level else "none"
+        raise ArgumentError(
+            f"enable() takes a transformers.PreTrainedModel or a module around one, got {type(model).__name__} with "
+            f"{several} inside{': enable each of them' if level else ''}"
+        )
+    return found[0]
+
+
 def _library(model: nn.Module) -> Any:
     library: Any = sys.modules.get("transformers.modeling_utils")
-    if library is None or not isinstance(model, library.PreTrainedModel):
-        raise ArgumentError(f"enable() takes a transformers.PreTrainedModel, got {type(model).__name__}")
+    if library is None:
+        raise ArgumentError(
+            f"enable() takes a transformers.PreTrainedModel or a module around one, got {type(model).__name__}"
+        )
     if not hasattr(library, "AttentionInterface") or "transformers.masking_utils" not in sys.modules:
         raise ArgumentError(
             "enable() needs a transformers whose attention and masks can be chosen, 4.57 or newer, and this is "

@@ -32,6 +32,7 @@ def load_folder(folder: Path, tell: TellRead = lambda *_: None) -> Loaded:
         ArgumentError: transformers is not installed.
     """
     settings = read_settings(folder)
+    folder = settings.source.parent
     library = transformers_library()
     _refuse_own_code(folder, settings.values, library)
     tensors = read_tensors(folder, tell)

@@ -1,16 +1,18 @@
 """The tasks by name: how each is configured, trained and loaded. Only what trains or loads needs torch."""
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import RunFolderError
+from regard.files.model_folder import family_of, is_huggingface
 from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
 from regard.tasks.config import TrainingConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
-from regard.tasks.runs.foreign_folders import READERS, WRITERS, family_of, is_huggingface
+from regard.tasks.runs.foreign_folders import READERS, TRANSLATORS, WRITERS
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 
@@ -104,6 +106,12 @@ def task_name_of(folder: Path) -> str:
             raise RunFolderError(
                 f"{folder} holds a {family} model, which neither translates nor continues a text: `regard view` and "
                 "`regard check` take it, and in Python regard.models.convert"
+            )
+        if family not in (*WRITERS, *TRANSLATORS):
+            raise RunFolderError(
+                f"{folder / 'config.json'}: model_type is {reprlib.repr(family)}, and regard writes texts by "
+                f"{', '.join(sorted((*WRITERS, *TRANSLATORS)))}; `regard view` and `regard check` take any model that "
+                "transformers loads"
             )
         return LANGUAGE_MODEL if family in WRITERS else TRANSLATION
     name = RunFolder(folder).task()

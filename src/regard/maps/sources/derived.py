@@ -360,7 +360,7 @@ def _head_place(of: Source) -> int:
     if of.dimensions.head is None:
         raise ShapeError(
             f"average() is a mean over heads, and a map {tuple(of.shape)} {of.dimensions} has no dimension of heads: "
-            "average(dim) averages over another, and with_heads() makes its one head a dimension"
+            "average(dim) averages over another, and with_heads() adds one to a map that is of one head"
         )
     return of.dimensions.head
 

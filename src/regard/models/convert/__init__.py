@@ -107,8 +107,8 @@ def from_huggingface(folder: Path | str) -> Pretrained:
             pickled, or its tensors do not fit its configuration.
         MissingExtraError: safetensors is not installed.
     """
-    folder = Path(folder)
-    settings = read_settings(folder)
+    settings = read_settings(Path(folder))
+    folder = settings.source.parent
     family = settings.values.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))

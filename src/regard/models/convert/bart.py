@@ -13,8 +13,8 @@ from torch import nn
 
 from regard.call.rotary.layouts import Half
 from regard.models.convert.activations import ACTIVATIONS
-from regard.models.convert.folder import Settings
-from regard.models.convert.weights import Weights
+from regard.models.convert.folder import TIED, Settings
+from regard.models.convert.weights import SHARED, Weights
 from regard.models.parts import Maker, StackParts, TransformerParts
 from regard.models.transformer import Transformer
 from regard.nn import FeedForward, LearnedPositions, MultiHeadAttention, PostNorm, PreNorm, SinusoidalPositions
@@ -75,9 +75,8 @@ def _transformer(
     shared = settings.get("share_encoder_decoder_embeddings", bool, True) and not weights.differ(
         "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
     )
-    _move_embeddings(weights, shared)
+    tied = _move_embeddings(settings, weights, shared)
     move_layers(settings, weights, block)
-    tied = weights.output("target_embedding")
     parts = TransformerParts(
         dim=settings.get("d_model", int),
         encoder=side_parts(settings, "encoder", block, positions, embedding_norm),
@@ -123,18 +122,17 @@ def side_parts(
     )
 
 
-def _move_embeddings(weights: Weights, shared: bool) -> None:
-    if shared:
-        both = weights.take_any(
-            "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"
-        )
-        weights.ours["source_embedding.weight"] = weights.ours["target_embedding.weight"] = both
-    else:
+def _move_embeddings(settings: Settings, weights: Weights, shared: bool) -> bool:
+    if not shared:
         weights.move("encoder.embed_tokens", "source_embedding")
-        weights.ours["target_embedding.weight"] = weights.take_any("decoder.embed_tokens.weight", "lm_head.weight")
         weights.drop("shared.weight")
+    names = SHARED if shared else ("decoder.embed_tokens.weight",)
+    tied = weights.tables("target_embedding", *names, tied=settings.get(TIED, bool, True))
+    if shared:
+        weights.ours["source_embedding.weight"] = weights.ours["target_embedding.weight"]
     if "final_logits_bias" in weights:
         weights.ours["output.bias"] = weights.take("final_logits_bias").flatten()
+    return tied
 
 
 def move_layers(settings: Settings, weights: Weights, block: type[PreNorm] | type[PostNorm]) -> None:

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.models.convert.activations import ACTIVATIONS
-from regard.models.convert.folder import Settings
+from regard.models.convert.folder import TIED, Settings
 from regard.models.convert.weights import Weights
 from regard.models.encoder_only import EncoderOnly
 from regard.models.parts import OneStackParts, StackParts
@@ -74,7 +73,7 @@ def bert(names: BertNames, settings: Settings, weights: Weights) -> EncoderOnly:
         "qa_outputs.*",
         "embeddings.token_type_ids",
     )
-    has_head = _move(names, settings, weights)
+    has_head, tied = _move(names, settings, weights)
     dim, eps = settings.get("hidden_size", int), settings.get("layer_norm_eps", float, 1e-12)
     activation = settings.one_of("hidden_act", ACTIVATIONS, "gelu")
     dropout = settings.get("hidden_dropout_prob", float, 0.1)
@@ -98,13 +97,14 @@ def bert(names: BertNames, settings: Settings, weights: Weights) -> EncoderOnly:
         embedding_scale=1.0,
         dropout=dropout,
         head=partial(Transform, dim, activation, norm) if has_head else NoHead,
+        tied_output=tied,
         output_bias=has_head,
     )
     return weights.build(lambda: EncoderOnly(parts, vocab_size=settings.get("vocab_size", int)))
 
 
-def _move(names: BertNames, settings: Settings, weights: Weights) -> bool:
-    weights.move("embeddings.word_embeddings", "embedding")
+def _move(names: BertNames, settings: Settings, weights: Weights) -> tuple[bool, bool]:
+    head = _move_head(settings, weights, (names.head, names.dense, names.norm), "embeddings.word_embeddings.weight")
     table = weights.take("embeddings.position_embeddings.weight")
     if len(table) != settings.get("max_position_embeddings", int):
         raise RunFolderError(f"{weights.source} does not fit its config.json: it has {len(table)} positions")
@@ -115,7 +115,7 @@ def _move(names: BertNames, settings: Settings, weights: Weights) -> bool:
         projections = ("self.query", "self.key", "self.value", "output.dense")
         weights.attention(f"encoder.layer.{number}.attention", f"layers.{number}.self_attention", projections)
         _move_around_attention(weights, number)
-    return _move_head(weights, names.head, names.dense, names.norm)
+    return head
 
 
 def _move_around_attention(weights: Weights, number: int) -> None:
@@ -127,15 +127,15 @@ def _move_around_attention(weights: Weights, number: int) -> None:
     weights.move(f"{theirs}.output.LayerNorm", f"{ours}.residuals.1.norm")
 
 
-def _move_head(weights: Weights, head: str, dense: str, norm: str) -> bool:
-    """Move the head for masked tokens, whose output layer is the embedding. Returns whether there is one."""
-    weights.ours["output.weight"] = weights.ours["embedding.weight"]
-    if f"{head}.bias" not in weights:
-        return False
+def _move_head(settings: Settings, weights: Weights, names: tuple[str, str, str], embedding: str) -> tuple[bool, bool]:
+    """Move the embedding, the output layer, and the head for masked tokens before it. Returns whether there is a head,
+    and whether the output layer is the embedding."""
+    head, dense, norm = names
+    if not weights.has(f"{head}.*"):
+        return False, weights.tables("embedding", embedding, tied=True)
+    tied = weights.tables("embedding", embedding, tied=settings.get(TIED, bool, True), head=f"{head}.decoder.weight")
     weights.move(f"{head}.{dense}", "head.linear")
     weights.move(f"{head}.{norm}", "head.norm")
-    weights.ours["output.bias"] = weights.take_any(f"{head}.bias", f"{head}.decoder.bias")
-    tied = f"{head}.decoder.weight"
-    if tied in weights and not torch.equal(weights.take(tied), weights.ours["embedding.weight"]):
-        raise RunFolderError(f"{weights.source} has an output layer of its own ({tied}); regard reads a tied one")
-    return True
+    weights.ours["output.bias"] = weights.take_any(f"{head}.decoder.bias", f"{head}.bias")
+    weights.drop(f"{head}.bias")  # it is not read beside the other
+    return True, tied

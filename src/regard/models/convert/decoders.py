@@ -12,7 +12,7 @@ from regard.call.rotary.layouts import Interleaved
 from regard.errors import RunFolderError
 from regard.models.convert.decoder_attention import LatentReader, MultiHeadReader, Place, each_head, gemma_score
 from regard.models.convert.experts import Dense, Experts, StackedExperts, sigmoid_groups, softmax_groups, softmax_router
-from regard.models.convert.folder import Settings
+from regard.models.convert.folder import TIED, Settings
 from regard.models.convert.rope import Rope
 from regard.models.convert.weights import Weights
 from regard.models.decoder_only import DecoderOnly
@@ -77,12 +77,14 @@ class DecoderFamily:
     """The kind of layer n, where the configuration has no `layer_types`."""
     no_positions_every: int | None = None
     scales_embeddings: bool = False
+    tied: bool = False
+    """Whether the output layer is the embedding, where the configuration does not say."""
     eps: float = 1e-6
 
 
 _ROUND: dict[str, Any] = {
     "norms": AROUND, "residual": SandwichNorm, "gain": 1.0, "feed_forward": Dense("hidden_activation"),
-    "scales_embeddings": True,
+    "scales_embeddings": True, "tied": True,
 }  # fmt: skip
 _INNER: dict[str, Any] = {
     "norms": AFTER,
@@ -140,7 +142,7 @@ DECODERS: dict[str, DecoderFamily] = {
         norms=GLM, residual=SandwichNorm, rope=Rope(Interleaved(), has_parts=True), eps=1.5625e-07,
     ),
     "smollm3": DecoderFamily(
-        "Llama with every fourth layer without positions", no_positions_every=4, rope=Rope(base=2_000_000.0)
+        "Llama with every fourth layer without positions", no_positions_every=4, rope=Rope(base=2_000_000.0), tied=True
     ),
     "mixtral": DecoderFamily(
         "Mistral with experts, the best of them by softmax",
@@ -177,7 +179,7 @@ def decoder(family: DecoderFamily, settings: Settings, weights: Weights) -> Deco
         raise RunFolderError(f"{settings.source}: regard reads no decoder with use_bidirectional_attention")
     weights.strip_prefix("model.")
     weights.drop("layers.*.self_attn.rotary_emb.inv_freq")  # computed, not learned
-    weights.ours["embedding.weight"] = weights.take_any("embed_tokens.weight", "lm_head.weight")
+    tied = weights.tables("embedding", "embed_tokens.weight", tied=settings.get(TIED, bool, family.tied))
     weights.move("norm", "final_norm")
     dim = settings.get("hidden_size", int)
     norm = partial(nn.RMSNorm, eps=settings.get("rms_norm_eps", float, family.eps))
@@ -202,7 +204,7 @@ def decoder(family: DecoderFamily, settings: Settings, weights: Weights) -> Deco
         dim=dim,
         stack=stack,
         embedding_scale=dim**0.5 if family.scales_embeddings else 1.0,
-        tied_output=weights.output("embedding"),
+        tied_output=tied,
         logit_cap=settings.optional("final_logit_softcapping", float),
     )
     return weights.build(lambda: DecoderOnly(parts, vocab_size=settings.get("vocab_size", int)))
@@ -214,6 +216,7 @@ def gemma3(settings: Settings, weights: Weights) -> DecoderOnly:
     weights.strip_prefix("language_model.")
     weights.drop("vision_tower.*", "multi_modal_projector.*")
     values = {**GEMMA3_DEFAULTS, **settings.part("text_config")}
+    values |= {name: value for name, value in settings.values.items() if name == TIED}
     return decoder(DECODERS["gemma3_text"], Settings(values, settings.source), weights)
 
 

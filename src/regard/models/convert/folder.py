@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from regard.errors import DataError, RunFolderError
+from regard.files.model_folder import PICKLED, WEIGHTS, refuse_other_kinds, snapshot_of
 from regard.files.untrusted import open_tensors, parse_json, read_torch_tensors
 
 T = TypeVar("T")
+TIED = "tie_word_embeddings"
+"""The setting that says whether the output layer is the embedding."""
 LARGEST = 2**62
-WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 TellRead = Callable[[str, int, int | None], None]
 """Is called with the name of the work, how much is done, and of how much."""
 
@@ -92,14 +94,16 @@ class Settings:
 
 
 def read_settings(folder: Path) -> Settings:
-    """The configuration of the model in a folder.
+    """The configuration of the model in a folder, which is its `source.parent`: of a cache, the snapshot.
 
     Raises:
         RunFolderError: there is no complete configuration.
     """
+    folder = snapshot_of(folder)
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is not a folder; expected one with a config.json and a {WEIGHTS}")
     if not (folder / "config.json").is_file():
+        refuse_other_kinds(folder)
         raise RunFolderError(f"{folder} is not a Hugging Face folder: it has no config.json")
     return Settings(read_object(folder / "config.json"), folder / "config.json")
 
@@ -148,6 +152,7 @@ def read_tensors(folder: Path, tell: TellRead = lambda *_: None) -> dict[str, Te
         if absent is not None:
             raise RunFolderError(f"{index} names the tensor {absent!r:.80}, which is in none of its files")
         return tensors
+    refuse_other_kinds(folder)
     raise RunFolderError(
         f"{folder} has no {WEIGHTS}, no {PICKLED} and no index of one: it holds no weights that regard reads"
     )

@@ -10,7 +10,7 @@ from torch import nn
 from regard.call.scores.base import Dot, ScaledDot
 from regard.errors import RunFolderError
 from regard.models.convert.activations import ACTIVATIONS
-from regard.models.convert.folder import Settings
+from regard.models.convert.folder import TIED, Settings
 from regard.models.convert.weights import Weights
 from regard.models.decoder_only import DecoderOnly
 from regard.models.parts import OneStackParts, StackParts
@@ -59,7 +59,7 @@ def gpt2(settings: Settings, weights: Weights) -> DecoderOnly:
 
 
 def _move(settings: Settings, weights: Weights) -> bool:
-    weights.ours["embedding.weight"] = weights.take_any("wte.weight", "lm_head.weight")
+    tied = weights.tables("embedding", "wte.weight", tied=settings.get(TIED, bool, True))
     weights.move("wpe", "positions")
     weights.move("ln_f", "final_norm")
     for number in range(settings.get("n_layer", int)):
@@ -75,4 +75,4 @@ def _move(settings: Settings, weights: Weights) -> bool:
             weights.ours[f"{ours}.{place}.bias"] = weights.take(f"{theirs}.{name}.bias")
         weights.move(f"{theirs}.ln_1", f"{ours}.residuals.0.norm")
         weights.move(f"{theirs}.ln_2", f"{ours}.residuals.1.norm")
-    return weights.output("embedding")
+    return tied

@@ -10,8 +10,8 @@ from torch import nn
 
 from regard.call.scores.base import Dot
 from regard.models.convert.activations import ACTIVATIONS
-from regard.models.convert.folder import Settings
-from regard.models.convert.weights import Weights
+from regard.models.convert.folder import TIED, Settings
+from regard.models.convert.weights import SHARED, Weights
 from regard.models.parts import Maker, StackParts, TransformerParts
 from regard.models.transformer import Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, NoPositions, PreNorm, RelativeBias
@@ -30,8 +30,7 @@ FEED_FORWARDS: dict[str, tuple[type[FeedForward] | type[GatedFeedForward], str]]
 def t5(settings: Settings, weights: Weights) -> Transformer:
     """A T5 model."""
     vocab_size = settings.get("vocab_size", int)
-    _move(settings, weights)
-    tied = weights.output("target_embedding")
+    tied = _move(settings, weights)
     if settings.get("scale_decoder_outputs", bool, settings.get("tie_word_embeddings", bool, True)):
         # A factor between the last norm and the output layer is equivalent to a factor in the norm's gain.
         gain = weights.ours["decoder_norm.weight"].float()
@@ -96,11 +95,9 @@ def _feed_forward(settings: Settings, dim: int, dropout: float) -> Maker:
     )
 
 
-def _move(settings: Settings, weights: Weights) -> None:
-    both = weights.take_any(
-        "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"
-    )
-    weights.ours["source_embedding.weight"] = weights.ours["target_embedding.weight"] = both
+def _move(settings: Settings, weights: Weights) -> bool:
+    tied = weights.tables("target_embedding", *SHARED, tied=settings.get(TIED, bool, True))
+    weights.ours["source_embedding.weight"] = weights.ours["target_embedding.weight"]
     # Some folders hold a table for attention to the source, unused by any version of the model.
     weights.drop("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight")
     for side in ("encoder", "decoder"):
@@ -122,3 +119,4 @@ def _move(settings: Settings, weights: Weights) -> None:
             weights.move(f"{network}.wo", f"{ours}.feed_forward.down")
             for place in range(last + 1):
                 weights.move(f"{theirs}.{place}.layer_norm", f"{ours}.residuals.{place}.norm")
+    return tied

@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from regard.errors import RunFolderError
 
 M = TypeVar("M", bound=nn.Module)
+HEAD = "lm_head.weight"
+"""The matrix of the output layer in most families."""
+SHARED = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+"""The names of an embedding that both sides of a translator share."""
 
 
 class Weights:
@@ -29,6 +33,10 @@ class Weights:
 
     def __contains__(self, name: str) -> bool:
         return name in self._theirs
+
+    def has(self, pattern: str) -> bool:
+        """Whether there is a tensor with a name of this pattern."""
+        return any(fnmatchcase(name, pattern) for name in self._theirs)
 
     def strip_prefix(self, prefix: str) -> None:
         """Remove the base model's prefix from the names. Some folders hold the base model alone, without the prefix."""
@@ -88,11 +96,19 @@ class Weights:
         self.join((f"{theirs}.{name}" for name in projections), f"{ours}.in_weights.0", f"{ours}.in_bias")
         self.move(f"{theirs}.{output}", f"{ours}.out")
 
-    def output(self, embedding: str) -> bool:
-        """Move the output layer: lm_head if it still exists, else our `embedding`. Returns whether the two are tied."""
-        tied = "lm_head.weight" not in self
-        self.ours["output.weight"] = self.ours[f"{embedding}.weight"] if tied else self.take("lm_head.weight")
-        return tied
+    def tables(self, ours: str, *theirs: str, tied: bool, head: str = HEAD) -> bool:
+        """Move the matrix of an embedding, stored under any of their names, and that of the output layer.
+
+        The output layer has a matrix of its own where the configuration says so, and where a file has another one
+        although the configuration says that the two are tied, as transformers reads it. Returns whether they are tied.
+
+        Raises:
+            RunFolderError: a matrix is in no file, or that of the output layer is not, and the two are not tied.
+        """
+        self.ours[f"{ours}.weight"] = self.take_any(*theirs, *[head] * tied)
+        is_shared = tied and head not in self
+        self.ours["output.weight"] = self.ours[f"{ours}.weight"] if is_shared else self.take(head)
+        return is_shared
 
     def drop(self, *patterns: str) -> None:
         """Drop tensors that our model neither has nor needs: positions that are computed, other heads."""
@@ -124,4 +140,11 @@ class Weights:
             if want != have:
                 raise RunFolderError(
                     f"{self.source} does not fit its config.json: {name} is {have}, and should be {want}"
+                )
+        names: dict[int, str] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            first = names.setdefault(id(parameter), name)
+            if first != name and not torch.equal(self.ours[first], self.ours[name]):
+                raise RunFolderError(
+                    f"{self.source} has two matrices where the model has one, as {first} and as {name}"
                 )

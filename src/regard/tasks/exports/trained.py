@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from regard.call.positions import sinusoidal
 from regard.errors import ArgumentError
+from regard.files.model_folder import is_huggingface
 from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
 from regard.nn import LearnedPositions, MultiHeadAttention
 from regard.tasks.names import TRANSLATION
-from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.translation.config import TranslationConfig

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from regard.errors import ArgumentError, DataError
+from regard.files.model_folder import is_huggingface, snapshot_of
 from regard.lazy import displayed
 from regard.models.decoder_only import DecoderOnly
 from regard.tasks.generation.filters import Filter, Vocabulary
@@ -21,7 +22,6 @@ from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN, Likelihood,
 from regard.tasks.language_modelling.text_format import TextFormat, TrainedFormat
 from regard.tasks.names import LANGUAGE_MODEL
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
-from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
@@ -119,10 +119,11 @@ class LanguageModel:
             ArgumentError: this machine does not have the device.
             MissingExtraError: a library that reads the folder is not installed.
         """
-        if is_huggingface(Path(folder)):
-            parts = load_pretrained_text(Path(folder))
+        folder = snapshot_of(Path(folder))
+        if is_huggingface(folder):
+            parts = load_pretrained_text(folder)
             return cls(parts.model.to(find_device(device)), parts.language, block_length=parts.block_length)
-        run = RunFolder(Path(folder))
+        run = RunFolder(folder)
         config = run.read_config(LANGUAGE_MODEL, LanguageModelConfig)
         tokenizer = load_tokenizer(run)
         tensors, size = run.checkpoints.load_model(checkpoint), len(tokenizer)

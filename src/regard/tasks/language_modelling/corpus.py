@@ -16,7 +16,8 @@ from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
 from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.text.running_text import TextStore, pieces
+from regard.tasks.text.held_out import seen_documents, without
+from regard.tasks.text.running_text import TextPiece, TextStore, pieces
 from regard.tasks.text.spool import Spool
 from regard.tasks.text.texts import RunningText
 from regard.tasks.text.tokenizer_recipes import recipe
@@ -55,9 +56,24 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
             learnt_from = islice(_between(0, end, lines), None, None, -(-len(lines) // MOST_TOKENIZER_LINES))
             tokenizer = recipe(config.tokenizer, config.vocab_size).train(line + "\n" for line in learnt_from)
         tokenizer.save(folder.path / "tokenizer.json")
-        train = _store(config, folder, "train", _between(0, end, lines), tokenizer)
-        tail = [_between(end, read.size_bytes, lines)]
-        valid = _store(config, folder, "valid", chain.from_iterable(held_out or tail), tokenizer)
+        train = _store(config, folder, "train", pieces(_between(0, end, lines), config.documents), tokenizer)
+        if held_out:
+            valid = _store(config, folder, "valid", pieces(chain.from_iterable(held_out), config.documents), tokenizer)
+        else:
+
+            def tail() -> Iterator[TextPiece]:
+                return pieces(_between(end, read.size_bytes, lines), config.documents)
+
+            valid = _store(config, folder, "valid", tail(), tokenizer)
+            if seen := seen_documents(valid, train):
+                count = valid.footer.documents
+                if len(seen) == count:
+                    raise DataError(
+                        f"{_names(config)}: expected a document for validation that training lacks, but all {count:,} "
+                        "of the last ones are in training too; give others by --valid"
+                    )
+                say(f"{len(seen):,} of {count:,} documents for validation are left out: training has them too")
+                valid = _store(config, folder, "valid", without(tail(), seen), tokenizer)
     for name, store in (("train", train), ("valid", valid)):
         unknown = f", {store.unknown:,} of them unknown ({store.unknown / len(store):.1%})" if store.unknown else ""
         say(f"{name}: {store.text_bytes:,} bytes, {len(store):,} tokens{unknown}")
@@ -107,10 +123,12 @@ def _between(begin: int, end: int, lines: Iterable[str]) -> Iterator[str]:
             return
 
 
-def _store(config: TextConfig, folder: RunFolder, name: str, lines: Iterator[str], tokenizer: Tokenizer) -> TextStore:
+def _store(
+    config: TextConfig, folder: RunFolder, name: str, text: Iterator[TextPiece], tokenizer: Tokenizer
+) -> TextStore:
     path = folder.data / f"{name}.tokens"
     whole = config.documents != "file"
-    store = TextStore.build(path, pieces(lines, config.documents), tokenizer, is_whole=whole)
+    store = TextStore.build(path, text, tokenizer, is_whole=whole)
     needed = config.block_length + 1 if name == "train" else 2
     if len(store) < needed:
         purpose = {"train": "to train on", "valid": "for validation"}[name]

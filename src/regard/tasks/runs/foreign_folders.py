@@ -1,8 +1,7 @@
-"""Folders in Hugging Face's format, which many commands take like a run: how they are told from one."""
+"""The families of Hugging Face's models, which many commands take like a run, by what they do."""
 
 from pathlib import Path
 
-from regard.files.atomic import read_json
 from regard.files.untrusted import check_tensors
 
 READERS = (
@@ -16,17 +15,8 @@ WRITERS = (
     *("smollm3", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"),
 )
 """The families that continue a text."""
-
-
-def is_huggingface(folder: Path) -> bool:
-    """Whether a folder's config.json belongs to a Hugging Face model and not to a run."""
-    path = folder / "config.json"
-    return path.is_file() and "model_type" in read_json(path)
-
-
-def family_of(folder: Path) -> object:
-    """The `model_type` of a Hugging Face folder."""
-    return read_json(folder / "config.json").get("model_type")
+TRANSLATORS = ("bart", "blenderbot", "marian", "pegasus", "t5")
+"""The families that translate one."""
 
 
 def check_weights(folder: Path) -> None:

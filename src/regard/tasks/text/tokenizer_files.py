@@ -1,12 +1,13 @@
 """A tokenizer.json from outside: checked, with its dangerous settings off, so that it cannot end the process."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from regard.errors import DataError, needs
 from regard.files.untrusted import parse_json
+from regard.tasks.text.unicode import normalise
 
 LONGEST_TEXT = 10_000
 """The most characters a step of a tokenizer may insert: more would explode on every text."""
@@ -61,6 +62,12 @@ def reads_lower_case(backend: Any) -> bool:
         return isinstance(step, normalizers.Lowercase) or (is_bert and bool(step.lowercase))
 
     return lowers(backend.normalizer)
+
+
+def read_as(normalizer: Any) -> Callable[[str], str]:
+    """Make a function from a text to that which a tokenizer with this normalizer cuts: two texts of one reading are the
+    same tokens."""
+    return lambda text: normalise(text) if normalizer is None else str(normalizer.normalize_str(normalise(text)))
 
 
 @contextmanager

@@ -25,6 +25,9 @@ MOST_PIECES = 2**24
 class Recipe(Protocol):
     """A method to make a tokenizer from text."""
 
+    def normalizer(self) -> Any:
+        """The library's step before a text is cut; None if there is none."""
+
     def train(self, texts: Iterable[str]) -> Tokenizer:
         """Learn a vocabulary from texts, which are read once."""
 
@@ -52,6 +55,10 @@ class ByteLevelBPE:
                 f"vocab_size of a byte-level BPE must be at most {MOST_PIECES:,}, got {self.vocab_size:,}"
             )
 
+    def normalizer(self) -> Any:
+        """Lower case, if that is wanted."""
+        return _lowercase(self.lowercase)
+
     def train(self, texts: Iterable[str]) -> Tokenizer:
         """Learn the merges from texts, which are read once.
 
@@ -61,7 +68,7 @@ class ByteLevelBPE:
         library = tokenizers_library()
         backend = library.Tokenizer(library.models.BPE())
         if self.lowercase:
-            backend.normalizer = library.normalizers.Lowercase()
+            backend.normalizer = self.normalizer()
         cutters = library.pre_tokenizers
         by_words = cutters.Split(library.Regex(PIECES), "isolated")
         backend.pre_tokenizer = cutters.Sequence([by_words, cutters.ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -99,6 +106,14 @@ class Words:
         _check_at_least("vocab_size of words", self.vocab_size, len(SPECIAL_TOKENS) + 1)
         _check_at_least("min_count", self.min_count, 1)
 
+    def normalizer(self) -> Any:
+        """Lower case, if that is wanted; one space between words, and one before the first."""
+        library = tokenizers_library()
+        normalizers = library.normalizers
+        cases = [_lowercase(True)] if self.lowercase else []
+        spaces = [normalizers.Replace(library.Regex(r"\s+"), " "), normalizers.Strip(), normalizers.Prepend(" ")]
+        return normalizers.Sequence([*cases, *spaces])
+
     def train(self, texts: Iterable[str]) -> Tokenizer:
         """Count the words of texts, which are read once.
 
@@ -106,11 +121,9 @@ class Words:
             DataError: there is no text.
         """
         library = tokenizers_library()
-        normalizers, decoders = library.normalizers, library.decoders
+        decoders = library.decoders
         backend = _word_level(library, rf" ?\w[\w{MARKS}]*| ?[^\w\s]+")
-        cases = [normalizers.Lowercase()] if self.lowercase else []
-        spaces = [normalizers.Replace(library.Regex(r"\s+"), " "), normalizers.Strip(), normalizers.Prepend(" ")]
-        backend.normalizer = normalizers.Sequence([*cases, *spaces])
+        backend.normalizer = self.normalizer()
         backend.decoder = decoders.Sequence(
             [decoders.Replace(SPECIAL_TOKENS[UNK], f" {REPLACEMENT}"), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
@@ -134,6 +147,10 @@ class Characters:
     def __post_init__(self) -> None:
         _check_at_least("vocab_size of characters", self.vocab_size, len(SPECIAL_TOKENS) + 1)
 
+    def normalizer(self) -> Any:
+        """Lower case, if that is wanted."""
+        return _lowercase(self.lowercase)
+
     def train(self, texts: Iterable[str]) -> Tokenizer:
         """Count the characters of texts, which are read once.
 
@@ -144,7 +161,7 @@ class Characters:
         decoders = library.decoders
         backend = _word_level(library, r"[\s\S]")
         if self.lowercase:
-            backend.normalizer = library.normalizers.Lowercase()
+            backend.normalizer = self.normalizer()
         backend.decoder = decoders.Sequence([decoders.Replace(SPECIAL_TOKENS[UNK], REPLACEMENT), decoders.Fuse()])
         return _trained(backend, _word_level_trainer(library, self.vocab_size, 1), texts)
 
@@ -163,6 +180,10 @@ def recipe(name: str, vocab_size: int, *, lowercase: bool = False) -> Recipe:
         raise ArgumentError(f"expected a tokenizer out of {', '.join(recipes)}, got {name!r}")
     made: Recipe = recipes[name](vocab_size=vocab_size, lowercase=lowercase)
     return made
+
+
+def _lowercase(is_wanted: bool) -> Any:
+    return tokenizers_library().normalizers.Lowercase() if is_wanted else None
 
 
 def _word_level(library: ModuleType, pattern: str) -> Any:

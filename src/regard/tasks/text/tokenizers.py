@@ -81,6 +81,10 @@ class Tokenizer:
         with encoding():
             return [encoded.ids for encoded in self._backend.encode_batch_fast(batch, add_special_tokens=False)]
 
+    def normalizer(self) -> Any:
+        """The library's step before a text is cut; None if there is none."""
+        return self._backend.normalizer
+
     @property
     def unknown_id(self) -> int | None:
         """The token for text outside the vocabulary; None for a byte-level tokenizer, which has no gaps."""

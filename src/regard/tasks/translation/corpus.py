@@ -5,9 +5,7 @@ they can cut the first sentence. So the pairs go to a file without a name in the
 (`regard.tasks.text.spool`), and all passes but the first read that file. It is deleted once the tokens are stored.
 """
 
-import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -20,11 +18,13 @@ from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.bpe_dropout import BPEDropout, NewCuts
+from regard.tasks.text.held_out import held_out_sources, seen_sources
 from regard.tasks.text.lines import Reader
 from regard.tasks.text.links import LinkedPair, read_linked_pairs
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.pairs import Pair, read_pairs
 from regard.tasks.text.spool import Spool
+from regard.tasks.text.tokenizer_files import read_as
 from regard.tasks.text.tokenizer_recipes import recipe
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.training.bleu import BleuCounts, bleu_caution
@@ -33,13 +33,6 @@ from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.token_batches import TokenBatches
 
 TEXTS, LINKS, ALIGNED = "valid.jsonl", "train.links", "valid.aligned.jsonl"
-VALID_SHARE = 0.01
-"""Share of the data split off for validation if no file for it is given."""
-MOST_VALID_PAIRS = 2_000
-FEWEST_VALID_PAIRS = 20
-"""The fewest pairs split off, unless this is more than a fifth of the data."""
-MOST_OF_ONE_SOURCE = 0.25
-"""The largest share of them that the pairs of one source may be."""
 MOST_TOKENIZER_PAIRS = 2_000_000
 """The most pairs, evenly spread, that tokenizers learn from: their trainers keep every word they have met."""
 
@@ -68,11 +61,11 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
     files = ((config.data, config.alignment_data), (config.valid, config.alignment_valid))
     read, *given = (_read(paths, links, config) for paths, links in files if paths)
     with Spool(read, folder.data) as pairs:
-        is_held_out = (lambda _pair: False) if config.valid else _held_out(pairs)
+        is_held_out = (lambda _source: False) if config.valid else _held_out(config, pairs)
         of_training = partial(_those, pairs, is_held_out, wanted=False)
         tokenizers = _train_tokenizers(config, folder, of_training, len(pairs))
         train = _store(folder, "train", of_training(), tokenizers, config)
-        held_out = given[0] if given else _those(pairs, is_held_out, wanted=True)
+        held_out = given[0] if given else _unseen(_those(pairs, is_held_out, wanted=True), train, tokenizers[0], say)
         with Spool(held_out, folder.data) as held:
             valid = _store(folder, "valid", map(LinkedPair._make, held), tokenizers, config)
             with replacing(folder.data / TEXTS) as file:
@@ -180,7 +173,10 @@ def _store(
     first = next(pairs, None)
     if first is None:
         names = ", ".join(map(str, config.data))
-        raise DataError(f"{names}: too few pairs to keep some for validation; give others with --valid")
+        raise DataError(
+            f"{names}: expected pairs of two sources or more, of which one is kept for validation, got one source as "
+            "the tokenizer reads them; give pairs for validation by --valid"
+        )
     return TokenStore.build(
         folder.data / f"{part}.tokens",
         ((pair.source, pair.target) for pair in chain([first], pairs)),
@@ -189,24 +185,36 @@ def _store(
     )
 
 
-def _those(pairs: Spool, is_held_out: Callable[[LinkedPair], bool], *, wanted: bool) -> Iterator[LinkedPair]:
+def _those(pairs: Spool, is_held_out: Callable[[str], bool], *, wanted: bool) -> Iterator[LinkedPair]:
     """The pairs for validation, or the others."""
-    return (pair for pair in map(LinkedPair._make, pairs) if is_held_out(pair) == wanted)
+    return (pair for pair in map(LinkedPair._make, pairs) if is_held_out(pair.source) == wanted)
 
 
-def _held_out(pairs: Spool) -> Callable[[LinkedPair], bool]:
-    """Make a function that says whether a pair is for validation. Its source decides, so that no source is in both
-    parts, and nothing else does: runs of other seeds can be compared, and their tokenizers are the same. The pairs of
-    a source that would be a quarter of them or more are not."""
-    wanted = min(max(VALID_SHARE * len(pairs), min(FEWEST_VALID_PAIRS, len(pairs) / 5)), MOST_VALID_PAIRS)
-    threshold = int(wanted / max(len(pairs), 1) * 2**64)
-    counts = Counter(number for pair in pairs if (number := _number_of(pair[0])) < threshold)
-    chosen = {number for number, count in counts.items() if count <= max(MOST_OF_ONE_SOURCE * wanted, 1)}
-    return lambda pair: _number_of(pair.source) in chosen
+def _held_out(config: TranslationConfig, pairs: Spool) -> Callable[[str], bool]:
+    """Make a function that says whether the pairs of a source are for validation, whatever the seed."""
+    if config.tokenizers_from is None:
+        normalizer = recipe(config.tokenizer, config.vocab_size, lowercase=config.lowercase).normalizer()
+    else:
+        normalizer = load_tokenizers(config, RunFolder(config.tokenizers_from))[0].normalizer()
+    return held_out_sources((pair[0] for pair in pairs), len(pairs), read_as(normalizer))
 
 
-def _number_of(source: str) -> int:
-    return int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8).digest(), "little")
+def _unseen(held_out: Iterator[LinkedPair], train: TokenStore, tokenizer: Tokenizer, say: Say) -> list[LinkedPair]:
+    """The held-out pairs whose sources are not in training as the same tokens."""
+    pairs = list(held_out)
+    seen = seen_sources((pair.source for pair in pairs), train, tokenizer)
+    unseen = [pair for pair in pairs if pair.source not in seen]
+    if seen:
+        say(
+            f"{len(pairs) - len(unseen):,} of {len(pairs):,} pairs for validation are left out: with their unknown "
+            "words, their sources are the same tokens as some of training"
+        )
+    if pairs and not unseen:
+        raise DataError(
+            "expected a source for validation that training lacks, but with their unknown words all are the same "
+            "tokens as some of training; raise --vocab-size, or give pairs for validation by --valid"
+        )
+    return unseen
 
 
 def _train_tokenizers(

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, DataError
+from regard.files.model_folder import is_huggingface, snapshot_of
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.language_modelling.likelihood import together
 from regard.tasks.names import TRANSLATION
-from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
@@ -265,6 +265,7 @@ N = TypeVar("N", bound=nn.Module)
 
 
 def _loaded(folder: Path, device: str, checkpoint: Literal["best", "last"]) -> Translator:
+    folder = snapshot_of(folder)
     if is_huggingface(folder):
         downloaded, *tokenizers = load_pretrained(folder)
         return Translator(_frozen(downloaded, device), *tokenizers)

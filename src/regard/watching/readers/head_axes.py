@@ -88,6 +88,8 @@ def find_folding(values: Tensor) -> Folding | str | None:
     """
     with undisturbed(), DisableTorchFunction():
         for module, tensors in running():
+            if (slices := _slice_of(module, tensors, len(values))) is not None:
+                return slices
             heads = [n for n in inferred_heads(module) if n > 1 and len(values) % n == 0]
             if any(len(tensor) == len(values) for tensor in tensors):
                 # The rows came from outside: folded already, or one for each sequence; but lengths may come first.
@@ -106,6 +108,20 @@ def find_folding(values: Tensor) -> Folding | str | None:
                     "an order that is not known"
                 )
     return None
+
+
+def _slice_of(module: nn.Module, tensors: list[Tensor], rows: int) -> str | None:
+    """A sentence if the rows are a part of a module's maps, computed in turns (diffusers' sliced attention)."""
+    heads, batch = [n for n in inferred_heads(module) if n > 1], {len(tensor) for tensor in tensors}
+    if len(heads) != 1 or len(batch) != 1 or rows % heads[0] == 0:
+        return None
+    sequences = batch.pop()
+    if rows % sequences == 0 or any(tensor.dim() > 2 and tensor.shape[1] < sequences for tensor in tensors):
+        return None  # a loop over heads, or positions come first
+    maps = sequences * heads[0]
+    return (
+        f"a slice: {rows} of the {maps} (sequence x head) maps of its module, {sequences} sequences of {heads[0]} heads"
+    )
 
 
 def _order_of(module: nn.Module, tensors: list[Tensor], values: Tensor, folds: list[int]) -> Folding | None:

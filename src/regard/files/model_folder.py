@@ -1,0 +1,109 @@
+"""The kind of a folder with a model: a run of ours, one in Hugging Face's format, or another one, which is named.
+
+Each command and each reader asks here, before torch is imported.
+"""
+
+import reprlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from regard.errors import RunFolderError
+from regard.files.atomic import read_json
+
+WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
+"""The files of weights that are read, each in one or in the shards of its index."""
+
+
+def is_huggingface(folder: Path) -> bool:
+    """Whether a folder has a model in Hugging Face's format; it is False for a run, and for a path that is no folder.
+
+    Raises:
+        RunFolderError: the folder is neither; the message says which kind it is, or which file it lacks.
+    """
+    if not folder.is_dir():
+        return False
+    path = folder / "config.json"
+    values = read_json(path) if path.is_file() else {}
+    if "task" in values or "format" in values:
+        return False
+    if "model_type" not in values or not _has_weights(folder):
+        refuse_other_kinds(folder)
+    if values and "model_type" not in values:
+        raise RunFolderError(f"{path} has neither the model_type of a Hugging Face model nor the task of a run")
+    return bool(values)
+
+
+def family_of(folder: Path) -> object:
+    """The `model_type` of a Hugging Face folder."""
+    return read_json(folder / "config.json").get("model_type")
+
+
+def snapshot_of(folder: Path) -> Path:
+    """The snapshot in a folder of Hugging Face's cache, `models--owner--name`; any other folder is itself.
+
+    It is the one that `refs/main` names, or the only one.
+
+    Raises:
+        RunFolderError: the folder has several snapshots, and none of them is named.
+    """
+    snapshots = folder / "snapshots"
+    if (folder / "config.json").exists() or not snapshots.is_dir():
+        return folder
+    found = {path.name: path for path in sorted(snapshots.iterdir()) if path.is_dir()}
+    main = folder / "refs" / "main"
+    named = main.read_text(encoding="utf-8", errors="replace").strip() if main.is_file() else ""
+    if named in found:
+        return found[named]
+    if len(found) == 1:
+        return next(iter(found.values()))
+    names = ", ".join(found) or "none"
+    raise RunFolderError(f"{folder} is a folder of Hugging Face's cache: give one of its snapshots ({names:.300})")
+
+
+def refuse_other_kinds(folder: Path) -> None:
+    """Check that a folder is of no kind that is known and not read.
+
+    Raises:
+        RunFolderError: it is; the message names the kind, and says how a folder that is read is made of it.
+    """
+    for evidence, describe in KINDS.items():
+        if found := sorted(folder.glob(evidence)):
+            raise RunFolderError(f"{folder} {describe(found[0])}")
+
+
+def _has_weights(folder: Path) -> bool:
+    return any((folder / f"{name}{index}").is_file() for name in (WEIGHTS, PICKLED) for index in ("", ".index.json"))
+
+
+def _adapter(path: Path) -> str:
+    values: dict[str, Any] = read_json(path)
+    kind, base = (reprlib.repr(values.get(name)) for name in ("peft_type", "base_model_name_or_path"))
+    return (
+        f"holds an adapter (peft_type {kind}) of {base}, not a whole model: load both by peft, and save "
+        "model.merge_and_unload() into a folder"
+    )
+
+
+KINDS: dict[str, Callable[[Path], str]] = {
+    "adapter_config.json": _adapter,
+    "*.gguf": lambda path: (
+        f"holds GGUF ({path.name}), which regard does not read: transformers reads it (from_pretrained(folder, "
+        f"gguf_file={path.name!r})), and saves it as {WEIGHTS}"
+    ),
+    "engine.json": lambda _: "holds a model for CTranslate2; regard reads the run that it was made from",
+    "model_index.json": lambda path: (
+        f"holds a pipeline of diffusers ({path.name}): load it there, and watch its models by regard.watch"
+    ),
+    "models--*": lambda path: f"is Hugging Face's cache of several models: give one of them, such as {path}",
+    "snapshots/*": lambda path: f"is a folder of Hugging Face's cache: give one of its snapshots, such as {path}",
+    "totals/*.parquet": lambda _: "holds statistics that `regard measure` made: `regard atlas` shows them",
+    "*.onnx": lambda path: f"holds ONNX ({path.name}) and no {WEIGHTS}: regard reads the model that it was made from",
+    "tf_model.h5": lambda path: (
+        f"holds weights of TensorFlow ({path.name}) and no {WEIGHTS}: an older transformers reads them, and saves those"
+    ),
+    "flax_model.msgpack": lambda path: (
+        f"holds weights of Flax ({path.name}) and no {WEIGHTS}: an older transformers reads them, and saves those"
+    ),
+}
+"""From the file that gives a kind away to what is said of it."""

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from regard.serving.answering import json_answer
-from regard.serving.asking import Desk, body_type
+from regard.serving.asking import Desk, body_type, question_of
 from regard.serving.guard import unknown
 from regard.serving.served import Sentences, ServedTranslator
 from regard.serving.shapes import Health, Language, Translated, TranslateQuestion
@@ -25,9 +25,8 @@ class TranslateApi:
 
     async def translate(self, request: Request) -> Any:
         """Translate texts line by line."""
-        asked = msgspec.convert(
-            await self._fields(request), TranslateQuestion, strict=body_type(request) == "application/json"
-        )
+        is_json = body_type(request) == "application/json"
+        asked = question_of(await self._fields(request), TranslateQuestion, strict=is_json)
         self._admit(request, asked.api_key)
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
         self._desk.check_text(*texts)
@@ -95,10 +94,12 @@ class TranslateApi:
             pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=1_010)
         except ValueError:
             raise Refused(400, "the form is not in UTF-8, or has too many fields") from None
-        fields: dict[str, Any] = dict(pairs)
-        if len(several := [text for name, text in pairs if name == "q"]) > 1:
-            fields["q"] = several
-        return fields
+        fields: dict[str, Any] = {}
+        for name, text in pairs:
+            fields.setdefault(name, []).append(text)
+        if twice := [name for name, texts in fields.items() if len(texts) > 1 and name != "q"]:
+            raise Refused(400, f"fields that are given twice: {', '.join(twice):.200}; only q may be")
+        return {name: texts if len(texts) > 1 else texts[0] for name, texts in fields.items()}
 
 
 def _joined(lines: list[Translation], alternatives: int) -> tuple[str, list[str]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.pictures.token_maps import Axis, axis, merge
+from regard.tasks.text.codec import finished_text
 from regard.tasks.text.unicode import normalise
 from regard.tasks.text.words import stretches
 from regard.tasks.translation.confidence import Confidence, confidence_of
@@ -57,7 +58,7 @@ class Present:
         """The text of a translation, and whether it is its source, because a tag would not come back exactly once."""
         unknown = self._unknown(draft, one.hypothesis)
         if not (draft.prefix or one.placed or draft.tags):
-            return self.model.target_tokenizer.decode(one.hypothesis.tokens, unknown=unknown), False
+            return finished_text(self.model.target_tokenizer, one.hypothesis.tokens, unknown=unknown), False
         pieces = added_texts(self.model.target_tokenizer, one.hypothesis.tokens, unknown)
         _write(pieces, 0, len(draft.prefix), draft.asked.prefix)
         for term in one.placed:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import DataError
-from regard.tasks.text.codec import Codec
+from regard.tasks.text.codec import Codec, finished_text
 from regard.tasks.text.lines import Lines, StrPath, decoded
 from regard.tasks.text.unicode import normalise
 from regard.tasks.text.words import boundaries, is_word
@@ -85,7 +85,7 @@ class Terms:
 
 def added_texts(codec: Codec, tokens: Sequence[int], unknown: Sequence[str] = ()) -> list[str]:
     """The text that each token adds; of tokens that share a character the first adds it."""
-    text = codec.decode(tokens, unknown=unknown)
+    text = finished_text(codec, tokens, unknown=unknown)
     ends = [min(len(codec.decode(tokens[:n], unknown=unknown)), len(text)) for n in range(len(tokens))]
     return [text[begin:end] for begin, end in pairwise(accumulate([*ends, len(text)], max))]
 

@@ -204,7 +204,7 @@ class Served(ABC):
 class Sentences(NamedTuple):
     """Lines to be translated together with those of other requests."""
 
-    lines: Sequence[str]
+    lines: Sequence[Request]
     alternatives: int
     has_tags: bool
     ticket: Ticket
@@ -234,7 +234,7 @@ class ServedTranslator(Served):
     def translate(self, asked: Sequence[Sentences]) -> list[list[Translation] | Exception]:
         """The translations of the lines of several requests, whose options are the same."""
         options = self.options(asked[0].alternatives, has_tags=asked[0].has_tags)
-        lines = [Request(line, is_wanted=one.ticket.is_wanted) for one in asked for line in one.lines]
+        lines = [line._replace(is_wanted=one.ticket.is_wanted) for one in asked for line in one.lines]
         found = iter(self.translator.translate_window(lines, options))
         return [_refusing([next(found) for _ in one.lines]) for one in asked]
 

@@ -1,5 +1,6 @@
 """LibreTranslate's addresses."""
 
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -14,6 +15,8 @@ from regard.serving.served import Sentences, ServedTranslator
 from regard.serving.shapes import Health, Language, Translated, TranslateQuestion
 from regard.serving.ticket import Refused, Ticket
 from regard.serving.worker import SharedWork
+from regard.tasks.translation.documents import Cut, cut_html, cut_text, joined
+from regard.tasks.translation.options import Request as TranslationRequest
 from regard.tasks.translation.results import Translation
 
 
@@ -24,7 +27,7 @@ class TranslateApi:
         self._desk = desk
 
     async def translate(self, request: Request) -> Any:
-        """Translate texts line by line."""
+        """Translate texts: the lines of plain ones, and the blocks of HTML."""
         is_json = body_type(request) == "application/json"
         asked = question_of(await self._fields(request), TranslateQuestion, strict=is_json)
         self._admit(request, asked.api_key)
@@ -33,14 +36,14 @@ class TranslateApi:
         served = self._model(asked)
         if asked.alternatives + 1 > self._desk.limits.max_beam:
             raise Refused(400, f"alternatives must be below {self._desk.limits.max_beam}, got {asked.alternatives}")
-        lines, ticket = [text.split("\n") for text in texts], Ticket()
-        flat = [line for some in lines for line in some]
+        cuts, ticket = [(cut_html if asked.format == "html" else cut_text)(text) for text in texts], Ticket()
+        flat = [one for cut in cuts for one in cut if isinstance(one, TranslationRequest)]
         sentences = Sentences(flat, asked.alternatives, asked.format == "html", ticket)
         key = (served, asked.alternatives, asked.format)
 
         def render(events: list[Any]) -> Response:
             found = iter(events[0])
-            wholes = [_joined([next(found) for _ in some], asked.alternatives) for some in lines]
+            wholes = [_joined(cut, found, asked.alternatives) for cut in cuts]
             is_one = isinstance(asked.q, str)
             bests = [best for best, _ in wholes]
             others = [other for _, other in wholes]
@@ -102,10 +105,11 @@ class TranslateApi:
         return {name: texts if len(texts) > 1 else texts[0] for name, texts in fields.items()}
 
 
-def _joined(lines: list[Translation], alternatives: int) -> tuple[str, list[str]]:
+def _joined(cut: Cut, found: Iterator[Translation], alternatives: int) -> tuple[str, list[str]]:
     """The best translation of a text, and others: of several lines, those of each line at its rank."""
-    best = "\n".join(one.text for one in lines)
-    most = max(len(one.candidates) for one in lines)
+    lines = [next(found) for one in cut if isinstance(one, TranslationRequest)]
+    best = joined(cut, [one.text for one in lines])
+    most = max((len(one.candidates) for one in lines), default=1)
     ranked = [[one.candidates[min(n, len(one.candidates) - 1)].text for one in lines] for n in range(1, most)]
-    others = list(dict.fromkeys("\n".join(some) for some in ranked))
+    others = list(dict.fromkeys(joined(cut, some) for some in ranked))
     return best, [one for one in others if one != best][:alternatives]

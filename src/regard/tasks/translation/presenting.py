@@ -11,7 +11,6 @@ from torch import Tensor
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.pictures.token_maps import Axis, axis, merge
 from regard.tasks.text.codec import finished_text
-from regard.tasks.text.unicode import normalise
 from regard.tasks.text.words import stretches
 from regard.tasks.translation.confidence import Confidence, confidence_of
 from regard.tasks.translation.markup import marks_of
@@ -58,16 +57,18 @@ class Present:
         """The text of a translation, and whether it is its source, because a tag would not come back exactly once."""
         unknown = self._unknown(draft, one.hypothesis)
         if not (draft.prefix or one.placed or draft.tags):
-            return finished_text(self.model.target_tokenizer, one.hypothesis.tokens, unknown=unknown), False
+            text = finished_text(self.model.target_tokenizer, one.hypothesis.tokens, unknown=unknown)
+            return draft.asked.escaped(text), False
         pieces = added_texts(self.model.target_tokenizer, one.hypothesis.tokens, unknown)
         _write(pieces, 0, len(draft.prefix), draft.asked.prefix)
         for term in one.placed:
             _write(pieces, term.first, term.last + 1, term.occurrence.term.target)
         text = "".join(pieces)
         if not draft.tags:
-            return text, False
-        text = put_back(text, draft.tags, self._weights(draft, one.hypothesis, pieces))
-        found, wanted = (Counter(marks_of(line)) for line in (text, normalise(draft.asked.source)))
+            return draft.asked.escaped(text), False
+        text = put_back(text, draft.tags, self._weights(draft, one.hypothesis, pieces), draft.asked.escaped)
+        found = Counter(marks_of(text))
+        wanted = Counter(part.text for part in draft.asked.parts() if part.kind != "text")
         return (text, False) if wanted == {mark: found[mark] for mark in wanted} else (draft.asked.source, True)
 
     def _confidence(self, draft: Draft, one: Hypothesis, written: Axis, source: Axis) -> Confidence | None:

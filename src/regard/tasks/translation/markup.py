@@ -52,7 +52,7 @@ class _Markup(HTMLParser):
     """Where each tag, comment and text begins."""
 
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=False)
+        super().__init__()
         self._events = list[tuple[tuple[int, int], MarkupPart]]()
 
     def pieces(self, text: str) -> Iterator[MarkupPart]:
@@ -81,16 +81,12 @@ class _Markup(HTMLParser):
     def handle_data(self, data: str) -> None:
         self._begin(MarkupPart("alone" if self.cdata_elem else "text", ""))
 
-    def handle_entityref(self, name: str) -> None:
-        self._begin(MarkupPart("text", ""))
-
     def handle_comment(self, data: str) -> None:
         self._begin(MarkupPart("alone", ""))
 
     def handle_decl(self, decl: str) -> None:
         self._begin(MarkupPart("alone", ""))
 
-    handle_charref = handle_entityref
     handle_pi = unknown_decl = handle_comment
 
     def set_cdata_mode(self, elem: str, **how: Any) -> None:

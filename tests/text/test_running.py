@@ -23,6 +23,7 @@ from regard.tasks.text.blocks import (
 )
 from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.text.pair_store import CHUNK_PAIRS
+from regard.tasks.text.codec import finished_text
 from regard.tasks.text.running_text import TextStore, TextStream, encode_text, pieces
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.text.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
@@ -118,6 +119,9 @@ def test_half_a_character_at_the_end() -> None:
     stream = TextStream(tokenizer)
     assert [stream.add(token) for token in tokenizer.encode("a日")[:3]] == ["a", "", ""]
     assert stream.finish() == ""
+    for text, cut in (("a日", 1), ("a日", 2), ("日", 2), ("日b", 0), ("", 0)):
+        ids = tokenizer.encode(text)[: -cut or None]
+        assert finished_text(tokenizer, [*ids, tokenizer.eos_id]) == (text[:-1] if cut else text)
     with pytest.raises(ArgumentError, match="at least one character"):
         TextStream(tokenizer, stop=[""])
 

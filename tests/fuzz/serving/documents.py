@@ -1,4 +1,4 @@
-"""The ground `documents`: HTML, well formed and not, is translated; the answer parses to the same tags and attributes."""
+"""The ground `documents`: HTML, also ill formed, is translated; the answer parses to the same tags."""
 
 from html.parser import HTMLParser
 from typing import Any

@@ -13,8 +13,8 @@ from tests.fuzz.drawing import Drawn
 from tests.fuzz.serving.served import LIMITS, TRANSLATOR, WRITER, client, models
 
 ANY = (
-    None, 0, 1, -1, 2, 2**31, 2**64, 1e-300, 0.5, 1.5, -0.5, 1e300, True, False, "", "a", "0", "1", "é", "木", [], ["a"],
-    ["", "ab"], [0], [None], {}, {"a": 1}, {"include_usage": True}, [[]], "x" * 99,
+    None, 0, 1, -1, 2, 2**31, 2**64, 1e-300, 0.5, 1.5, -0.5, 1e300, True, False, "", "a", "0", "1", "é", "木", [],
+    ["a"], ["", "ab"], [0], [None], {}, {"a": 1}, {"include_usage": True}, [[]], "x" * 99,
 )  # fmt: skip
 TEXTS = ("", "a", "ab ba", "é", "木", "we see two", "a\r\nb\n\nwe see")
 FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -31,8 +31,8 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "alternatives": (0, 1, 2), "api_key": ("x", None), "secret": ("x", None),
     },
     "/regard/v1/answer": {
-        "text": ("we see", "a", "é"), "model": (TRANSLATOR, WRITER, None), "prefix": ("", "a", "木"), "seed": (0, 7, None),
-        "temperature": (0, 0.5, 2, 1e-300), "max_tokens": (1, 3, 9, None), "edits": ([],),
+        "text": ("we see", "a", "é"), "model": (TRANSLATOR, WRITER, None), "prefix": ("", "a", "木"),
+        "seed": (0, 7, None), "temperature": (0, 0.5, 2, 1e-300), "max_tokens": (1, 3, 9, None), "edits": ([],),
     },
 }  # fmt: skip
 NEEDED = {"/v1/completions": {"model"}, "/translate": {"q", "source", "target"}, "/regard/v1/answer": {"text"}}
@@ -48,7 +48,8 @@ def case(drawn: Drawn) -> None:
     if answer.status_code in (400, 404):
         error = answer.json()["error"]
         said = error["message"] if path.startswith("/v1/") else error
-        assert len(said) > 10 and "\n" not in said and "tensor" not in said, said
+        assert len(said) > 10, said
+        assert not any(part in said for part in ("\n", "tensor(")), said
         assert not is_good or "token" in said or "nothing" in said, f"a good request is refused: {said}"
         return
     assert answer.status_code == 200, answer.text
@@ -148,5 +149,6 @@ def _answers(body: dict[str, Any], answer: Any) -> None:
     )  # fmt: skip
     assert done["tokens"] == best.tokens
     whole = one.target_tokenizer.decode(best.tokens)
-    assert whole.startswith(done["text"]) and not whole[len(done["text"]) :].strip("\ufffd")
+    assert whole.startswith(done["text"])
+    assert not whole[len(done["text"]) :].strip("\ufffd")
     assert done["text"].startswith("".join(pieces))

@@ -15,9 +15,9 @@ from tests.core import house
 
 # Lines of Python, as many as there are. A deletion lowers them to what it leaves; a change that brings a new capability
 # raises them by what it needs, with its reason beside the number.
-MOST_LINES = 71_638
+MOST_LINES = 71_967
 MOST_LINES_OF_THE_LIBRARY = 48_541  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 65_662
+MOST_LINES_OF_TESTS = 66_157
 LONGEST_FILE = 417
 MOST_ROOMS, MOST_ARROWS = 23, 118
 

@@ -39,6 +39,8 @@ GROUNDS = {
         Ground("files", "tests.fuzz.files.ground:case", memory_bytes=8 << 30),
         Ground("recurrences", "tests.fuzz.recurrences:case"),
         Ground("text", "tests.fuzz.text.ground:case"),
+        Ground("requests", "tests.fuzz.serving.requests:case"),
+        Ground("documents", "tests.fuzz.serving.documents:case"),
     )
 }
 PRACTICE = {name: Ground(name, f"tests.fuzz.practice:{name}") for name in ("faulty", "deadly")}

@@ -44,6 +44,8 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
         ("lifetimes", 0, 60),
         ("files", 0, 12),
         ("text", 0, 6),
+        ("requests", 0, 40),
+        ("documents", 0, 40),
     ],
 )
 def test_a_short_search_finds_nothing(ground: str, seed: int, cases: int) -> None:

@@ -46,6 +46,8 @@ def test_names_of_the_server_are_answered(server: Running, host: str) -> None:
     [
         {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:1"},
         {"sec_fetch_site": "cross-site"}, {"sec_fetch_site": "same-site"},
+        {"origin": "http://["}, {"origin": "http://[::1"}, {"origin": "http://a]b"}, {"origin": "http://[none]"},
+        {"origin": ""}, {"origin": "://"},
     ],
 )  # fmt: skip
 def test_a_form_of_another_page_is_refused(server: Running, headers: dict[str, Any]) -> None:

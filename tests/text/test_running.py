@@ -21,7 +21,7 @@ from regard.tasks.text.blocks import (
     one_masked_windows,
     window_batches,
 )
-from regard.tasks.text.codec import UNPREDICTED
+from regard.tasks.text.codec import UNPREDICTED, finished_text
 from regard.tasks.text.pair_store import CHUNK_PAIRS
 from regard.tasks.text.running_text import TextStore, TextStream, encode_text, pieces
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
@@ -117,7 +117,10 @@ def test_half_a_character_at_the_end() -> None:
     tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges"])
     stream = TextStream(tokenizer)
     assert [stream.add(token) for token in tokenizer.encode("a日")[:3]] == ["a", "", ""]
-    assert stream.finish() == "\N{REPLACEMENT CHARACTER}"
+    assert stream.finish() == ""
+    for text, cut in (("a日", 1), ("a日", 2), ("日", 2), ("日b", 0), ("", 0)):
+        ids = tokenizer.encode(text)[: -cut or None]
+        assert finished_text(tokenizer, [*ids, tokenizer.eos_id]) == (text[:-1] if cut else text)
     with pytest.raises(ArgumentError, match="at least one character"):
         TextStream(tokenizer, stop=[""])
 

@@ -64,7 +64,7 @@ class GenerateCommand(Command):
             (not 0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1, got {self.top_p}"),
             (not 0 <= self.min_p <= 1, f"--min-p must be from 0 to 1, got {self.min_p}"),
             (not 0 < penalty < inf, f"--repetition-penalty must be above 0, got {penalty}"),
-            (self.seed < 0, f"--seed must be 0 or more, got {self.seed}"),
+            (not 0 <= self.seed < 2**64, f"--seed must be from 0 to 2^64 - 1, got {self.seed}"),
             ("" in self.stop, "--stop must be a text that is not empty"),
         )
         EngineFlags.of(self).refuse()
@@ -86,7 +86,7 @@ class GenerateCommand(Command):
         limits["cut_off"] = partial(next, cut_off)
         with search.writing(model, self.run):
             self._write(model, prompt, limits)
-        if cut := next(cut_off) - 1:
+        if (cut := next(cut_off) - 1) and model.ends_texts:
             print(f"texts cut off by the limit of their tokens: {cut}; raise --max-tokens", file=sys.stderr)
 
     def _write(self, model: "LanguageModel", prompt: str, limits: dict[str, Any]) -> None:

@@ -22,6 +22,19 @@ def body_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+def question_of(found: Any, kind: type[S], *, strict: bool = True) -> S:
+    """The fields of a body as a question; without `strict` numbers and bools may be written as texts.
+
+    Raises:
+        Refused: a field is none of the question's: what it asks for would be passed over.
+        msgspec.ValidationError: a field is absent, or has another type.
+    """
+    known = kind.__struct_fields__
+    if isinstance(found, dict) and (unknown := [name for name in found if name not in known]):
+        raise Refused(400, f"unknown fields: {', '.join(unknown):.200}; the fields are {', '.join(known)}")
+    return msgspec.convert(found, kind, strict=strict)
+
+
 class Desk:
     """What the addresses share."""
 
@@ -54,7 +67,7 @@ class Desk:
         given = body_type(request)
         if given != "application/json":
             raise Refused(415, f"the body must be application/json, got {given or 'no type':.100}")
-        return msgspec.json.decode(await request.body(), type=kind)
+        return question_of(msgspec.json.decode(await request.body()), kind)
 
     def model(self, name: str | None) -> Served:
         """The model of a name; the first one without a name."""

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from regard.serving.answering import json_answer, sse
 from regard.serving.asking import Desk
-from regard.serving.served import AnswerPiece, Done, ServedLanguageModel
+from regard.serving.served import AnswerPiece, Done, ServedLanguageModel, drawn_seed
 from regard.serving.shapes import Complete, Completion, CompletionChoice, ModelCard, ModelCards, Usage
 from regard.serving.ticket import Refused, Ticket
 from regard.serving.worker import RequestWork
@@ -45,8 +45,9 @@ class CompletionsApi:
         if many > self._desk.limits.max_beam:
             raise Refused(400, f"texts of a request are at most {self._desk.limits.max_beam}, got {many}")
         ticket = Ticket()
-        form = _Form(asked.model, prompts, asked)
-        work = RequestWork(ticket, lambda: _steps(served, prompts, asked))
+        seed = drawn_seed() if asked.seed is None else asked.seed % 2**32
+        form = _Form(asked.model, prompts, asked, seed)
+        work = RequestWork(ticket, lambda: _steps(served, prompts, asked, seed))
         how: dict[str, Any] = {"event": form.events} if asked.stream else {"render": form.whole}
         return self._desk.answered(served, work, openai=True, **how)
 
@@ -59,30 +60,35 @@ class CompletionsApi:
         )  # fmt: skip
 
 
-def _steps(served: ServedLanguageModel, prompts: list[str], asked: Complete) -> Iterator[AnswerPiece | Done | None]:
+def _steps(
+    served: ServedLanguageModel, prompts: list[str], asked: Complete, seed: int
+) -> Iterator[AnswerPiece | Done | None]:
     stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     if not all(stop):
         raise Refused(400, "stop strings must have a character")
     most, each = served.limit(asked.max_tokens, USUAL_TOKENS), asked.n or 1
     temperature = 1.0 if asked.temperature is None else asked.temperature
+    top_p = 1.0 if asked.top_p is None else asked.top_p
     for index in range(len(prompts) * each):
         yield from served.write(
             prompts[index // each], most=most, temperature=temperature,
-            top_p=asked.top_p or 1.0, seed=((asked.seed or 0) + index % each) % 2**32, stop=stop, place=index,
+            top_p=top_p, seed=(seed + index) % 2**32, stop=stop, place=index,
         )  # fmt: skip
 
 
 class _Form:
     """The form of an answer."""
 
-    def __init__(self, model: str, prompts: list[str], asked: Complete) -> None:
-        self._model, self._prompts, self._asked = model, prompts, asked
+    def __init__(self, model: str, prompts: list[str], asked: Complete, seed: int) -> None:
+        self._model, self._prompts, self._asked, self._seed = model, prompts, asked, seed
         self._id, self._created = f"cmpl-{token_hex(12)}", int(time.time())
         self._usage = Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
         self._echoed, self._ended = set[int](), 0
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:
-        return Completion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+        return Completion(
+            id=self._id, created=self._created, model=self._model, choices=choices, usage=usage, seed=self._seed
+        )  # fmt: skip
 
     def _count(self, done: Done) -> None:
         use = self._usage

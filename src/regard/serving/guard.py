@@ -5,7 +5,6 @@ import ipaddress
 import time
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
@@ -79,7 +78,8 @@ class Guard:
         if len(hosts) != 1 or host_name(hosts[0]) not in self._entrance.hosts:
             raise Refused(421, "this server answers to other names: start it with --allow-host NAME")
         origins = headers.getlist("origin")
-        is_foreign = any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins)
+        # An origin is compared as it came: what no parser can read is foreign too.
+        is_foreign = any(origin.lower().partition("://")[2] != hosts[0].lower() for origin in origins)
         if is_foreign or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and method in CHANGING):
             raise Refused(403, "pages of other origins may not use this server")
         lengths, most = headers.getlist("content-length"), self._limits.max_body

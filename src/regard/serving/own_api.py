@@ -80,4 +80,11 @@ class OwnApi:
 def _event(event: AnswerPiece | Done) -> list[bytes]:
     if isinstance(event, AnswerPiece):
         return sse({"text": event.text}, "piece")
-    return sse({"text": event.text, "tokens": event.tokens, "labels": event.labels, "is_cut": event.is_cut}, "done")
+    done = {
+        "text": event.text,
+        "tokens": event.tokens,
+        "labels": event.labels,
+        "is_cut": event.is_cut,
+        "seed": event.seed,
+    }
+    return sse(done, "done")

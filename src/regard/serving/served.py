@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from copy import copy
 from itertools import count
 from pathlib import Path
+from secrets import randbelow
+from threading import Event
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -30,6 +32,7 @@ from regard.tasks.pictures.token_maps import TextMaps, text_attention
 from regard.tasks.pictures.validation_examples import short_pairs
 from regard.tasks.registry import task_name_of
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.text.codec import finished_text
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.config import TranslationConfig
@@ -95,6 +98,13 @@ class Done(NamedTuple):
     drawn: int = 0
     """The number of tokens of the answer."""
     place: int = 0
+    seed: int = 0
+    """That of its random numbers."""
+
+
+def drawn_seed() -> int:
+    """A seed for a question without one."""
+    return randbelow(2**32)
     """Of several answers, which one."""
 
 
@@ -194,7 +204,7 @@ class Served(ABC):
 class Sentences(NamedTuple):
     """Lines to be translated together with those of other requests."""
 
-    lines: Sequence[str]
+    lines: Sequence[Request]
     alternatives: int
     has_tags: bool
     ticket: Ticket
@@ -224,7 +234,7 @@ class ServedTranslator(Served):
     def translate(self, asked: Sequence[Sentences]) -> list[list[Translation] | Exception]:
         """The translations of the lines of several requests, whose options are the same."""
         options = self.options(asked[0].alternatives, has_tags=asked[0].has_tags)
-        lines = [Request(line, is_wanted=one.ticket.is_wanted) for one in asked for line in one.lines]
+        lines = [line._replace(is_wanted=one.ticket.is_wanted) for one in asked for line in one.lines]
         found = iter(self.translator.translate_window(lines, options))
         return [_refusing([next(found) for _ in one.lines]) for one in asked]
 
@@ -239,25 +249,24 @@ class ServedTranslator(Served):
         source = torch.tensor([[*draft.ids, translator.source_tokenizer.marks.end_id]], device=translator.device)
         usual = min(2 * source.shape[1] + 50 + len(draft.prefix), self.limits.max_length, translator.limit or 10**9)
         tokens: list[int] = []
-        written = ""
+        written, seed = "", drawn_seed() if asked.seed is None else asked.seed
         with self.edited(asked.edits):
             written_steps = sample_steps(
                 translator.model, source, torch.tensor([source.shape[1]], device=source.device),
                 bos_id=marks.begin_id, eos_id=marks.end_id, max_steps=min(self.limit(asked.max_tokens, usual), usual),
                 filters=[checked_logits, *self._filters(asked.temperature)],
                 constraints=[ForcedPrefix([draft.prefix])],
-                generator=torch.Generator(source.device).manual_seed(asked.seed),
+                generator=torch.Generator(source.device).manual_seed(seed),
             )  # fmt: skip
             for step in checked_steps(translator.model, written_steps):
                 tokens.append(int(step.tokens[0]))
-                whole = tokenizer.decode(tokens)
-                piece = whole[len(written) :] if whole.startswith(written) and not whole.endswith("\ufffd") else ""
+                whole = finished_text(tokenizer, tokens)
+                piece = whole[len(written) :] if whole.startswith(written) else ""
                 written += piece
                 yield AnswerPiece(piece) if piece else None
-        text = tokenizer.decode(tokens)
-        yield Done(
-            text, tokens, tokenizer.label_of_each(tokens), tokens[-1] != marks.end_id, len(draft.ids) + 1, len(tokens)
-        )
+        labels, is_cut = tokenizer.label_of_each(tokens), tokens[-1] != marks.end_id
+        text = finished_text(tokenizer, tokens)
+        yield Done(text, tokens, labels, is_cut, len(draft.ids) + 1, len(tokens), seed=seed)
 
     @torch.no_grad()
     def look(self, asked: LookedAt) -> TextMaps:
@@ -304,9 +313,10 @@ class ServedLanguageModel(Served):
 
     def answer(self, asked: AnswerQuestion) -> Iterator[AnswerPiece | Done | None]:
         most = self.limit(asked.max_tokens, 64)
+        seed = drawn_seed() if asked.seed is None else asked.seed
         with self.edited(asked.edits):
             prompt = asked.text + asked.prefix
-            yield from self.write(prompt, most=most, temperature=asked.temperature, seed=asked.seed)
+            yield from self.write(prompt, most=most, temperature=asked.temperature, seed=seed)
 
     @torch.inference_mode()
     def write(
@@ -314,22 +324,21 @@ class ServedLanguageModel(Served):
         stop: Sequence[str] = (), place: int = 0,
     ) -> Iterator[AnswerPiece | Done | None]:  # fmt: skip
         """A text, piece by piece."""
-        model, tokens = self.model, list[int]()
+        model, tokens, cut = self.model, list[int](), Event()
         begun = model.language.prompt(prompt)
         if len(begun) > self.limits.max_length:
             raise Refused(400, f"a prompt has at most {self.limits.max_length} tokens, got {len(begun)}")
         text = ""
         pieces = model.generate(
             prompt, max_tokens=most, filters=[checked_logits, *self._filters(temperature, top_p)], stop=stop,
-            seed=seed, drawn=tokens.append,
+            seed=seed, drawn=tokens.append, cut_off=cut.set,
         )  # fmt: skip
         for piece in checked_steps(self.module, pieces):
             text += piece
             yield AnswerPiece(piece, place)
-        is_cut = len(tokens) == most and tokens[-1] not in model.language.end_ids
         shown = [*begun, *(token for token in tokens if token not in model.language.end_ids)]
         labels = model.tokenizer.label_of_each(shown)
-        yield Done(text, shown, labels, is_cut, len(begun), len(tokens), place)
+        yield Done(text, shown, labels, cut.is_set(), len(begun), len(tokens), place, seed)
 
     @torch.no_grad()
     def look(self, asked: LookedAt) -> TextMaps:

@@ -9,13 +9,13 @@ Texts = str | Annotated[list[str], Meta(max_length=1_000)]
 
 
 class Question(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A question of ours: an unknown field is an error of its sender."""
+    """A question: an unknown field is an error of its sender."""
 
 
 # -- LibreTranslate -----------------------------------------------------------------------------------------
 
 
-class TranslateQuestion(Struct, kw_only=True):
+class TranslateQuestion(Question):
     """A question of LibreTranslate's."""
 
     q: Texts
@@ -24,6 +24,8 @@ class TranslateQuestion(Struct, kw_only=True):
     format: Literal["text", "html"] = "text"
     alternatives: Annotated[int, Meta(ge=0, le=10)] = 0
     api_key: str | None = None
+    secret: str | None = None
+    """Passed over: LibreTranslate's own page sends it."""
 
 
 class Translated(Struct, kw_only=True, omit_defaults=True):
@@ -56,15 +58,15 @@ class Problem(Struct, kw_only=True):
 # -- OpenAI -------------------------------------------------------------------------------------------------
 
 
-class StreamOptions(Struct, kw_only=True):
+class StreamOptions(Question):
     """Options of a stream."""
 
     include_usage: bool = False
 
 
-class Complete(Struct, kw_only=True):
-    """A question of OpenAI's completions. Fields that are not here are passed over, except those that would change the
-    answer."""
+class Complete(Question):
+    """A question of OpenAI's completions. Of fields that would change the answer, and do not here, only the value is
+    taken that changes nothing."""
 
     model: str
     prompt: str | Annotated[list[str], Meta(min_length=1, max_length=64)] = ""
@@ -77,12 +79,18 @@ class Complete(Struct, kw_only=True):
     stop: str | Annotated[list[str], Meta(max_length=4)] | None = None
     seed: int | None = None
     echo: bool | None = None
-    user: str | None = None
     best_of: Annotated[int, Meta(ge=1, le=1)] | None = None
     logprobs: Literal[0] | None = None
     suffix: Literal[""] | None = None
     presence_penalty: Annotated[float, Meta(ge=0, le=0)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=0, le=0)] | None = None
+    logit_bias: Annotated[dict[str, Any], Meta(max_length=0)] | None = None
+    # Of the sender's own accounts, and passed over:
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
 
 
 class CompletionChoice(Struct, kw_only=True):
@@ -111,6 +119,8 @@ class Completion(Struct, kw_only=True):
     choices: list[CompletionChoice]
     object: Literal["text_completion"] = "text_completion"
     usage: Usage | None = None
+    seed: int
+    """Ours: of the first text; that of each further one is one more. It is drawn where the question has none."""
 
 
 class ModelCard(Struct, kw_only=True):
@@ -183,7 +193,8 @@ class AnswerQuestion(Question):
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
     """0 takes the most probable token each time."""
-    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
+    seed: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
+    """Of the random numbers; the answer tells the one that is drawn without it."""
     edits: Annotated[list[HeadEdit], Meta(max_length=256)] = field(default_factory=list)
 
 

@@ -1,5 +1,6 @@
 """LibreTranslate's addresses."""
 
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -8,12 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from regard.serving.answering import json_answer
-from regard.serving.asking import Desk, body_type
+from regard.serving.asking import Desk, body_type, question_of
 from regard.serving.guard import unknown
 from regard.serving.served import Sentences, ServedTranslator
 from regard.serving.shapes import Health, Language, Translated, TranslateQuestion
 from regard.serving.ticket import Refused, Ticket
 from regard.serving.worker import SharedWork
+from regard.tasks.translation.documents import Cut, cut_html, cut_text, joined
+from regard.tasks.translation.options import Request as TranslationRequest
 from regard.tasks.translation.results import Translation
 
 
@@ -24,24 +27,23 @@ class TranslateApi:
         self._desk = desk
 
     async def translate(self, request: Request) -> Any:
-        """Translate texts line by line."""
-        asked = msgspec.convert(
-            await self._fields(request), TranslateQuestion, strict=body_type(request) == "application/json"
-        )
+        """Translate texts: the lines of plain ones, and the blocks of HTML."""
+        is_json = body_type(request) == "application/json"
+        asked = question_of(await self._fields(request), TranslateQuestion, strict=is_json)
         self._admit(request, asked.api_key)
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
         self._desk.check_text(*texts)
         served = self._model(asked)
         if asked.alternatives + 1 > self._desk.limits.max_beam:
             raise Refused(400, f"alternatives must be below {self._desk.limits.max_beam}, got {asked.alternatives}")
-        lines, ticket = [text.split("\n") for text in texts], Ticket()
-        flat = [line for some in lines for line in some]
+        cuts, ticket = [(cut_html if asked.format == "html" else cut_text)(text) for text in texts], Ticket()
+        flat = [one for cut in cuts for one in cut if isinstance(one, TranslationRequest)]
         sentences = Sentences(flat, asked.alternatives, asked.format == "html", ticket)
         key = (served, asked.alternatives, asked.format)
 
         def render(events: list[Any]) -> Response:
             found = iter(events[0])
-            wholes = [_joined([next(found) for _ in some], asked.alternatives) for some in lines]
+            wholes = [_joined(cut, found, asked.alternatives) for cut in cuts]
             is_one = isinstance(asked.q, str)
             bests = [best for best, _ in wholes]
             others = [other for _, other in wholes]
@@ -95,16 +97,19 @@ class TranslateApi:
             pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=1_010)
         except ValueError:
             raise Refused(400, "the form is not in UTF-8, or has too many fields") from None
-        fields: dict[str, Any] = dict(pairs)
-        if len(several := [text for name, text in pairs if name == "q"]) > 1:
-            fields["q"] = several
-        return fields
+        fields: dict[str, Any] = {}
+        for name, text in pairs:
+            fields.setdefault(name, []).append(text)
+        if twice := [name for name, texts in fields.items() if len(texts) > 1 and name != "q"]:
+            raise Refused(400, f"fields that are given twice: {', '.join(twice):.200}; only q may be")
+        return {name: texts if len(texts) > 1 else texts[0] for name, texts in fields.items()}
 
 
-def _joined(lines: list[Translation], alternatives: int) -> tuple[str, list[str]]:
+def _joined(cut: Cut, found: Iterator[Translation], alternatives: int) -> tuple[str, list[str]]:
     """The best translation of a text, and others: of several lines, those of each line at its rank."""
-    best = "\n".join(one.text for one in lines)
-    most = max(len(one.candidates) for one in lines)
+    lines = [next(found) for one in cut if isinstance(one, TranslationRequest)]
+    best = joined(cut, [one.text for one in lines])
+    most = max((len(one.candidates) for one in lines), default=1)
     ranked = [[one.candidates[min(n, len(one.candidates) - 1)].text for one in lines] for n in range(1, most)]
-    others = list(dict.fromkeys("\n".join(some) for some in ranked))
+    others = list(dict.fromkeys(joined(cut, some) for some in ranked))
     return best, [one for one in others if one != best][:alternatives]

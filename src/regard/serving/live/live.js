@@ -85,6 +85,8 @@ async function answer() {
     const subjects = [];
     for (const [at, one] of all.entries()) {
       say(`${one.model} ${wordsOf(modelOf(one)).during} …`);
+      // All are drawn with the seed of the first: a change of the text is then one of the head or of the model.
+      if (at) one.seed = cards[0].done.seed;
       const done = await server.answer(one, (text) => { cards[at].said.textContent += text; }, mine.signal);
       cards[at].said.textContent = done.text;
       Object.assign(cards[at], { done });

@@ -99,11 +99,11 @@ def sampling_of(filters: Sequence[Filter]) -> dict[str, Any]:
     for one in filters:
         match one:
             case Temperature():
-                options["sampling_temperature"] = one.temperature
+                options["sampling_temperature"] = one.divisor
             case TopK():
                 options["sampling_topk"] = one.k
             case TopP():
-                options["sampling_topp"] = one.p
+                options["sampling_topp"] = max(one.p, 1e-20)  # CTranslate2 reads it as float32
     return options
 
 

@@ -152,8 +152,13 @@ class Temperature:
         if not 0 < self.temperature < float("inf"):
             raise ArgumentError(f"temperature must be above 0 and finite, got {self.temperature}")
 
+    @property
+    def divisor(self) -> float:
+        """tau within float32's reach: from 1e-20 down draws are greedy, and from 1e20 up even."""
+        return min(max(self.temperature, 1e-20), 1e20)
+
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        return logits / self.temperature
+        return logits / self.divisor
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,11 @@ def draw_tokens(
     sums = probabilities.cumsum(-1, dtype=dtype)
     totals = sums[:, -1:]
     if not bool((totals > 0).all()):
-        raise NonFiniteError(f"a token is drawn from probabilities whose sum is above 0, got sums of {totals[:, 0]}")
+        wrong = totals[~(totals > 0)][0].item()
+        raise NonFiniteError(
+            f"a token is drawn from probabilities whose sum is above 0, got a sum of {wrong}: the model's logits, or "
+            "the filters, have left no finite number"
+        )
     below = torch.rand(totals.shape, dtype=dtype, device=sums.device, generator=generator)
     # Random values are at most 1 - 2^-53 (in float32 2^-24), and no product with that rounds up to the total.
     return torch.searchsorted(sums, below * totals, right=True)

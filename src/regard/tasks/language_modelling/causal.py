@@ -133,6 +133,11 @@ class LanguageModel:
         return cls(model.to(find_device(device)), tokenizer, block_length=length, documents=documents)
 
     @property
+    def ends_texts(self) -> bool:
+        """Whether the model can write an end mark: it was trained on documents with ends."""
+        return not set(self.language.end_ids).isdisjoint(self.language.writable)
+
+    @property
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.model.parameters()).device
@@ -159,7 +164,7 @@ class LanguageModel:
             filters: they change the distribution of the next token; see `regard.tasks.generation.filters`.
             stop: strings that end the text; the text ends before the first of them.
             seed: the seed of the random numbers.
-            cut_off: is called for each text that reaches `max_tokens` before its end, if the model ends texts.
+            cut_off: is called for each text that reaches `max_tokens` before its end.
             drawn: is called with each token.
 
         Raises:
@@ -188,7 +193,7 @@ class LanguageModel:
             filters: they change the distribution of the next token.
             stop: strings that end a text; it ends before the first of them.
             seed: the seed of the random numbers.
-            cut_off: is called for each text that reaches `max_tokens` before its end, if the model ends texts.
+            cut_off: is called for each text that reaches `max_tokens` before its end.
 
         Raises:
             ArgumentError: `count` or `max_tokens` is below 1, or a stop string is empty.
@@ -222,7 +227,7 @@ class LanguageModel:
         if max_tokens < 1:
             raise ArgumentError(f"max_tokens must be at least 1, got {max_tokens}")
         streams = [TextStream(self.tokenizer, stop=stop) for _ in range(count)]
-        begun, has_ends = self.language.prompt(prompt), set(self.language.end_ids) & set(self.language.writable)
+        begun = self.language.prompt(prompt)
         texts = {row: list(begun) for row in range(count)}  # the texts that have not ended
         while texts:
             most = len(begun) + max_tokens - len(next(iter(texts.values())))
@@ -233,7 +238,7 @@ class LanguageModel:
                 if not is_end and (piece := streams[row].add(token)):
                     yield row, piece
                 if is_end or streams[row].stopped or len(texts[row]) == len(begun) + max_tokens:
-                    if has_ends and not (is_end or streams[row].stopped):
+                    if not (is_end or streams[row].stopped):
                         cut_off()
                     del texts[row]
                     if rest := streams[row].finish():

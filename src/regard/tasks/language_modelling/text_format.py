@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from regard.tasks.text.codec import Codec
 from regard.tasks.text.pretrained import TokenizerFile
-from regard.tasks.text.running_text import DocumentUnit, PieceBytes, encode_text, pieces
+from regard.tasks.text.running_text import DocumentUnit, encode_text, pieces
 from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
 
 
@@ -35,7 +36,7 @@ class TextFormat(Protocol):
         """The tokens the model may write."""
 
     @property
-    def tokenizer(self) -> PieceBytes:
+    def tokenizer(self) -> Codec:
         """Turns tokens into text."""
 
     def prompt(self, text: str) -> list[int]:

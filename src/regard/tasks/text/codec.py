@@ -1,5 +1,6 @@
 """The interface of tokenizers, and the tokens that are not text."""
 
+import codecs
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -43,8 +44,28 @@ class Codec(Protocol):
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
         """The text of ids, without special tokens. `unknown` has the text for each unknown token, else it is U+FFFD."""
 
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes that a token adds to a text, in UTF-8; they may be only a part of a character."""
+
     def labels(self, ids: Sequence[int]) -> list[Label]:
         """The labels of the tokens on an axis, in order; tokens of one character share a label."""
 
     def label_of_each(self, ids: Sequence[int]) -> list[str]:
         """One label for each token."""
+
+
+def finished_text(codec: Codec, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
+    """The text of ids that may end within a character, as at a limit of tokens: the part of it is left out.
+
+    >>> from regard.tasks.text import ByteLevelBPE
+    >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
+    >>> finished_text(tokenizer, tokenizer.encode("né")[:-1])
+    'n'
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for token in ids:
+        decoder.decode(codec.bytes_of(token))
+    text = codec.decode(ids, unknown=unknown)
+    for _ in decoder.getstate()[0]:  # libraries write one U+FFFD for the part, or one for each of its bytes
+        text = text.removesuffix("\N{REPLACEMENT CHARACTER}")
+    return text

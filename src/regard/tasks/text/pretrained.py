@@ -59,6 +59,10 @@ class SentencePieces:
         text = "".join(next(words, REPLACEMENT) if piece == UNKNOWN else piece for piece in pieces)
         return text.replace(SPACE, " ").strip()
 
+    def bytes_of(self, token: int) -> bytes:
+        piece = "" if token in self.marks else self._names.get(token, UNKNOWN)
+        return (REPLACEMENT if piece == UNKNOWN else piece.replace(SPACE, " ")).encode()
+
     def labels(self, ids: Sequence[int]) -> list[Label]:
         return [Label(text, (n, n)) for n, text in enumerate(self.label_of_each(ids))]
 

@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -137,13 +137,6 @@ class TextStore(TokenFile[TextFooter]):
         return cls(path)
 
 
-class PieceBytes(Codec, Protocol):
-    """A tokenizer that knows the bytes each token adds to a text."""
-
-    def bytes_of(self, token: int) -> bytes:
-        """The bytes of a token in UTF-8; they may be only a part of a character."""
-
-
 class TextStream:
     """Text from streamed tokens. Half characters and possible stop strings are held back.
 
@@ -154,7 +147,7 @@ class TextStream:
     ['a', '', 'é', '', 'E.']
     """
 
-    def __init__(self, tokenizer: PieceBytes, *, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Codec, *, stop: Sequence[str] = ()) -> None:
         if not all(stop):
             raise ArgumentError("a stop string must have at least one character")
         self._tokenizer = tokenizer
@@ -169,8 +162,8 @@ class TextStream:
         return self._hand_out(self._decoder.decode(self._tokenizer.bytes_of(token)), is_last=False)
 
     def finish(self) -> str:
-        """Return the text still held back; a part of a character becomes U+FFFD."""
-        return self._hand_out(self._decoder.decode(b"", final=True), is_last=True)
+        """Return the text still held back. A part of a character at the end is left out: no character was written."""
+        return self._hand_out("", is_last=True)
 
     def _hand_out(self, text: str, *, is_last: bool) -> str:
         if self.stopped:

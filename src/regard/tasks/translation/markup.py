@@ -6,7 +6,9 @@ from contextlib import suppress
 from html.parser import HTMLParser
 from itertools import groupby, pairwise
 from string import Formatter
-from typing import Any, Literal, NamedTuple
+from typing import Any
+
+from regard.tasks.translation.elements import MarkupPart, is_translated, with_kept
 
 CDATA = re.compile(r"(<!\[CDATA\[.*?\]\]>)", re.DOTALL)
 CONVERSION = (
@@ -22,19 +24,11 @@ PLACEHOLDER = re.compile(
 NAME = re.compile(r"\s*[\w.\-\[\]]*\s*")
 
 
-class MarkupPart(NamedTuple):
-    """A stretch of a sentence."""
-
-    kind: Literal["text", "opening", "closing", "alone"]
-    text: str
-    name: str = ""
-    """The name of an opening or a closing tag, in lower case."""
-
-
 def pieces_of(sentence: str) -> list[MarkupPart]:
     """The tags, the placeholders and the text of a sentence, which together are the sentence.
 
-    Comments, declarations, CDATA, and the content of `script` and `style` are no text: each is a piece of its own.
+    Comments, declarations, CDATA, and elements that are not translated (`elements.is_translated`) are no text: each is
+    a piece of its own.
 
     >>> [piece.text for piece in pieces_of('see <a title="x > y">{n}</a>, %.2f')]
     ['see ', '<a title="x > y">', '{n}', '</a>', ', ', '%.2f']
@@ -43,7 +37,7 @@ def pieces_of(sentence: str) -> list[MarkupPart]:
     for part in CDATA.split(sentence):
         found += [MarkupPart("alone", part)] if CDATA.fullmatch(part) else _Markup().pieces(part)
     answer = list[MarkupPart]()
-    for is_text, group in groupby(found, lambda piece: piece.kind == "text"):
+    for is_text, group in groupby(with_kept(found), lambda piece: piece.kind == "text"):
         some = list(group)
         answer += _with_placeholders("".join(piece.text for piece in some)) if is_text else some
     return answer
@@ -58,7 +52,7 @@ class _Markup(HTMLParser):
     """Where each tag, comment and text begins."""
 
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=False)
+        super().__init__()
         self._events = list[tuple[tuple[int, int], MarkupPart]]()
 
     def pieces(self, text: str) -> Iterator[MarkupPart]:
@@ -76,19 +70,16 @@ class _Markup(HTMLParser):
         self._events.append((self.getpos(), piece))
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self._begin(MarkupPart("opening", "", tag))
+        self._begin(MarkupPart("opening", "", tag, is_translated(tag, dict(attrs))))
 
     def handle_endtag(self, tag: str) -> None:
         self._begin(MarkupPart("closing", "", tag))
 
     def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        self._begin(MarkupPart("alone", ""))
+        self._begin(MarkupPart("alone", "", tag))
 
     def handle_data(self, data: str) -> None:
         self._begin(MarkupPart("alone" if self.cdata_elem else "text", ""))
-
-    def handle_entityref(self, name: str) -> None:
-        self._begin(MarkupPart("text", ""))
 
     def handle_comment(self, data: str) -> None:
         self._begin(MarkupPart("alone", ""))
@@ -96,7 +87,6 @@ class _Markup(HTMLParser):
     def handle_decl(self, decl: str) -> None:
         self._begin(MarkupPart("alone", ""))
 
-    handle_charref = handle_entityref
     handle_pi = unknown_decl = handle_comment
 
     def set_cdata_mode(self, elem: str, **how: Any) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, NamedTuple
 
 from regard.tasks.generation.config import Beam
@@ -10,8 +11,10 @@ from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.text.unicode import normalise
 from regard.tasks.text.words import is_blank
 from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.elements import MarkupPart
+from regard.tasks.translation.markup import pieces_of
 from regard.tasks.translation.searching import Begun
-from regard.tasks.translation.tags import Tag, TaggedSentence, taken_out
+from regard.tasks.translation.tags import Tag, TaggedSentence, without_tags
 from regard.tasks.translation.translation_model import TranslationModel
 
 
@@ -22,6 +25,17 @@ class Request(NamedTuple):
     prefix: str = ""
     is_wanted: Callable[[], bool] | None = None
     """Asked before each step of a search; once it is False, the translation ends where it is."""
+    pieces: tuple[MarkupPart, ...] | None = None
+    """The source as HTML, if tags are kept: its tags, and its text, in which character references have been read. Those
+    that HTML needs are written into its translation."""
+
+    def parts(self) -> Sequence[MarkupPart]:
+        """The tags and the text of the source."""
+        return pieces_of(self.source) if self.pieces is None else self.pieces
+
+    def escaped(self, text: str) -> str:
+        """A text as its translation has it."""
+        return text if self.pieces is None else escape(text, quote=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,10 +110,15 @@ class Draft:
         return Begun(self.ids, self.prefix, is_wanted=self.asked.is_wanted)
 
 
+def _plain(asked: Request) -> TaggedSentence:
+    parts = [one._replace(text=normalise(one.text)) if one.kind == "text" else one for one in asked.parts()]
+    return without_tags(parts)
+
+
 def drafts_of(model: TranslationModel, lines: Sequence[str | Request], options: TranslationOptions) -> list[Draft]:
     """Take tags out of sentences if the options say so, and make tokens of them."""
     asked = [Request(line) if isinstance(line, str) else line for line in lines]
-    plain = [taken_out(normalise(one.source)) if options.keep_tags else TaggedSentence(one.source, ()) for one in asked]
+    plain = [_plain(one) if options.keep_tags else TaggedSentence(one.source, ()) for one in asked]
     sources = model.source_tokenizer.encode_batch([one.plain for one in plain])
     prefixes: list[list[int]] = [[] for _ in asked]
     if any(one.prefix for one in asked):

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.pictures.token_maps import Axis, axis, merge
-from regard.tasks.text.codec import Codec
-from regard.tasks.text.unicode import normalise
+from regard.tasks.text.codec import Codec, finished_text
 from regard.tasks.text.words import stretches
 from regard.tasks.translation.confidence import Confidence, confidence_of
 from regard.tasks.translation.markup import marks_of
@@ -54,14 +53,16 @@ class Present:
         """The text of a translation, and whether it is its source, because a tag would not come back exactly once."""
         unknown = self._unknown(draft, one)
         if not (draft.prefix or draft.tags):
-            return self.model.target_tokenizer.decode(one.tokens, unknown=unknown), False
+            text = finished_text(self.model.target_tokenizer, one.tokens, unknown=unknown)
+            return draft.asked.escaped(text), False
         pieces = added_texts(self.model.target_tokenizer, one.tokens, unknown)
         _write(pieces, 0, len(draft.prefix), draft.asked.prefix)
         text = "".join(pieces)
         if not draft.tags:
-            return text, False
-        text = put_back(text, draft.tags, self._weights(draft, one, pieces))
-        found, wanted = (Counter(marks_of(line)) for line in (text, normalise(draft.asked.source)))
+            return draft.asked.escaped(text), False
+        text = put_back(text, draft.tags, self._weights(draft, one, pieces), draft.asked.escaped)
+        found = Counter(marks_of(text))
+        wanted = Counter(part.text for part in draft.asked.parts() if part.kind != "text")
         return (text, False) if wanted == {mark: found[mark] for mark in wanted} else (draft.asked.source, True)
 
     def _confidence(self, draft: Draft, one: Hypothesis, written: Axis, source: Axis) -> Confidence | None:

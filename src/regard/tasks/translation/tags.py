@@ -2,7 +2,7 @@
 
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from regard.tasks.text.word_shares import shares
 from regard.tasks.text.words import Span, is_spaced, is_word, lengthens, units
-from regard.tasks.translation.markup import MarkupPart, marks_of, pieces_of
+from regard.tasks.translation.elements import MarkupPart, closings_of
+from regard.tasks.translation.markup import marks_of, pieces_of
 
 
 class Tag(NamedTuple):
@@ -49,8 +50,12 @@ def taken_out(sentence: str) -> TaggedSentence:
      tags=(Tag(text='<b>', begin=1, end=3, closing='</b>', left=True, right=False, parent=-1),
      Tag(text='{name}', begin=4, end=4, closing='', left=True, right=False, parent=-1)))
     """
-    pieces = pieces_of(sentence)
-    closings = _closings(pieces)
+    return without_tags(pieces_of(sentence))
+
+
+def without_tags(pieces: Sequence[MarkupPart]) -> TaggedSentence:
+    """The same of the pieces of a sentence."""
+    closings = closings_of(pieces)
     in_pairs, plain, found, open_ones = {*closings, *closings.values()}, "", list[Tag](), list[int]()
     for n, piece in enumerate(pieces):
         before = pieces[n - 1] if n else None
@@ -67,19 +72,6 @@ def taken_out(sentence: str) -> TaggedSentence:
                 open_ones.append(len(found) - 1)
     plain = plain.rstrip() if found and pieces[-1].kind != "text" else plain
     return TaggedSentence(plain, tuple(_in_units(found, plain)))
-
-
-def _closings(pieces: Sequence[MarkupPart]) -> dict[int, int]:
-    """The number of the closing tag of each opening tag that is closed, and crosses no pair before it."""
-    found, open_ones = dict[int, int](), list[int]()
-    for n, piece in enumerate(pieces):
-        if piece.kind == "opening":
-            open_ones.append(n)
-        elif piece.kind == "closing" and piece.name in (pieces[one].name for one in open_ones):
-            while pieces[open_ones[-1]].name != piece.name:
-                open_ones.pop()
-            found[open_ones.pop()] = n
-    return found
 
 
 def _after_tag(plain: str, text: str, *, is_alone: bool) -> str:
@@ -99,7 +91,7 @@ def _in_units(tags: Sequence[Tag], plain: str) -> Iterator[Tag]:
         yield tag._replace(begin=begin, end=begin if is_empty else bisect_left(begins, tag.end))
 
 
-def put_back(translation: str, tags: Sequence[Tag], weights: Tensor) -> str:
+def put_back(translation: str, tags: Sequence[Tag], weights: Tensor, escaped: Callable[[str], str] = str) -> str:
     """A translation with the tags of its source.
 
     A pair of tags stands around all units of the translation that look most at one of the units it stood around, or
@@ -111,6 +103,7 @@ def put_back(translation: str, tags: Sequence[Tag], weights: Tensor) -> str:
         translation: a text without tags.
         tags: those taken out of the source, in the order in which they begin.
         weights: (T, S), how much each unit of the translation looks at each unit of the source.
+        escaped: writes the text between the tags.
 
     >>> import torch
     >>> tags = taken_out("see <b>the house</b>, {name}").tags
@@ -122,7 +115,7 @@ def put_back(translation: str, tags: Sequence[Tag], weights: Tensor) -> str:
     for tag in tags:
         parent = nodes[tag.parent] if tag.parent >= 0 else root
         nodes.append(_placed(_Node(tag, *_target_span(tag, weights, parent.begin, parent.end)), parent))
-    return _written(translation, list(_items(root)))
+    return _written(translation, list(_items(root)), escaped)
 
 
 @dataclass(slots=True)
@@ -183,7 +176,7 @@ def _items(node: _Node) -> Iterator[_Item]:
     yield from (_Item("unit", unit, node.tag) for unit in range(place, node.end))
 
 
-def _written(translation: str, items: Sequence[_Item]) -> str:
+def _written(translation: str, items: Sequence[_Item], escaped: Callable[[str], str]) -> str:
     """The text of the items. The text between two units (mostly a space) comes before a tag that opens there."""
     places, answer, done = units(translation), "", 0
     following = [item.unit for item in items if item.kind == "unit"]
@@ -191,17 +184,17 @@ def _written(translation: str, items: Sequence[_Item]) -> str:
         upcoming = places[following[0]][0] if following else len(translation)
         match item.kind:
             case "unit":
-                answer += translation[done : places[item.unit][1]]
+                answer += escaped(translation[done : places[item.unit][1]])
                 done = places[following.pop(0)][1]
             case "closing":
                 answer += item.tag.closing
             case "opening":
                 # An empty pair opens here too: the space belongs before the next item, not before its end.
-                answer, done = answer + translation[done:upcoming], upcoming
+                answer, done = answer + escaped(translation[done:upcoming]), upcoming
                 answer += item.tag.text
             case "alone":
                 if item.tag.left or not answer:
-                    answer, done = answer + translation[done:upcoming], upcoming
+                    answer, done = answer + escaped(translation[done:upcoming]), upcoming
                 behind = translation[done : done + 1]
                 # `{n}` behind a `%` would be another placeholder.
                 is_tight = marks_of(answer[-2:] + item.tag.text + behind) != [item.tag.text]
@@ -209,7 +202,7 @@ def _written(translation: str, items: Sequence[_Item]) -> str:
                 answer += " " * bool(answer and needs_space and not answer[-1].isspace()) + item.tag.text
                 has_next = n + 1 < len(items) and items[n + 1].kind != "closing"
                 answer += " " * (((item.tag.right and has_next) or is_tight) and not behind.isspace())
-    return answer + translation[done:]
+    return answer + escaped(translation[done:])
 
 
 def _target_span(tag: Tag, weights: Tensor, low: int, high: int) -> Span:

@@ -20,6 +20,7 @@ from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.hooks.interceptor import Interceptor, has_compiled
 from regard.watching.hooks.observed_call import KeysChosen, ObservedCall
 from regard.watching.hooks.thread_state import is_in_backward
+from regard.watching.kept.arguments import KeptArguments, ModuleArguments
 from regard.watching.kept.evidence import AnyEvidence
 from regard.watching.kept.factors import Factors, share_keys, undisturbed, with_graph
 from regard.watching.kept.output_gradients import ITSELF, NO_GRAPH, called
@@ -87,6 +88,12 @@ class Observed:
     """The blocks of tokens among its keys; None without any."""
     kind: str = "attention"
     """One of the kinds of a report."""
+    arguments: tuple[KeptArguments, ...] = ()
+    """The small integer arguments of the modules around the call, the outermost first."""
+    dropout: float = 0.0
+    """The share of the weights that the kernel dropped."""
+    is_evaluated: bool = False
+    """True if the model was in evaluation mode."""
 
     @property
     def map(self) -> AttentionMap | None:
@@ -169,6 +176,8 @@ class Record(Interceptor):
         """How often a lookalike of attention was observed, by (module path, description)."""
         self.skipped = 0
         self.outside = 0
+        self._running: dict[int, tuple[ModuleArguments, KeptArguments]] = {}
+        """The arguments of the modules around the latest call, by their ids, held so that no other object gets these."""
         self._verify, self._summary = verify, summary
         self._rows = Random(0)
         """Chooses the rebuilt rows. The random state of torch is the model's."""
@@ -234,6 +243,8 @@ class Record(Interceptor):
             changed=() if source.origins is None else source.origins.changed,
             blocks=(blocks := self._blocks(source, when)),
             chooser=self.choosers.get((weights.shape[-2], weights.shape[-1] if blocks is None else blocks.number)),
+            arguments=self._arguments(source.arguments), dropout=source.dropped,
+            is_evaluated=not self.modules[""].training,
         )  # fmt: skip
         if isinstance(reading.rebuilding, str):
             observed.error = reading.rebuilding if self._verify else None
@@ -252,6 +263,16 @@ class Record(Interceptor):
             call = next(one for one in reversed(self.calls) if (one.name, one.index) == (path, before))
             share_keys(call.factors, reading.factors)
         return observed
+
+    def _arguments(self, given: tuple[ModuleArguments, ...]) -> tuple[KeptArguments, ...]:
+        """The arguments of the running modules, each kept once for all calls in it; none beside statistics."""
+        if self._summary is not None:
+            return ()
+        known, self._running = self._running, {}
+        for one in given:
+            held = known.get(id(one)) or (one, KeptArguments.of(self.paths.get(id(one.module), ""), one))
+            self._running[id(one)] = held
+        return tuple(kept for _, kept in self._running.values())
 
     def _blocks(self, source: ObservedCall, when: Moment) -> BlockKeys | None:
         """The blocks of tokens among the keys of a call, with the call of this run that made them."""

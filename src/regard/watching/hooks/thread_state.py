@@ -17,6 +17,7 @@ from regard.tensors.torch_private import graph_task_id, pop_function_mode, push_
 from regard.watching.hooks.interceptor import Interceptor
 from regard.watching.hooks.module_kinds import may_run_fused
 from regard.watching.hooks.observed_call import KeysChosen, ObservedCall
+from regard.watching.kept.arguments import ModuleArguments, running_arguments
 from regard.watching.kept.sequences import Moment
 from regard.watching.readers.provenance import SoftmaxOrigin, Traces
 
@@ -25,6 +26,7 @@ class RunningModule:
     """A module whose forward is running."""
 
     __slots__ = (
+        "arguments",
         "compares",
         "convolutions",
         "has_pairs",
@@ -43,6 +45,8 @@ class RunningModule:
         self.module = module
         self.taken = taken
         self.was_hidden = was_hidden
+        self.arguments: ModuleArguments | None = None
+        """Its small integer arguments."""
         self.pending: list[SoftmaxOrigin] = []
         """Softmaxes of this module that may become attention."""
         self.is_recomputed = False
@@ -181,6 +185,7 @@ class ThreadState:
     def give(self, source: ObservedCall, module: nn.Module | None = None) -> None:
         """Hand a call to every interceptor, as a call of the running module or of `module`."""
         self.taken += 1
+        source.arguments = tuple(running_arguments(self.stack))
         self.meant, self.is_reading = module, True
         try:
             for watch in tuple(self.watches):

@@ -34,7 +34,7 @@ CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim",
 """The selecting functions of routers."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class WrittenOut(ObservedCall):
     """Weights the model multiplied with values, after the product ran."""
 

@@ -92,6 +92,8 @@ class Observed:
     """The small integer arguments of the modules around the call, the outermost first."""
     dropout: float = 0.0
     """The share of the weights that the kernel dropped."""
+    is_over_queries: bool = False
+    """True if the weights of each key sum to 1, over the queries."""
     is_evaluated: bool = False
     """True if the model was in evaluation mode."""
 
@@ -244,7 +246,7 @@ class Record(Interceptor):
             blocks=(blocks := self._blocks(source, when)),
             chooser=self.choosers.get((weights.shape[-2], weights.shape[-1] if blocks is None else blocks.number)),
             arguments=self._arguments(source.arguments), dropout=source.dropped,
-            is_evaluated=not self.modules[""].training,
+            is_over_queries=source.is_over_queries, is_evaluated=not self.modules[""].training,
         )  # fmt: skip
         if isinstance(reading.rebuilding, str):
             observed.error = reading.rebuilding if self._verify else None

@@ -87,6 +87,8 @@ class ObservedCall(ABC):
     """Identifies the call later, should it turn out to be no attention."""
     arguments: tuple[ModuleArguments, ...] = ()
     """The small integer arguments of the running modules, the outermost first."""
+    is_over_queries: bool = False
+    """True if the weights of each key sum to 1, over the queries."""
     dropped: float = 0.0
     """The share of the weights that were dropped."""
 

@@ -1,0 +1,110 @@
+"""Kinds of tokens: images see both ways within themselves, and a prefix is seen as a whole."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.breach import hidden_pairs
+from regard.watching.checks.finding import Finding
+from regard.watching.checks.rules.base import CallRule
+
+IMAGES, PREFIX = "image tokens", "prefix"
+
+
+class TokenKindsRule(CallRule):
+    """Do the tokens of an image, or of a prefix, see each other both ways?"""
+
+    name: ClassVar = "images and prefixes"
+
+    def why_not(self, call: AuditedCall) -> str:
+        if not call.is_attention:
+            return "it is no attention over positions"
+        if call.types is None:
+            return "no token_type_ids were given"
+        return "" if blocks_of(call) is not None else "its token_type_ids are no part of a mask, as far as is known"
+
+    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
+        found = blocks_of(call)
+        assert found is not None
+        assert call.types is not None
+        kind, of = found
+        keep = torch.ones_like(of, dtype=torch.bool) if call.keep is None else call.keep.values
+        window = window_of_config(call)
+        places = torch.arange(call.sizes.keys, device=call.device)
+
+        def within(rows: range) -> Tensor:
+            own = of[:, rows.start : rows.stop, None]
+            near = places >= places[rows.start : rows.stop, None] - window + 1 if window else True
+            return (own >= 0) & (own == of[:, None]) & keep[:, None] & near
+
+        count, first = hidden_pairs(call, within)
+        if first is None:
+            return
+        sequence, query, key = first
+        what = "tokens of one image" if kind == IMAGES else "tokens of the prefix"
+        yield Finding(
+            "image tokens" if kind == IMAGES else "prefix", "error",
+            f"{count} pairs of {what} are hidden, which {call.types.source} marks: query {query} of sequence {sequence} "
+            f"does not see key {key} of its block, and the mask that arrived is {call.facts.mask}",
+            numbers={"pairs": count}, cause="a plain causal mask hides what comes later in the block",
+            remedy="let the tokens of a block see each other in both directions, beside the causal mask",
+        )  # fmt: skip
+
+
+def window_of_config(call: AuditedCall) -> int | None:
+    """The window of the layer, if its config says one."""
+    from regard.watching.checks.rules.window import window_of
+
+    said = window_of(call)
+    return None if said is None else said.size
+
+
+def blocks_of(call: AuditedCall) -> tuple[str, Tensor] | None:
+    """The kind of the blocks that see both ways, and the number of its block for each key (B, S), -1 outside; None if
+    the kinds of tokens are no part of the mask, as far as is known."""
+    if call.types is None:
+        return None
+    types = call.types.values
+    root: Any = getattr(call.modules.get(""), "config", None) or _root_config(call)
+    name = getattr(root, "model_type", None)
+    if name in OF_IMAGES:
+        is_image = types == 1
+        begins = is_image & ~torch.nn.functional.pad(is_image, (1, 0))[:, :-1]
+        return IMAGES, (begins.long().cumsum(-1) - 1).masked_fill(~is_image, -1)
+    if name in OF_PREFIX or (call.config is None and _is_prefix(call, types)):
+        return PREFIX, torch.where(types == 0, 0, -1)
+    return None
+
+
+OF_IMAGES, OF_PREFIX = ("gemma3",), ("paligemma",)
+"""Types of transformers' configs whose token_type_ids are 1 for tokens of images that see both ways, or 0 for tokens of a
+prefix that does."""
+
+
+def _root_config(call: AuditedCall) -> Any:
+    """The config of the outermost module around a call that has one."""
+    parts = call.name.split(".")
+    for n in range(len(parts) + 1):
+        config = getattr(call.modules.get(".".join(parts[:n])), "config", None)
+        if config is not None:
+            return config
+    return None
+
+
+def _is_prefix(call: AuditedCall, types: Tensor) -> bool:
+    """True for zeros before ones in a causal model without a table of so many kinds: they are there for a mask alone."""
+    if not bool(((types == 0) | (types == 1)).all()) or bool((types.diff(dim=-1) < 0).any()):
+        return False
+    if not bool((types == 0).any() & (types == 1).any()):
+        return False
+    has_table = any(
+        isinstance(one, torch.nn.Embedding) and one.num_embeddings <= MOST_KINDS for one in call.modules.values()
+    )
+    return not has_table and (not call.facts.mask.ahead or call.facts.mask.pattern == "prefix")
+
+
+MOST_KINDS = 16
+"""The largest table of kinds of tokens."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from regard.lazy import Displayed
-from regard.watching.checks.finding import Finding, Severity, grouped
+from regard.watching.checks.finding import Finding, Severity, by_module, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,12 @@ class Checked(Displayed, Sequence[Finding]):
         return self.findings[key]
 
     def __repr__(self) -> str:
-        asked = sum(bool(question.asked) for question in self.questions) + len(self.tried)
-        named = (("error", len(self.errors)), ("warning", len(self.warnings)), ("info", len(self.infos)))
-        found = ", ".join(_count(n, what) for what, n in named if n)
-        return f"{self.model}: {_count(self.layers, 'layer')}, {_count(asked, 'question')}, {found or 'nothing found'}"
+        asked = sum(bool(question.asked) for question in self.questions)
+        sizes = [(self.layers, "layer"), (asked, "question"), *([(len(self.tried), "trial")] if self.tried else [])]
+        named = (("error", len(self.errors)), ("warning", len(self.warnings)))
+        found = ", ".join(_count(n, what) for what, n in named if n) or "nothing found"
+        infos = f" ({_count(len(self.infos), 'info')})" if self.infos else ""
+        return f"{self.model}: {', '.join(_count(n, what) for n, what in sizes)}, {found}{infos}"
 
     def __str__(self) -> str:
         asked = [question for question in self.questions if question.asked]
@@ -125,3 +127,19 @@ def _listed(title: str, questions: Iterable[Question]) -> list[str]:
 
 def _count(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def joined(model: str, audits: Sequence[Checked], found: Iterable[Finding], tried: Iterable[str]) -> Checked:
+    """One object for several audits of a model and the findings of its trials: a question was asked of a module if one
+    audit did."""
+    findings = [*found, *(finding for audit in audits for finding in audit)]
+    names = dict.fromkeys(question.name for audit in audits for question in audit.questions)
+    every = [question for audit in audits for question in audit.questions]
+    questions = []
+    for name in names:
+        same = [question for question in every if question.name == name]
+        asked = dict.fromkeys(path for question in same for path in question.asked)
+        left = {path: reason for question in reversed(same) for path, reason in question.not_asked if path not in asked}
+        questions.append(Question(name, tuple(asked), tuple(left.items())))
+    layers = len({path for question in every for path in (*question.asked, *dict(question.not_asked))})
+    return Checked(model, layers, tuple(by_module(findings)), tuple(questions), tuple(tried))

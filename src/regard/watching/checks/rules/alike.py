@@ -91,14 +91,17 @@ def _pattern(stack: list[AuditedCall]) -> Iterator[Finding]:
 
 
 def _bias(stack: list[AuditedCall]) -> Iterator[Finding]:
-    """One layer without the bias that all the others add."""
+    """Layers without a bias beside others with one. (A bias that is made once is handed from layer to layer.)"""
     has = [_has_bias(call) for call in stack]
+    with_one = sum(one is True for one in has)
     for call, own in zip(stack, has, strict=True):
-        if own is False and sum(one is True for one in has) == len(stack) - 1:
+        if own is False and with_one:
             yield _of(
                 call, Finding(
-                    "bias", "warning", f"it adds no bias to its scores, where all {len(stack) - 1} layers beside it add one",
-                    cause="a relative bias is made in one layer, and not handed on", remedy="hand it the bias of the others",
+                    "bias", "warning", f"it adds no bias to its scores, where {with_one} of the {len(stack) - 1} layers "
+                    "beside it add one",
+                    cause="a relative bias is made in one layer, and was not handed on",
+                    remedy="hand it the bias of the others",
                 ),
             )  # fmt: skip
 

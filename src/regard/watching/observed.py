@@ -20,12 +20,13 @@ from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.hooks.interceptor import Interceptor, has_compiled
 from regard.watching.hooks.observed_call import KeysChosen, ObservedCall
 from regard.watching.hooks.thread_state import is_in_backward
-from regard.watching.kept.arguments import KeptArguments, ModuleArguments
+from regard.watching.kept.arguments import KeptArguments, ModuleArguments, is_small, kept
 from regard.watching.kept.evidence import AnyEvidence
 from regard.watching.kept.factors import Factors, share_keys, undisturbed, with_graph
 from regard.watching.kept.output_gradients import ITSELF, NO_GRAPH, called
 from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.sequences import Moment, Sequences
 
 if TYPE_CHECKING:
@@ -48,6 +49,16 @@ class BlockKeys(NamedTuple):
 
         source = None if self.made is None or self.made.map is None else self.made.map.source
         return source if isinstance(source, Compression) and source.queries == self.number else None
+
+
+class EmbeddedIds(NamedTuple):
+    """Ids of tokens, of positions or of kinds that a table was read by."""
+
+    at: int
+    """How many calls were observed before."""
+    ids: SavedTensor
+    table: int
+    """The id of the table, which the model holds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -168,6 +179,7 @@ class Record(Interceptor):
         """How each module without an observed call mixes positions, and how many, if that is known."""
         self.choosers: dict[tuple[int, int], KeysChosen] = {}
         """By the numbers of queries and keys, the last choice of keys by scores."""
+        self.embeddings: list[EmbeddedIds] = []
         self.measured: set[str] = set()
         """The modules of which another run of the model told whether they mix positions."""
         self.recomputed: Counter[str] = Counter()
@@ -193,6 +205,10 @@ class Record(Interceptor):
 
     def mixed(self, path: str, how: str, positions: int | None) -> None:
         self.mixes.setdefault(path, (how, positions))
+
+    def embedded(self, ids: Tensor, table: int, taken: int) -> None:
+        if self._summary is None and is_small("", ids):
+            self.embeddings.append(EmbeddedIds(taken, kept(ids, "ids"), table))
 
     def chose(self, choice: KeysChosen, queries: int) -> None:
         self.choosers[queries, choice.hidden.shape[-1]] = choice

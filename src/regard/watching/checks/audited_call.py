@@ -1,6 +1,6 @@
 """One call under audit: its facts, the positions of its queries, and what its model was told of its sequences."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.watching.checks.facts import Facts, facts_of
 from regard.watching.checks.roles import Role, config_of, is_of_decoder, role_of
-from regard.watching.checks.told import Part, Told, documents_of, end_runs, ids_of, masks_of, part_of, types_of
+from regard.watching.checks.told import Part, Told, documents_of, end_runs, ids_of, masks_of, part_of, place, types_of
 from regard.watching.checks.visible import allowed_pairs
 from regard.watching.kept.sequences import CallSequence, SequenceStep
-from regard.watching.observed import Observed, Record
+from regard.watching.observed import EmbeddedIds, Observed, Record
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +40,7 @@ class AuditedCall:
     """Its place in a sequence of calls with one cache."""
     before: "AuditedCall | None" = None
     """The call before it in that sequence."""
+    embeddings: Sequence[EmbeddedIds] = ()
     earlier: "AuditedCall | None" = None
     """The call of the same module before it, of any sequence."""
     grows: bool = False
@@ -197,6 +198,48 @@ class AuditedCall:
         told = types_of(self.call)
         return told if told is None or told.values.device == self.device else None
 
+    @cached_property
+    def position_table(self) -> int | None:
+        """The table of positions that the model reads: by ids that rise by one in each row, and are no tokens."""
+        if self.before is not None and self.grows:
+            return self.before.position_table
+        for one in self._embedded():
+            ids = torch.atleast_2d(one.ids.tensor)
+            if ids.shape[1] > 1 and not bool((ids.diff(dim=-1) != 1).any()):
+                tokens = None if self.part is None else ids_of(self.call, self.part, ids.shape[1])
+                if tokens is None or not torch.equal(tokens.values, ids.expand_as(tokens.values)):
+                    return one.table
+        return None
+
+    @cached_property
+    def positions(self) -> Told | None:
+        """The positions (B or 1, T) that the model gives its queries: by the table of positions, or an argument."""
+        batch, queries, table = self.sizes.flat_batch, self.sizes.queries, self.position_table
+        for one in self._embedded() if table is not None else ():
+            if one.table == table:
+                ids = torch.atleast_2d(one.ids.tensor)
+                return Told(ids, "the table of positions") if len(ids) in (1, batch) else None
+        for frame in reversed(self.call.arguments):
+            given = frame.read("position_ids")
+            if given is not None:
+                fits = given.dim() == 2 and given.shape[1] == queries and len(given) in (1, batch)
+                return Told(given, place(frame, "position_ids")) if fits else None
+        return None
+
+    @property
+    def are_types_embedded(self) -> bool:
+        """True if a table of the model was read by the kinds of the tokens."""
+        types = self.types
+        return types is not None and any(torch.equal(one.ids.tensor, types.values) for one in self._embedded())
+
+    def _embedded(self) -> Iterator[EmbeddedIds]:
+        """The ids for as many queries that tables were read by before the call, the latest first."""
+        for one in reversed(self.embeddings):
+            tensor = one.ids.tensor
+            if one.at < self.call.at and not one.ids.is_stale and tensor.dim() in (1, 2):
+                if tensor.shape[-1] == self.sizes.queries:
+                    yield one
+
     # -- visible pairs -----------------------------------------------------------------------------------
 
     def sees(self, rows: range) -> Tensor:
@@ -302,7 +345,7 @@ def run_of(record: Record, user: UserTold) -> Run:
         sequence, step, before = steps.get((call.name, call.index), (None, None, None))
         audited = AuditedCall(
             call, facts, record.modules, user, step, None if before is None else known.get((call.name, before)),
-            earlier=latest.get(call.name), grows=sequence is not None and sequence.grows is True, pads=pads,
+            embeddings=record.embeddings, earlier=latest.get(call.name), grows=sequence is not None and sequence.grows is True, pads=pads,
         )  # fmt: skip
         known[call.name, call.index] = latest[call.name] = audited
         run.calls.append(audited)

@@ -28,6 +28,7 @@ Reason = Literal[
     "image tokens",
     "prefix",
     "window",
+    "positions",
     "no key",
     "softmax over the wrong axis",
     "mask added",

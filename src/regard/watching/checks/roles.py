@@ -40,6 +40,8 @@ def role_of(call: "AuditedCall") -> Role:
     if config is not None:
         if is_causal(modules, path, call.call.crosses):
             return Role("causal", f"the config of {config.model_type} is of a causal model")
+        if _generates(call):
+            return Role("causal", "its model generates, by transformers' GenerationMixin")
         kind = encoder_kind(modules, path, config)
         return Role("both", f"it is part of {kind}, which sees both sides") if kind else UNKNOWN
     if _is_of_torchs_decoder(call):
@@ -65,6 +67,18 @@ def encoder_kind(modules: Mapping[str, nn.Module], path: str, config: Any) -> st
     is_masked = mappings is not None and config.model_type in mappings.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     is_decoder = bool(getattr(config, "is_decoder", False))
     return "an encoder of text" if is_masked and has_tokens and not is_decoder else ""
+
+
+def _generates(call: "AuditedCall") -> bool:
+    """True for a model of one's own that generates with transformers, and is no pair."""
+    library: Any = sys.modules.get("transformers.generation.utils")
+    mappings: Any = sys.modules.get("transformers.models.auto.configuration_auto")
+    root: Any = call.modules.get("")
+    if library is None or mappings is None or not isinstance(root, library.GenerationMixin):
+        return False
+    config = getattr(root, "config", None)
+    is_own = getattr(config, "model_type", None) not in mappings.CONFIG_MAPPING_NAMES
+    return is_own and config is call.config and not is_pair(config) and not sees_both_sides(config)
 
 
 def _is_of_torchs_decoder(call: "AuditedCall") -> bool:

@@ -260,6 +260,12 @@ class ThreadState:
             if (path := watch.paths.get(id(module))) is not None:
                 watch.mixed(path, how, positions)
 
+    def embedded(self, ids: object, table: object) -> None:
+        """Notify every watch of ids that a table of vectors was read by."""
+        if isinstance(ids, Tensor):
+            for watch in self.watches:
+                watch.embedded(ids, id(table), self.taken)
+
     def chose(self, module: nn.Module, choice: KeysChosen, queries: int) -> None:
         """Notify every watch of a module that chose keys for so many queries."""
         for watch in self.watches:

@@ -37,12 +37,12 @@ class KeptArguments:
     @classmethod
     def of(cls, path: str, given: ModuleArguments) -> "KeptArguments":
         """Keep the arguments of a running call."""
-        return cls(path, {name: _kept(tensor, name) for name, tensor in given.tensors.items()})
+        return cls(path, {name: kept(tensor, name) for name, tensor in given.tensors.items()})
 
     def read(self, name: str) -> Tensor | None:
         """An argument; None if there was none of that name, or if the model has overwritten it since."""
-        kept = self.tensors.get(name)
-        return None if kept is None or kept.is_stale else kept.tensor
+        held = self.tensors.get(name)
+        return None if held is None or held.is_stale else held.tensor
 
 
 def small_arguments(module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any] | None) -> ModuleArguments | None:
@@ -54,11 +54,12 @@ def small_arguments(module: nn.Module, args: Iterable[Any], kwargs: Mapping[str,
     if not found:
         return None
     with DisableTorchFunction():
-        found = {name: one for name, one in found.items() if _is_small(name, one)}
+        found = {name: one for name, one in found.items() if is_small(name, one)}
     return ModuleArguments(module, found) if found else None
 
 
-def _is_small(name: str, tensor: Tensor) -> bool:
+def is_small(name: str, tensor: Tensor) -> bool:
+    """True for an integer or bool tensor of few dimensions, and for a float mask (B, L) by its name."""
     if tensor.is_nested or tensor.dim() > 3 or not 0 < tensor.numel() <= MOST_ELEMENTS:
         return False
     return not (tensor.is_floating_point() or tensor.is_complex()) or (tensor.dim() == 2 and "mask" in name)
@@ -79,7 +80,8 @@ def _names(forward: Callable[..., Any] | None) -> tuple[str, ...]:
     return tuple(places if inspect.ismethod(forward) else places[1:])
 
 
-def _kept(tensor: Tensor, name: str) -> SavedTensor:
+def kept(tensor: Tensor, name: str) -> SavedTensor:
+    """Keep a small tensor by reference, and a buffer as a copy."""
     if may_be_overwritten(tensor) or holds_much_more(tensor):
         return SavedTensor(copied(tensor), name)
     with torch.no_grad():

@@ -145,6 +145,8 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: An
         thread.try_to(note_convolution, thread, module, of, module.kernel_size, module.stride)
     elif args:
         thread.traces.follow(output, of)
+        if isinstance(module, nn.Embedding):
+            thread.embedded(of, module.weight)
     if not thread.traces.alive or not args or thread.traces.of(args[0]) is None:
         return
     if isinstance(module, nn.Linear):

@@ -7,6 +7,7 @@ from regard.watching.checks.rules.direction import CrossAttentionRule, EncoderRu
 from regard.watching.checks.rules.documents import DocumentsRule
 from regard.watching.checks.rules.kernel import AddedMaskRule, ScaleRule, SinkRule, SoftmaxRule
 from regard.watching.checks.rules.padding import PaddingRule
+from regard.watching.checks.rules.positions import PositionsRule
 from regard.watching.checks.rules.rows import ChoiceRule, FiniteRule, NoKeyRule
 from regard.watching.checks.rules.token_kinds import TokenKindsRule
 from regard.watching.checks.rules.window import WindowRule
@@ -15,6 +16,6 @@ FIRST: Rule = FiniteRule()
 """Asked of every call; the others are asked where its weights are numbers."""
 RULES: tuple[Rule, ...] = (
     FutureRule(), EncoderRule(), CrossAttentionRule(), PaddingRule(), DocumentsRule(), TokenKindsRule(), WindowRule(),
-    OwnKeyRule(), NoKeyRule(), SoftmaxRule(), AddedMaskRule(), SinkRule(), ScaleRule(), ChoiceRule(),
+    OwnKeyRule(), PositionsRule(), NoKeyRule(), SoftmaxRule(), AddedMaskRule(), SinkRule(), ScaleRule(), ChoiceRule(),
     LikeTheOthersRule(),
 )  # fmt: skip

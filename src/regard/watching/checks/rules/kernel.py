@@ -14,6 +14,7 @@ from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import breach
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.rules.base import CallRule
+from regard.watching.checks.told import IDS, place
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, HIDDEN
 
 
@@ -32,6 +33,14 @@ class SoftmaxRule(CallRule):
                 "the softmax ran over the queries: the columns of its weights sum to 1, not the rows",
                 cause="softmax(dim=-2), or scores with keys before queries", remedy="softmax(dim=-1) over the keys",
             )  # fmt: skip
+        elif (told := _over_sequences(call)) is not None:
+            yield Finding(
+                "softmax over the wrong axis", "error",
+                f"the sequences of the batch attend to each other: the kernel got {call.sizes.flat_batch} sequences of "
+                f"{call.sizes.queries} tokens, and {told} has {call.sizes.queries} of {call.sizes.flat_batch}",
+                cause="nn.MultiheadAttention takes (T, B, D) unless it is made with batch_first=True, or axes were "
+                "exchanged", remedy="batch_first=True",
+            )  # fmt: skip
         elif (rate := _dropped(call)) is not None and call.call.is_evaluated:
             yield Finding(
                 "dropout in evaluation", "error",
@@ -48,6 +57,19 @@ class SoftmaxRule(CallRule):
                 numbers={"sum": total}, cause="the weights were changed after the softmax, as by a mask",
                 remedy="hide keys before the softmax",
             )  # fmt: skip
+
+
+def _over_sequences(call: AuditedCall) -> str | None:
+    """The ids whose sequences are the keys of a call, and whose tokens are its batch; None if there are none."""
+    batch, queries, keys = call.sizes.flat_batch, call.sizes.queries, call.sizes.keys
+    if batch == queries or queries != keys or call.offset != 0:
+        return None
+    for frame in call.call.arguments:
+        for name in IDS:
+            ids = frame.read(name)
+            if ids is not None and ids.dim() == 2 and not ids.is_floating_point():
+                return place(frame, name) if ids.shape == (queries, batch) else None
+    return None
 
 
 def _dropped(call: AuditedCall) -> float | None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.watching.checks.audited_call import AuditedCall
-from regard.watching.checks.breach import hidden_pairs
+from regard.watching.checks.breach import Pairs, hidden_pairs
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.rules.base import CallRule
 
@@ -22,14 +22,13 @@ class TokenKindsRule(CallRule):
     def why_not(self, call: AuditedCall) -> str:
         if not call.is_attention:
             return "it is no attention over positions"
-        if call.types is None:
+        if call.types is None and not _is_all_prefix(call):
             return "no token_type_ids were given"
         return "" if blocks_of(call) is not None else "its token_type_ids are no part of a mask, as far as is known"
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         found = blocks_of(call)
         assert found is not None
-        assert call.types is not None
         kind, of = found
         keep = torch.ones_like(of, dtype=torch.bool) if call.keep is None else call.keep.values
         window = window_of_config(call)
@@ -40,14 +39,15 @@ class TokenKindsRule(CallRule):
             near = places >= places[rows.start : rows.stop, None] - window + 1 if window else True
             return (own >= 0) & (own == of[:, None]) & keep[:, None] & near
 
-        count, first = hidden_pairs(call, within)
+        count, first = hidden_pairs(call, within) if call.is_exact else _of_causal_weights(call, within)
         if first is None:
             return
+        marks = "an input without token_type_ids is" if call.types is None else f"{call.types.source} marks"
         sequence, query, key = first
         what = "tokens of one image" if kind == IMAGES else "tokens of the prefix"
         yield Finding(
             "image tokens" if kind == IMAGES else "prefix", "error",
-            f"{count} pairs of {what} are hidden, which {call.types.source} marks: query {query} of sequence {sequence} "
+            f"{count} pairs of {what} are hidden, which {marks}: query {query} of sequence {sequence} "
             f"does not see key {key} of its block, and the mask that arrived is {call.facts.mask}",
             numbers={"pairs": count}, cause="a plain causal mask hides what comes later in the block",
             remedy="let the tokens of a block see each other in both directions, beside the causal mask",
@@ -66,7 +66,8 @@ def blocks_of(call: AuditedCall) -> tuple[str, Tensor] | None:
     """The kind of the blocks that see both ways, and the number of its block for each key (B, S), -1 outside; None if
     the kinds of tokens are no part of the mask, as far as is known."""
     if call.types is None:
-        return None
+        every = torch.zeros(call.sizes.flat_batch, call.sizes.keys, dtype=torch.long, device=call.device)
+        return (PREFIX, every) if _is_all_prefix(call) else None
     types = call.types.values
     root: Any = getattr(call.modules.get(""), "config", None) or _root_config(call)
     name = getattr(root, "model_type", None)
@@ -84,6 +85,24 @@ OF_IMAGES, OF_PREFIX = ("gemma3",), ("paligemma",)
 prefix that does."""
 
 
+def _is_all_prefix(call: AuditedCall) -> bool:
+    """True for a pass in evaluation without kinds of tokens, in a model that reads them as the prefix."""
+    root: Any = getattr(call.modules.get(""), "config", None) or _root_config(call)
+    is_of_text = call.config is not None and hasattr(call.config, "vocab_size")
+    is_whole = call.offset == 0 and not call.crosses and call.sizes.queries > 1
+    return getattr(root, "model_type", None) in OF_PREFIX and is_of_text and is_whole and call.call.is_evaluated
+
+
+def _of_causal_weights(call: AuditedCall, required: Pairs) -> tuple[int, tuple[int, int, int] | None]:
+    """The same by the weights of a map that is causal as a whole, of which a weight of 0 is hidden."""
+    if call.facts.mask.pattern not in ("causal", "window"):
+        return 0, None
+    pairs = required(range(call.sizes.queries)).expand(call.sizes.flat_batch, -1, -1)
+    lost = (pairs & call.real_queries[..., None]).triu(1)
+    at = lost.nonzero()
+    return len(at), None if not len(at) else tuple(int(n) for n in at[0])  # type: ignore[return-value]
+
+
 def _root_config(call: AuditedCall) -> Any:
     """The config of the outermost module around a call that has one."""
     parts = call.name.split(".")
@@ -95,16 +114,9 @@ def _root_config(call: AuditedCall) -> Any:
 
 
 def _is_prefix(call: AuditedCall, types: Tensor) -> bool:
-    """True for zeros before ones in a causal model without a table of so many kinds: they are there for a mask alone."""
+    """True for zeros before ones in a causal model without a table of kinds: they are there for a mask alone."""
     if not bool(((types == 0) | (types == 1)).all()) or bool((types.diff(dim=-1) < 0).any()):
         return False
     if not bool((types == 0).any() & (types == 1).any()):
         return False
-    has_table = any(
-        isinstance(one, torch.nn.Embedding) and one.num_embeddings <= MOST_KINDS for one in call.modules.values()
-    )
-    return not has_table and (not call.facts.mask.ahead or call.facts.mask.pattern == "prefix")
-
-
-MOST_KINDS = 16
-"""The largest table of kinds of tokens."""
+    return not call.are_types_embedded and (not call.facts.mask.ahead or call.facts.mask.pattern == "prefix")

@@ -73,6 +73,14 @@ class WindowRule(CallRule):
             return
         if call.documents is not None or call.call.chooser is not None:
             return
+        mask = call.facts.mask
+        if not call.is_exact and mask.pattern == "window" and mask.size is not None and (size is None or mask.size < size):
+            yield Finding(
+                "window", "error", f"its weights are those of {mask}, where {arrived}",
+                numbers={"window": float(size or 0), "seen": float(mask.size)}, cause=_cause(mask.size, size),
+                remedy="hand this layer the mask that its config says",
+            )  # fmt: skip
+            return
         count, first = hidden_pairs(call, within)
         if first is not None:
             width = _widest(call)

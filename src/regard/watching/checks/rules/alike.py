@@ -73,20 +73,20 @@ def _pattern(stack: list[AuditedCall]) -> Iterator[Finding]:
     kinds = [(call.facts.mask.pattern, call.facts.mask.size) for call in stack]
     for n, call in enumerate(stack):
         others = {kind for m, kind in enumerate(kinds) if m != n}
-        if len(others) != 1 or kinds[n] in others or kinds[n][0] not in VOTED or call.role.direction != "unknown":
+        if len(others) != 1 or kinds[n] in others or kinds[n][0] not in VOTED:
             continue
         (pattern, size), own = others.pop(), call.facts.mask
         if pattern not in VOTED or not call.is_exact:
             continue
         theirs = stack[n - 1].facts.mask
-        looks_ahead = bool(own.ahead) and not theirs.ahead
+        looks_ahead, is_free = bool(own.ahead) and not theirs.ahead, call.role.direction == "unknown"
         says = f"its mask is {own}, where that of all {len(stack) - 1} layers beside it is {theirs}"
         remedy = "hand it the mask of the others, if it is not meant to differ"
-        if looks_ahead:
+        if looks_ahead and is_free:
             yield _of(call, Finding("future", "warning", f"it alone looks ahead: {says}", remedy=remedy))
         elif "window" in (pattern, own.pattern):
             yield _of(call, Finding("window", "warning", f"it alone has another window: {says}", remedy=remedy))
-        elif theirs.ahead:
+        elif theirs.ahead and is_free:
             yield _of(call, Finding("causal encoder", "warning", f"it alone is causal, in an encoder: {says}", remedy=remedy))
 
 

@@ -104,7 +104,7 @@ class Observed:
     dropout: float = 0.0
     """The share of the weights that the kernel dropped."""
     is_over_queries: bool = False
-    """True if the weights of each key sum to 1, over the queries."""
+    """True if the weights of each key sum to 1, over queries of its own sequence."""
     is_evaluated: bool = False
     """True if the model was in evaluation mode."""
 

@@ -38,6 +38,8 @@ def role_of(call: "AuditedCall") -> Role:
         return Role("causal" if told else "both", f"causal={told}")
     config = call.config
     if config is not None:
+        if is_pair(config) and not hasattr(config, "vocab_size"):
+            return Role("unknown", "the steps of a series are no tokens")
         if is_causal(modules, path, call.call.crosses):
             return Role("causal", f"the config of {config.model_type} is of a causal model")
         if _generates(call):
@@ -60,13 +62,20 @@ def encoder_kind(modules: Mapping[str, nn.Module], path: str, config: Any) -> st
         return "a model whose config turns causality off: an encoder" if is_whole and is_told else ""
     if is_causal_config(config):
         return ""
+    if is_masked_encoder(config):
+        return "an encoder of text"
     has_tokens = getattr(config, "vocab_size", None) is not None
     if not has_tokens and any(hasattr(config, name) for name in ("image_size", "patch_size")):
         return "a vision encoder" if hasattr(config, "num_channels") else "an encoder of patches"
+    return ""
+
+
+def is_masked_encoder(config: Any) -> bool:
+    """True for the config of an encoder that learns by masked tokens."""
     mappings: Any = sys.modules.get("transformers.models.auto.modeling_auto")
-    is_masked = mappings is not None and config.model_type in mappings.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    is_decoder = bool(getattr(config, "is_decoder", False))
-    return "an encoder of text" if is_masked and has_tokens and not is_decoder else ""
+    is_masked = mappings is not None and getattr(config, "model_type", None) in mappings.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    has_tokens = getattr(config, "vocab_size", None) is not None
+    return is_masked and has_tokens and not getattr(config, "is_decoder", False)
 
 
 def _generates(call: "AuditedCall") -> bool:
@@ -113,6 +122,7 @@ def is_causal(modules: Mapping[str, nn.Module], path: str, crosses: bool | None 
         return crosses is False and is_of_decoder(modules, path) is True
     return is_causal_config(config) or (
         has_language_model(config)
+        and not is_masked_encoder(config)
         and not sees_both_sides(config)
         and getattr(modules.get(path), "is_causal", None) is True
     )

@@ -88,7 +88,7 @@ class ObservedCall(ABC):
     arguments: tuple[ModuleArguments, ...] = ()
     """The small integer arguments of the running modules, the outermost first."""
     is_over_queries: bool = False
-    """True if the weights of each key sum to 1, over the queries."""
+    """True if the weights of each key sum to 1, over queries of its own sequence."""
     dropped: float = 0.0
     """The share of the weights that were dropped."""
 

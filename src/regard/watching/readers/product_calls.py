@@ -271,8 +271,10 @@ def attended(
     if across:
         origin.is_of_slots = True
         notes.append("the softmax ran over the queries: the columns of its weights sum to 1, not the rows")
+    # (Slots compete for keys so; the tokens of one sequence do not.)
+    is_own = across and isinstance(origin.streams, Origins) and origin.streams.crosses is False
     how, origins = f"{origin.how}, T x S weights kept", origin.sequences()
-    call = WrittenOut(product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origins, across)
+    call = WrittenOut(product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origins, is_own)
     thread.give(call)
     for one in trace.origins:
         one.is_taken = True

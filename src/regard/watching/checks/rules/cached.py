@@ -112,7 +112,7 @@ def _is_causal(call: AuditedCall) -> bool:
         return False
     # A strict triangle: each row sees all keys up to the one before its own.
     place = torch.arange(call.sizes.queries, device=call.device) + (call.offset or 0) - 1
-    return bool(((seen.last == place) | ~seen.live).all()) and bool(seen.live.any())
+    return bool(((seen.last == place) | ~seen.live | (place < 0)).all()) and bool(seen.live.any())
 
 
 def _has_window(call: AuditedCall) -> bool:

@@ -125,7 +125,8 @@ class EncoderRule(CallRule):
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         mask = call.facts.mask
-        if mask.pattern in TURNED and mask.pattern != "inverted":
+        # (A window of 1 is each token by itself.)
+        if mask.pattern in TURNED and mask.pattern != "inverted" and mask.size != 1:
             yield Finding(
                 "causal encoder", "error",
                 f"a causal mask arrived in an encoder ({call.role.why}): no query sees what comes later, and the mask "

@@ -27,7 +27,7 @@ class SoftmaxRule(CallRule):
         return "" if call.is_attention else "it is no attention over positions"
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        if call.call.is_over_queries and not call.crosses:
+        if call.call.is_over_queries:
             yield Finding(
                 "softmax over the wrong axis", "error",
                 "the softmax ran over the queries: the columns of its weights sum to 1, not the rows",

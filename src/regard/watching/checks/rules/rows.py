@@ -64,7 +64,7 @@ class NoKeyRule(CallRule):
         elif first >= 0 and first + queries <= keys:
             seen = facts.seen.keys.unflatten(0, facts.seen.shape).any(1)
             # A sequence without any visible key is no padding.
-            real = seen[:, first : first + queries] | ~seen.any(-1, keepdim=True)
+            real = seen[:, first : first + queries] | (~seen.any(-1, keepdim=True) & facts.seen.is_exact)
         count = int((dead & real).sum())
         numbers = {"rows": float(facts.no_key), "of": float(facts.rows)}
         if not count:

@@ -1,6 +1,5 @@
 """`regard check`: whether a model attends as it should."""
 
-import sys
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,9 +22,11 @@ if TYPE_CHECKING:
 class CheckCommand(Command):
     """Check that a model attends to what it should; the exit status is 1 if it does not.
 
-    It runs on made-up sequences: short and long, alone and together, padded on either side, with a cache and without,
+    It runs on made-up sequences, and the masks that reached its kernels are compared with its arguments and its config.
+    Then it runs again: short and long, alone and together, padded on either side, with a cache and without,
     under its own kernel and written out, and with its last tokens and its padding replaced. Printed is what changes a
-    result that should not, and where the kernels got a mask that is lost, turned or upside down.
+    result that should not, and where a mask is lost, turned or upside down; the questions; and those that could not be
+    asked, with the reasons.
     """
 
     model: tyro.conf.Positional[str]
@@ -34,8 +35,8 @@ class CheckCommand(Command):
     _: KW_ONLY
     causal: bool | None = None
     """whether the model should be causal; by default its config says so, and a plain module need not be."""
-    info: bool = False
-    """print also what is no fault, such as rows of padding without a key."""
+    json: bool = False
+    """print the findings, the questions and the trials as JSON."""
     device: Device = "auto"
 
     def check(self) -> None:
@@ -52,9 +53,7 @@ class CheckCommand(Command):
 
             target = _target(self.model, folder, tell)
         checked = check(target.model.to(find_device(self.device)), target.batch, causal=self.causal)
-        for finding in checked.findings if self.info else checked.faults:
-            print(finding)
-        print(str(checked).splitlines()[-1], file=sys.stderr)
+        print(checked.to_json() if self.json else checked)
         if checked.faults:
             raise SystemExit(1)
 

@@ -17,11 +17,13 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.summary import Summarize, SummarySource
 from regard.tensors.guards import is_recorded, is_transformed
 from regard.tensors.torch_private import DisableTorchFunction
+from regard.watching.kept.arguments import KeptArguments, ModuleArguments, is_small, kept
 from regard.watching.kept.evidence import AnyEvidence
 from regard.watching.kept.factors import Factors, recorded, share_keys, undisturbed
 from regard.watching.kept.output_gradients import ITSELF, NO_GRAPH, called
 from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.sequences import Moment, Sequences
 from regard.watching.running.interceptor import Interceptor, has_compiled
 from regard.watching.running.observed_call import KeysChosen, ObservedCall
@@ -47,6 +49,16 @@ class BlockKeys(NamedTuple):
 
         source = None if self.made is None or self.made.map is None else self.made.map.source
         return source if isinstance(source, Compression) and source.queries == self.number else None
+
+
+class EmbeddedIds(NamedTuple):
+    """Ids of tokens, of positions or of kinds that a table was read by."""
+
+    at: int
+    """How many calls were observed before."""
+    ids: SavedTensor
+    table: int
+    """The id of the table, which the model holds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +99,14 @@ class Observed:
     """The blocks of tokens among its keys; None without any."""
     kind: str = "attention"
     """One of the kinds of a report."""
+    arguments: tuple[KeptArguments, ...] = ()
+    """The small integer arguments of the modules around the call, the outermost first."""
+    dropout: float = 0.0
+    """The share of the weights that the kernel dropped."""
+    is_over_queries: bool = False
+    """True if the weights of each key sum to 1, over queries of its own sequence."""
+    is_evaluated: bool = False
+    """True if the model was in evaluation mode."""
 
     @property
     def map(self) -> AttentionMap | None:
@@ -159,6 +179,7 @@ class Record(Interceptor):
         """How each module without an observed call mixes positions, and how many, if that is known."""
         self.choosers: dict[tuple[int, int], KeysChosen] = {}
         """By the numbers of queries and keys, the last choice of keys by scores."""
+        self.embeddings: list[EmbeddedIds] = []
         self.measured: set[str] = set()
         """The modules of which another run of the model told whether they mix positions."""
         self.recomputed: Counter[str] = Counter()
@@ -169,6 +190,8 @@ class Record(Interceptor):
         """How often a lookalike of attention was observed, by (module path, description)."""
         self.skipped = 0
         self.outside = 0
+        self._running: dict[int, tuple[ModuleArguments, KeptArguments]] = {}
+        """The arguments of the modules around the latest call, by their ids, held so that no other object gets these."""
         self._verify, self._summary = verify, summary
         self._rows = Random(0)
         """Chooses the rebuilt rows. The random state of torch is the model's."""
@@ -182,6 +205,10 @@ class Record(Interceptor):
 
     def mixed(self, path: str, how: str, positions: int | None) -> None:
         self.mixes.setdefault(path, (how, positions))
+
+    def embedded(self, ids: Tensor, table: int, taken: int) -> None:
+        if self._summary is None and is_small("", ids):
+            self.embeddings.append(EmbeddedIds(taken, kept(ids, "ids"), table))
 
     def chose(self, choice: KeysChosen, queries: int) -> None:
         self.choosers[queries, choice.hidden.shape[-1]] = choice
@@ -234,6 +261,8 @@ class Record(Interceptor):
             changed=() if source.origins is None else source.origins.changed,
             blocks=(blocks := self._blocks(source, when)),
             chooser=self.choosers.get((weights.shape[-2], weights.shape[-1] if blocks is None else blocks.number)),
+            arguments=self._arguments(source.arguments), dropout=source.dropped,
+            is_over_queries=source.is_over_queries, is_evaluated=not self.modules[""].training,
         )  # fmt: skip
         if isinstance(reading.rebuilding, str):
             observed.error = reading.rebuilding if self._verify else None
@@ -252,6 +281,16 @@ class Record(Interceptor):
             call = next(one for one in reversed(self.calls) if (one.name, one.index) == (path, before))
             share_keys(call.factors, reading.factors)
         return observed
+
+    def _arguments(self, given: tuple[ModuleArguments, ...]) -> tuple[KeptArguments, ...]:
+        """The arguments of the running modules, each kept once for all calls in it; none beside statistics."""
+        if self._summary is not None:
+            return ()
+        known, self._running = self._running, {}
+        for one in given:
+            held = known.get(id(one)) or (one, KeptArguments.of(self.paths.get(id(one.module), ""), one))
+            self._running[id(one)] = held
+        return tuple(kept for _, kept in self._running.values())
 
     def _blocks(self, source: ObservedCall, when: Moment) -> BlockKeys | None:
         """The blocks of tokens among the keys of a call, with the call of this run that made them."""

@@ -20,7 +20,7 @@ from regard.watching.observed import Observed, Record
 from regard.watching.report import Report, count, given_up, missed_by, over_blocks, report
 
 if TYPE_CHECKING:
-    from regard.watching.checks.finding import Finding
+    from regard.watching.checks.checked import Checked
 
 Key = tuple[str, int]
 
@@ -336,24 +336,36 @@ class Seen(Displayed):
         """Report the seen calls, the memory they hold, and the missed calls with reasons; print it."""
         return report(self.record)
 
-    def audit(self, *, causal: bool | None = None, padding: Tensor | None = None, skip: Names = ()) -> "list[Finding]":
-        """Look for faults of the masks at the kernels: lost, turned or upside down.
+    def audit(
+        self,
+        *,
+        causal: bool | None = None,
+        padding: Tensor | None = None,
+        documents: Tensor | None = None,
+        skip: Names = (),
+    ) -> "Checked":
+        """Look for faults of the masks at the kernels: lost, turned, upside down, off by one, not handed on.
+
+        The arguments of the model tell which keys a row may see: masks of padding and runs of the padding token,
+        positions that begin anew and ends of packed documents, kinds of tokens, the keys of a cache; its config tells
+        windows and directions. They are compared with the mask that reached each kernel.
 
         Args:
-            causal: the expected causality of self-attention; None takes it from the config of a Hugging Face model, and
-                expects nothing of other models.
-            padding: the real tokens among the keys, bool (B, S), True = real, as in `regard.padding`. Without it,
-                layers are compared with the others of their stack.
+            causal: the expected causality of self-attention: True, or False for a model that sees both sides. None
+                decides by the config of a Hugging Face model, by torch's classes and by the cache.
+            padding: the real tokens among the keys, bool (B, S), True = real, as in `regard.padding`, where no argument
+                of the model tells them.
+            documents: the document of each token, integers (B, S), where no argument tells it.
             skip: the modules that the audit need not cover, as `names` of `regard.watch`.
 
         Returns:
-            The findings, errors first: one object for each reason and module, with measurements and advice. An "info"
-                is a surprising fact, no fault. Each call takes at most two passes over its map, in linear memory.
+            A sequence of findings, errors first: one for each reason and module, with its share, an example, the cause
+                and the remedy; false without an error and a warning. An "info" is a surprising fact, no fault. `print`
+                it for the questions that were asked, and those that could not be. Memory is linear.
 
         Raises:
-            ShapeError: `padding` is no bool tensor (B, S).
-            NotSeenError: modules besides those in `skip` mix positions and were not read, so that no finding would
-                mean nothing.
+            ShapeError: `padding` is no bool tensor (B, S), or `documents` no integer tensor (B, S).
+            NotSeenError: nothing was found, and modules besides those in `skip` mix positions and were not read.
 
         >>> import torch
         >>> class Block(nn.Module):
@@ -367,9 +379,12 @@ class Seen(Displayed):
         """
         # Imported on first use: `import regard` stays light.
         from regard.watching.checks.audit import audit
+        from regard.watching.checks.audited_call import UserTold
 
-        given_up(self, skip, "an audit")
-        return audit(self.record, causal=causal, keep=padding)
+        found = audit(self.record, UserTold(causal, padding, documents))
+        if not found.errors:
+            given_up(self, skip, "an audit")
+        return found
 
     def __repr__(self) -> str:
         names = len({call.name for call in self.calls if call.map is not None})

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 from regard.lazy import on_demand
 
 if TYPE_CHECKING:
-    from regard.watching.checks.check_model import Checked as Checked
     from regard.watching.checks.check_model import check as check
+    from regard.watching.checks.checked import Checked as Checked
+    from regard.watching.checks.checked import Question as Question
+    from regard.watching.checks.finding import Example as Example
     from regard.watching.checks.finding import Finding as Finding
 else:
     __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -1,45 +1,27 @@
 """`check`: run a model on generated sequences, under changes without effect on a sound model, and audit its kernels."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from regard.errors import ArgumentError
-from regard.lazy import Displayed
-from regard.watching.checks.finding import Finding, by_module
+from regard.watching.checks.checked import Checked, joined
 from regard.watching.checks.given_subject import GivenSubject
 from regard.watching.checks.huggingface_subject import HuggingFaceSubject, is_huggingface_model
 from regard.watching.checks.own_subject import OwnSubject, is_own_model
 from regard.watching.checks.subject import Subject
 from regard.watching.checks.trials import Trials
 from regard.watching.evaluated import evaluated
-
-
-@dataclass(frozen=True, slots=True)
-class Checked(Displayed):
-    """The result of a check: its trials and its findings; `print` it."""
-
-    model: str
-    tried: tuple[str, ...]
-    findings: tuple[Finding, ...]
-
-    @property
-    def faults(self) -> tuple[Finding, ...]:
-        """The errors and warnings among the findings."""
-        return tuple(finding for finding in self.findings if finding.severity != "info")
-
-    def __str__(self) -> str:
-        count = len(self.faults)
-        lines = [str(finding) for finding in self.findings]
-        said = f"{count or 'no'} finding{'' if count == 1 else 's'}"
-        return "\n".join([*lines, f"{self.model}: {said}; tried: {', '.join(self.tried)}"])
+from regard.watching.watch import Seen, watch
 
 
 def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) -> Checked:
-    """Check a model's attention by its results on generated sequences, and by the masks of its kernels.
+    """Ask whether a model's attention is right: by the masks of its kernels, and by its results.
 
-    A short and a long sequence run alone and together, padded on either side, with a cache and without, under the
+    The model runs on the batch, or on generated sequences, under a watch, and `Seen.audit` asks its questions of what it
+    saw. Then trials follow. A short and a long sequence run alone and together, padded on either side, with a cache and without, under the
     model's own kernel and written out. None of this may change a result by more than rounding; a large difference is
     measured again in float64 before it counts. Then the last positions are replaced, which must leave earlier results
     of a causal model unchanged, and so is padding, which must leave all results unchanged.
@@ -53,8 +35,8 @@ def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) ->
             other modules.
 
     Returns:
-        The findings and the trials. `check(model).faults` is empty for a model without fault. The model runs in
-        evaluation mode, and once in training mode if it is causal; its mode, its buffers and the random state are
+        One object with the findings, the questions and the trials, as `Seen.audit` gives: false for a model without
+        fault; `print` it. The model runs in evaluation mode, and once in training mode if it is causal; its mode, its buffers and the random state are
         restored afterwards.
 
     Raises:
@@ -65,9 +47,9 @@ def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) ->
     ...     def forward(self, x):
     ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
     >>> x = torch.randn(2, 6, 4)
-    >>> check(Model(), x).faults
-    ()
-    >>> [finding.reason for finding in check(Model(), x, causal=True).faults]
+    >>> check(Model(), x)
+    Model: 1 layer, 6 questions, 3 trials, nothing found
+    >>> [finding.reason for finding in check(Model(), x, causal=True)]
     ['future']
     """
     if not isinstance(model, nn.Module):
@@ -75,7 +57,21 @@ def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) ->
     with evaluated(model):
         trials = Trials(_subject(model, batch, causal))
         trials.run()
-    return Checked(type(model).__name__, tuple(trials.tried), tuple(by_module(trials.found)))
+        audits = [trials.audited(seen, keep) for seen, keep in trials.seen]
+        if batch is not None:
+            audits.insert(0, _run_on(model, batch).audit(causal=causal or None, skip="*"))
+    return joined(type(model).__name__, audits, trials.found, trials.tried)
+
+
+def _run_on(model: nn.Module, batch: Any) -> Seen:
+    """The watch of one call with a batch as it was given."""
+    torch.manual_seed(0)
+    with watch(model) as seen:
+        if isinstance(batch, Mapping):
+            model(**batch)
+        else:
+            model(*(batch if isinstance(batch, list | tuple) else (batch,)))
+    return seen
 
 
 def _subject(model: nn.Module, batch: Any, causal: bool | None) -> Subject:

@@ -1,20 +1,43 @@
-"""Findings of an audit or a check, each with its reason, its severity, its measurements and advice."""
+"""Findings of an audit or a check, each with its reason, its severity, its measurements, its cause and the remedy."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from torch import Tensor
+
+from regard.errors import NotKeptError
 from regard.lazy import Displayed
+from regard.maps.attention_map import AttentionMap
+
+if TYPE_CHECKING:
+    from regard.watching.observed import Observed
 
 Severity = Literal["error", "warning", "info"]
 """An error is wrong for certain; a warning is wrong unless intended; an info is a surprising fact."""
 Reason = Literal[
     "future",
     "inverted mask",
+    "causal encoder",
     "causal cross-attention",
     "causal from the first key",
+    "itself hidden",
+    "earlier keys lost",
     "padding",
+    "documents",
+    "image tokens",
+    "prefix",
+    "window",
+    "positions",
     "no key",
+    "softmax over the wrong axis",
+    "mask added",
+    "hidden by a finite number",
+    "row sums",
+    "dropout in evaluation",
+    "sink",
+    "bias",
+    "scale",
     "first key dropped",
     "not finite",
     "recurrence",
@@ -30,29 +53,99 @@ _ORDER = ("error", "warning", "info")
 
 
 @dataclass(frozen=True, slots=True)
+class Example:
+    """One weight that shows a fault: that of a query on a key, in a head of a sequence of the batch."""
+
+    sequence: int
+    head: int
+    query: int
+    key: int
+    weight: float
+    of: str = ""
+    """The kind of the key, in a few words."""
+
+    def __str__(self) -> str:
+        of = f" {self.of}" if self.of else ""
+        return f"query {self.query} of sequence {self.sequence} gives {self.weight:.2g} to key {self.key}{of}"
+
+
+@dataclass(frozen=True, slots=True)
 class Finding(Displayed):
     """One thing an audit has found.
 
-    >>> found = Finding("future", "error", "it looks ahead: mask it", path="layer.0", call=2, numbers={"share": 0.25})
+    >>> found = Finding("future", "error", "it looks ahead", path="layer.0", call=2, numbers={"share": 0.25})
     >>> print(found)
-    error: layer.0, call 2: it looks ahead: mask it
+    error: layer.0, call 2: it looks ahead
     """
 
     reason: Reason
     severity: Severity
     says: str
-    """The fault, and advice."""
+    """The fault, with its measured share."""
     path: str = ""
     """The module; "" is the model itself."""
     call: int | None = None
     """The index of the module's call; None for no single call."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Measurements by name; "calls" is the number of calls of the module with this finding."""
+    cause: str = ""
+    """The probable cause, in a clause; empty if none is known."""
+    remedy: str = ""
+    """The line to change."""
+    example: Example | None = None
+    """The largest faulty weight of one pair; None for a fault that is of no pair."""
+    observed: "Observed | None" = field(default=None, compare=False, repr=False)
+    """The call, whose map has the faulty row."""
+
+    @property
+    def row(self) -> Tensor:
+        """The weights (S,) of the row of the example.
+
+        Raises:
+            NotKeptError: the finding has no example.
+        """
+        example, weights = self.example, self._map()
+        return weights.block(range(example.query, example.query + 1), range(weights.shape[-1])).reshape(
+            -1, self._heads(weights), weights.shape[-1]
+        )[example.sequence, example.head]
+
+    def picture(self) -> Any:
+        """Draw the head of the example, with the row of the example and those around it, as a matplotlib figure.
+
+        Raises:
+            NotKeptError: the finding has no example.
+            MissingExtraError: matplotlib is not installed.
+        """
+        from importlib import import_module
+
+        return import_module("regard.views.faulty_row").draw(self)
+
+    def _map(self) -> Any:
+        weights = None if self.observed is None else self.observed.map
+        if self.example is None or weights is None:
+            raise NotKeptError(f"the finding {self.reason!r} of {self.path or 'the model'} is of no single row")
+        return weights
+
+    @staticmethod
+    def _heads(weights: AttentionMap) -> int:
+        return int(weights.shape[-3]) if weights.dimensions.has_heads_last else 1
+
+    def details(self) -> str:
+        """The fault with its example, its cause and its remedy, without the module."""
+        parts = [self.says, "" if self.example is None else str(self.example), self.cause, self.remedy]
+        return "; ".join(part for part in parts if part)
 
     def __str__(self) -> str:
         where = (self.path or "the model") + ("" if self.call is None else f", call {self.call}")
         times = self.numbers.get("calls", 1)
-        return f"{self.severity}: {where}{f' and {times - 1:g} more' if times > 1 else ''}: {self.says}"
+        return f"{self.severity}: {where}{f' and {times - 1:g} more' if times > 1 else ''}: {self.details()}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The finding as numbers and text, for JSON."""
+        example = self.example
+        shown = None if example is None else {name: getattr(example, name) for name in example.__slots__}
+        named = ("reason", "severity", "path", "call", "says", "cause", "remedy")
+        return {name: getattr(self, name) for name in named} | {"numbers": dict(self.numbers), "example": shown}
 
 
 def by_module(findings: Iterable[Finding]) -> list[Finding]:
@@ -67,3 +160,15 @@ def by_module(findings: Iterable[Finding]) -> list[Finding]:
         replace(one, numbers={**one.numbers, "calls": calls[key]}) if calls[key] else one for key, one in first.items()
     ]
     return sorted(found, key=lambda one: _ORDER.index(one.severity))
+
+
+def grouped(findings: Iterable[Finding]) -> list[str]:
+    """A line for each fault that modules have in common, with the first of them and the number of the others."""
+    alike: dict[tuple[str, str, str, str], list[Finding]] = {}
+    for one in findings:
+        alike.setdefault((one.reason, one.severity, one.cause, one.remedy), []).append(one)
+    lines = []
+    for same in alike.values():
+        line, others = str(same[0]), len(same) - 1
+        lines.append(line if not others else f"{line} (and {others} more module{'s' if others > 1 else ''})")
+    return lines

@@ -52,7 +52,8 @@ class GivenSubject(Subject):
         alike = next((row for row in rest if bool(self._real(row).all())), None)
         turned = {name: one.flip(0) if name in self._inputs else one for name, one in whole.items()}
         self.rows = Samples(whole, turned if alike is None else alike, shortest if is_short else None)
-        self.sides: tuple[Side, ...] = ("right",) if is_short else ()
+        self.sides: tuple[Side, ...] = (self._side(shortest),) if is_short and shortest is not None else ()
+        self.counts_columns = "position_ids" not in named
 
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
         rows = [self._filled(row, filler) for row in rows]
@@ -86,6 +87,11 @@ class GivenSubject(Subject):
 
     def eager(self) -> AbstractContextManager[object] | None:
         return sdpa_kernel([SDPBackend.MATH])
+
+    def _side(self, row: Sample) -> Side:
+        """Where a row is padded."""
+        real = self._real(row)
+        return "left" if bool(real[-1]) and not bool(real[0]) else "right"
 
     def _real(self, row: Sample) -> Tensor:
         for name in self._masks:

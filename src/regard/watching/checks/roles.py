@@ -1,13 +1,115 @@
-"""The expected causality of an attention module, by the config of a Hugging Face model."""
+"""The expected direction of an attention module: by the config of a Hugging Face model, torch's classes, or a cache."""
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import nn
 
+from regard.watching.checks.told import ids_of
+
+if TYPE_CHECKING:
+    from regard.watching.checks.audited_call import AuditedCall
+
 PREFIXED = ("cpmant",)
 """Model types with a bidirectional prefix as prompt, missing from their configs."""
+
+
+class Role(NamedTuple):
+    """The direction in which a module should see, and the reason."""
+
+    direction: Literal["causal", "both", "unknown"]
+    why: str
+    is_sure: bool = True
+    """False where another direction may be intended."""
+
+
+UNKNOWN = Role("unknown", "nothing says whether it is causal: audit(causal=True) or audit(causal=False)")
+
+
+def role_of(call: "AuditedCall") -> Role:
+    """The direction of a call's self-attention; that of cross-attention is unknown."""
+    modules, path = call.modules, call.name
+    if call.crosses or not call.is_attention:
+        return Role("unknown", "it attends to another sequence")
+    if (told := call.user.causal) is not None:
+        return Role("causal" if told else "both", f"causal={told}")
+    config = call.config
+    if config is not None:
+        if is_pair(config) and not hasattr(config, "vocab_size"):
+            return Role("unknown", "the steps of a series are no tokens")
+        if is_causal(modules, path, call.call.crosses):
+            return Role("causal", f"the config of {config.model_type} is of a causal model")
+        if _generates(call):
+            return Role("causal", "its model generates, by transformers' GenerationMixin")
+        kind = encoder_kind(modules, path, config)
+        return Role("both", f"it is part of {kind}, which sees both sides") if kind else UNKNOWN
+    if _is_of_torchs_decoder(call):
+        return Role("causal", "it is the self-attention of nn.TransformerDecoder over tokens", is_sure=False)
+    return _by_cache(call)
+
+
+def encoder_kind(modules: Mapping[str, nn.Module], path: str, config: Any) -> str:
+    """The kind of an encoder that sees both sides, by the config of its module; empty for any other module."""
+    if is_pair(config):
+        return "the encoder of a pair" if is_of_decoder(modules, path) is False else ""
+    if sees_both_sides(config):
+        is_whole = getattr(modules.get(""), "config", None) is config
+        says = getattr(config, "use_bidirectional_attention", None)
+        is_told = says is True or says == "all" or getattr(config, "is_causal", True) is False
+        return "a model whose config turns causality off: an encoder" if is_whole and is_told else ""
+    if is_causal_config(config):
+        return ""
+    if is_masked_encoder(config):
+        return "an encoder of text"
+    has_tokens = getattr(config, "vocab_size", None) is not None
+    if not has_tokens and any(hasattr(config, name) for name in ("image_size", "patch_size")):
+        return "a vision encoder" if hasattr(config, "num_channels") else "an encoder of patches"
+    return ""
+
+
+def is_masked_encoder(config: Any) -> bool:
+    """True for the config of an encoder that learns by masked tokens."""
+    mappings: Any = sys.modules.get("transformers.models.auto.modeling_auto")
+    is_masked = (
+        mappings is not None and getattr(config, "model_type", None) in mappings.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    )
+    has_tokens = getattr(config, "vocab_size", None) is not None
+    return is_masked and has_tokens and not getattr(config, "is_decoder", False)
+
+
+def _generates(call: "AuditedCall") -> bool:
+    """True for a model of one's own that generates with transformers, and is no pair."""
+    library: Any = sys.modules.get("transformers.generation.utils")
+    mappings: Any = sys.modules.get("transformers.models.auto.configuration_auto")
+    root: Any = call.modules.get("")
+    if library is None or mappings is None or not isinstance(root, library.GenerationMixin):
+        return False
+    config = getattr(root, "config", None)
+    is_own = getattr(config, "model_type", None) not in mappings.CONFIG_MAPPING_NAMES
+    return is_own and config is call.config and not is_pair(config) and not sees_both_sides(config)
+
+
+def _is_of_torchs_decoder(call: "AuditedCall") -> bool:
+    around = call.modules.get(call.name.rpartition(".")[0])
+    if not isinstance(around, nn.TransformerDecoderLayer) or around.self_attn is not call.module:
+        return False
+    # (The queries of a detector are learned, not tokens.)
+    parts = ("target", "own")
+    return any(ids_of(call.call, part, call.sizes.queries) is not None for part in parts)  # type: ignore[arg-type]
+
+
+def _by_cache(call: "AuditedCall") -> Role:
+    """Keys in a cache were made before the later ones: rows that see later keys contradict those before them."""
+    if not call.grows or call.sizes.queries < 2:
+        return UNKNOWN
+    before = call.before
+    while before is not None:
+        if before.facts.mask.pattern == "causal" and before.sizes.queries > 1:
+            return Role("causal", f"its call {before.call.index} with the same cache was causal")
+        before = before.before
+    said = "its keys stay in a cache, whose later rows see only what was there before them"
+    return Role("causal", said, is_sure=False)
 
 
 def is_causal(modules: Mapping[str, nn.Module], path: str, crosses: bool | None = False) -> bool:
@@ -17,16 +119,17 @@ def is_causal(modules: Mapping[str, nn.Module], path: str, crosses: bool | None 
     if config is None or crosses:
         return False
     if is_pair(config):
-        return crosses is False and _is_of_decoder(modules, path)
+        return crosses is False and is_of_decoder(modules, path) is True
     return is_causal_config(config) or (
         has_language_model(config)
+        and not is_masked_encoder(config)
         and not sees_both_sides(config)
         and getattr(modules.get(path), "is_causal", None) is True
     )
 
 
-def _is_of_decoder(modules: Mapping[str, nn.Module], path: str) -> bool:
-    """True if a module of a pair is of its decoder, as it or the nearest module around it says."""
+def is_of_decoder(modules: Mapping[str, nn.Module], path: str) -> bool | None:
+    """Whether a module of a pair is of its decoder, as it or the nearest module around it says; None if none says."""
     while path:
         module = modules.get(path)
         for owner in (module, getattr(module, "config", None)):
@@ -34,7 +137,7 @@ def _is_of_decoder(modules: Mapping[str, nn.Module], path: str) -> bool:
             if isinstance(said, bool) and (said or owner is module):
                 return said
         path = path.rpartition(".")[0]
-    return False
+    return None
 
 
 def is_causal_model(modules: Mapping[str, nn.Module], config: Any) -> bool:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RegardError
 from regard.watching.analysis.mixing import measure_mixing
+from regard.watching.checks.checked import Checked
 from regard.watching.checks.differences import DifferenceMeasure, Judge, largest_difference, worst_of
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.subject import Outputs, Sample, Side, Subject
@@ -19,8 +20,8 @@ LEAK = 1e-7
 """A relative difference above this is a leak: two runs of the same shapes are equal to the bit."""
 REBUILT = 1e-2
 """How far an output may be from the one its map gives, over the largest value."""
-ALONE = ("inverted mask", "causal cross-attention", "causal from the first key", "not finite", "no key", "not seen")
-"""Reasons the kernels show by themselves; future and padding have to change a result too."""
+MUST_CHANGE = ("future", "padding")
+"""Faults of a mask that have to change a result too."""
 BESIDE = (
     "a sequence gives another result beside a sequence of the same length than alone: no position may see another "
     "sequence"
@@ -55,7 +56,7 @@ class Trials:
         self.subject, self.judge = subject, Judge(subject)
         self.found: list[Finding] = []
         self.tried: list[str] = []
-        self.seen: list[tuple[Seen, Any]] = []
+        self.seen: list[tuple[Seen, Tensor | None]] = []
 
     def run(self) -> None:
         """All trials. A sequence that fails even alone is the caller's mistake."""
@@ -198,18 +199,11 @@ class Trials:
         return outputs
 
     def _of_kernels(self) -> None:
-        """Findings of the watched calls, separately or as the location of a fault in the results."""
-        shown = {finding.reason for finding in self.found}
-        self.tried.append("what the kernels got")
+        """What the watched calls tell beside their masks: outputs that are not those of their maps, and what was not
+        read."""
         with self._trying("one token changed, module by module"):
             measure_mixing(self.seen[0][0], lambda: _run(self.subject, [self.subject.rows.long]))
-        for seen, keep in self.seen:
-            for finding in seen.audit(causal=self.subject.causal or None, padding=keep, skip="*"):
-                is_place = finding.reason in shown and finding.reason in ("future", "padding")
-                if finding.reason == "future" and not self._reads_ahead(seen, finding.path):
-                    continue
-                if finding.reason in ALONE or (is_place and finding.severity == "error"):
-                    self.found.append(finding)
+        for seen, _ in self.seen:
             for call in seen.calls:
                 if isinstance(call.error, float) and not call.error <= REBUILT:
                     self.found.append(Finding(
@@ -219,6 +213,20 @@ class Trials:
             report = seen.report()
             for path, reason in (*report.missed, *((path, f"mixes positions by {how}") for path, how in report.mixers)):
                 self.found.append(Finding("not seen", "info", reason, path))
+
+    def audited(self, seen: Seen, keep: Tensor | None) -> Checked:
+        """The audit of a watched run, without faults that would have changed a result and did not, and without infos."""
+        shown = {finding.reason for finding in self.found}
+        found = seen.audit(causal=self.subject.causal or None, padding=keep, skip="*")
+        kept = [
+            one
+            for one in found.faults
+            if (one.reason not in MUST_CHANGE or (one.reason in shown and one.severity == "error"))
+            and not (one.reason == "future" and not self._reads_ahead(seen, one.path))
+        ]
+        return replace(
+            found, findings=tuple(kept + [one for one in found.infos if one.reason in ("no key", "not seen")])
+        )
 
     def _reads_ahead(self, seen: Seen, path: str) -> bool:
         """True for attention from positions of the input `ahead`: an encoder beside it may see everything."""

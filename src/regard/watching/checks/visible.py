@@ -7,6 +7,7 @@ few rows at a time. Weights computed by the model show visibility as values othe
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -54,22 +55,24 @@ def visible(call: Call, even: Tensor | None) -> Visible:
     by_range = None if call.bias is not None or even is not None else _by_range(call.mask, sizes, device)
     if by_range is not None:
         return by_range
+    step = fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys)
+    return _by_rows(partial(allowed_pairs, call), even, sizes.queries, step)
 
-    def allowed(rows: range) -> Tensor:
-        columns = range(sizes.keys)
-        seen = torch.ones((1, 1, len(rows), sizes.keys), dtype=torch.bool, device=device)
-        for factor in () if call.mask is None else call.mask.factors():
-            if isinstance(factor, DenseMask) and factor.tensor.dim() == 4:
-                # A slice is many times faster than single pairs.
-                seen = seen & take_pairs(factor.tensor, rows, columns)
-            else:
-                seen = seen & call.allowed(factor, rows, columns)
-        if isinstance(call.bias, DenseBias):
-            vectors = {"query": take(call.query, rows), "key": call.key}
-            seen = seen & (call.bias.block(rows, columns, **vectors, sizes=sizes) > HIDDEN)
-        return seen
 
-    return _by_rows(allowed, even, sizes.queries, fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys))
+def allowed_pairs(call: Call, rows: range) -> Tensor:
+    """The pairs that the mask and the bias of a call allow, for some rows: bool (B or 1, H or 1, rows, S)."""
+    sizes, columns = call.sizes, range(call.sizes.keys)
+    seen = torch.ones((1, 1, len(rows), sizes.keys), dtype=torch.bool, device=call.query.device)
+    for factor in () if call.mask is None else call.mask.factors():
+        if isinstance(factor, DenseMask) and factor.tensor.dim() == 4:
+            # A slice is many times faster than single pairs.
+            seen = seen & take_pairs(factor.tensor, rows, columns)
+        else:
+            seen = seen & call.allowed(factor, rows, columns)
+    if isinstance(call.bias, DenseBias):
+        vectors = {"query": take(call.query, rows), "key": call.key}
+        seen = seen & (call.bias.block(rows, columns, **vectors, sizes=sizes) > HIDDEN)
+    return seen
 
 
 def visible_in(weights: AttentionMap) -> Visible:

@@ -15,6 +15,7 @@ from regard.tensors.guards import is_compiling
 from regard.tensors.torch_private import DisableTorchFunction, forget_global_hook, tree_leaves
 from regard.watching.hooks.observers import MODULES
 from regard.watching.hooks.this_thread import known_thread
+from regard.watching.kept.arguments import small_arguments
 from regard.watching.readers.flex_calls import hand_on_compiled
 from regard.watching.readers.functions import Args, Kwargs
 from regard.watching.readers.mixing import CONVOLUTION
@@ -65,13 +66,14 @@ def _before(module: nn.Module, args: Args) -> None:
         # Another hook's exception hid its end; or it calls this module (a gated norm).
         thread.end_plain()
     if not thread.stack and not is_compiling():
-        # (A global hook gets no keyword arguments, but torch's function that calls it has them.)
         with DisableTorchFunction():
-            thread.traces.given(*tree_leaves((args, sys._getframe(1).f_locals.get("kwargs"))))
+            thread.traces.given(*tree_leaves((args, _keywords())))
     if is_plain(module) and not (thread.editors and is_in_backward()):
         thread.begin_plain(module)
         return
     thread.stack.append(RunningModule(module, thread.taken, thread.hidden))
+    if not is_compiling():
+        thread.stack[-1].arguments = small_arguments(module, args, _keywords())
     if thread.editors and is_in_backward():
         thread.begin_recomputation()
     may_hide = isinstance(module, TORCHS) and thread.may_hide(module)
@@ -79,6 +81,13 @@ def _before(module: nn.Module, args: Args) -> None:
         thread.hide(may_hide)
     for watch in thread.watches:
         watch.entered(module)
+
+
+def _keywords() -> dict[str, Any] | None:
+    """The keyword arguments of the module that a hook is called for: a global hook gets none, but torch's function that
+    calls it has them."""
+    given: dict[str, Any] | None = sys._getframe(2).f_locals.get("kwargs")
+    return given
 
 
 def _after(module: nn.Module, args: Args, *rest: Any) -> Any:

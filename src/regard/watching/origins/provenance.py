@@ -83,6 +83,8 @@ class SoftmaxOrigin:
     is_taken: bool = False
     """True after any product, attention or not."""
     is_refused: bool = False
+    is_over_another_axis: bool = False
+    """True if values were multiplied over another axis than that of the softmax."""
     went_into: str = ""
     """The last function of the trace."""
 

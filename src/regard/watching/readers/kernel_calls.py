@@ -212,6 +212,10 @@ class KernelCall(ObservedCall):
     """The log-sum-exp, if the call returned it: (N, H, T), or of packed sequences (H, total)."""
 
     @property
+    def dropped(self) -> float:  # type: ignore[override]
+        return self.form.dropout
+
+    @property
     def is_packed(self) -> bool:
         return self.rows.starts is not None or self.columns.starts is not None
 

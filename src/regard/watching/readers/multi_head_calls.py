@@ -52,7 +52,7 @@ from regard.watching.running.observed_call import CallVectors, ObservedCall, Rea
 from regard.watching.running.thread_state import RunningModule, ThreadState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Projected(ObservedCall):
     """One call of multi-head attention, after it ran."""
 
@@ -77,6 +77,10 @@ class Projected(ObservedCall):
     """The projected heads, if they were seen; in a fused layer they are projected when the map is read."""
     origins: Origins | None = None
     how: str
+
+    @property
+    def dropped(self) -> float:  # type: ignore[override]
+        return self.dropout
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
         sizes, dtype = self.sizes(), autocast_of(self.query.input.device.type)

@@ -34,7 +34,7 @@ CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim",
 """The selecting functions of routers."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class WrittenOut(ObservedCall):
     """Weights the model multiplied with values, after the product ran."""
 
@@ -47,6 +47,7 @@ class WrittenOut(ObservedCall):
     notes: tuple[str, ...] = ()
     heads: Heads = AS_DOCUMENTED
     origins: Origins | None = None
+    is_over_queries: bool = False
     token: object = field(default_factory=object)
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -144,6 +145,8 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: An
         thread.try_to(note_convolution, thread, module, of, module.kernel_size, module.stride)
     elif args:
         thread.traces.follow(output, of)
+        if isinstance(module, nn.Embedding):
+            thread.embedded(of, module.weight)
     if not thread.traces.alive or not args or thread.traces.of(args[0]) is None:
         return
     if isinstance(module, nn.Linear):
@@ -207,9 +210,23 @@ def _one(thread: ThreadState, contraction: Contraction, n: int, trace: Trace, re
             attended(thread, contraction, n, trace, across, result, across=True)
             return
     # A sum over any other axis mixes heads: the result is still made of weights.
+    if trace.origins[0].is_compared and _takes_values(contraction, n):
+        trace.origins[0].is_over_another_axis = True
     key = contraction.output.index(label)
     other = contraction.output.index(across) if across in contraction.output else None
     thread.traces.put(result, replace(trace, key=key, other=other, is_changed=True, depth=len(thread.stack)))
+
+
+def _takes_values(contraction: Contraction, n: int) -> bool:
+    """True for a product of the last axis of an operand with activations of features of their own."""
+    labels = contraction.labels[n]
+    return labels[-1] not in contraction.output and any(
+        labels[-1] in own
+        and not is_learned(contraction.operands[m])
+        and set(contraction.output) & (set(own) - set(labels))
+        for m, own in enumerate(contraction.labels)
+        if m != n
+    )
 
 
 def _is_pair(trace: Trace) -> bool:
@@ -256,8 +273,12 @@ def attended(
     if across:
         origin.is_of_slots = True
         notes.append("the softmax ran over the queries: the columns of its weights sum to 1, not the rows")
+    # (Slots compete for keys so; the tokens of one sequence do not.)
+    is_own = across and isinstance(origin.streams, Origins) and origin.streams.crosses is False
     how, origins = f"{origin.how}, T x S weights kept", origin.sequences()
-    call = WrittenOut(product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origins)
+    call = WrittenOut(
+        product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origins, is_own
+    )
     thread.give(call)
     for one in trace.origins:
         one.is_taken = True
@@ -377,11 +398,19 @@ def close(thread: ThreadState, frame: RunningModule) -> None:
     thread.traces.leave(len(thread.stack))
 
 
+OVER_ANOTHER_AXIS = "the softmax ran over axis"
+"""The beginning of the reason for weights that sum to 1 over heads, or over the sequences of a batch."""
+
+
 def _report(thread: ThreadState, origin: SoftmaxOrigin) -> None:
     origin.tensor = None
     if thread.is_in_attention() or (origin.is_projection and not origin.is_projected):
         after = f"; it went into {origin.went_into}" if origin.went_into else ""
-        thread.unread(f"a softmax {tuple(origin.shape)} that no product with values took up{after}", origin.module)
+        shape = tuple(origin.shape)
+        if origin.is_over_another_axis:
+            thread.unread(f"{OVER_ANOTHER_AXIS} {origin.axis} of scores {shape}, not over the keys", origin.module)
+        else:
+            thread.unread(f"a softmax {shape} that no product with values took up{after}", origin.module)
     else:
         after = f" ({origin.went_into} took some of it)" if origin.went_into else ""
         thread.other(

@@ -31,6 +31,10 @@ class RegardCall(ObservedCall):
     origins: Origins | None = None
     how: str = "regard.attention"
 
+    @property
+    def dropped(self) -> float:  # type: ignore[override]
+        return source_of_call(self.attended.weights.source, "a watch").call.dropout
+
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
         weights = self.attended.weights
         made = source_of_call((weights if policy.graph else weights.detach()).source, "a watch")

@@ -53,6 +53,10 @@ class Sdpa(ObservedCall):
     origins: Origins | None = None
     how: str = "F.scaled_dot_product_attention"
 
+    @property
+    def dropped(self) -> float:  # type: ignore[override]
+        return self.dropout_p
+
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
         query, key, dtype = self._as_computed()
         query, key = one_rank(query, key, self.enable_gqa)

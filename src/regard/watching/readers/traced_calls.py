@@ -74,6 +74,8 @@ def observe_followed(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
 def observe_embedding(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
     """An embedding of ids, which begins a stream."""
     thread.traces.given(result)
+    given = dict(zip(("input", "weight"), args, strict=False)) | kwargs
+    thread.embedded(given.get("input"), given.get("weight"))
 
 
 @after_traces

@@ -4,7 +4,7 @@ and `regard.on_attention` are interceptors. A call without changes keeps every b
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.tensors.torch_private import is_compiled
@@ -59,6 +59,10 @@ class Interceptor:
 
     def mixed(self, path: str, how: str, positions: int | None) -> None:
         """Called for a module that mixes positions (so many, if that is known) without an observed call."""
+
+    def embedded(self, ids: Tensor, table: int, taken: int) -> None:
+        """Called for ids of tokens, of positions or of kinds that a table (by its id) was read by, after so many
+        calls."""
 
     def chose(self, choice: KeysChosen, queries: int) -> None:
         """Called for a module that chose keys for each of so many queries, by scores of its own."""

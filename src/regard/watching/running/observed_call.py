@@ -10,6 +10,7 @@ from regard.call.shapes import Dimensions
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.source import Source
 from regard.maps.sources.values import CallValues
+from regard.watching.kept.arguments import ModuleArguments
 from regard.watching.kept.evidence import AnyEvidence
 from regard.watching.kept.factors import Factors
 from regard.watching.kept.rebuilding import Rebuilding
@@ -84,6 +85,12 @@ class ObservedCall(ABC):
     """The sequences of its queries and its keys; None if unknown."""
     token: object = None
     """Identifies the call later, should it turn out to be no attention."""
+    arguments: tuple[ModuleArguments, ...] = ()
+    """The small integer arguments of the running modules, the outermost first."""
+    is_over_queries: bool = False
+    """True if the weights of each key sum to 1, over queries of its own sequence."""
+    dropped: float = 0.0
+    """The share of the weights that were dropped."""
 
     @abstractmethod
     def read(self, policy: RetentionPolicy, name: str) -> Reading:

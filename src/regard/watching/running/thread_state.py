@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from regard.errors import FunctionError
 from regard.tensors.guards import function_mode, function_modes
 from regard.tensors.torch_private import graph_task_id, pop_function_mode, push_function_mode
+from regard.watching.kept.arguments import ModuleArguments, running_arguments
 from regard.watching.kept.sequences import Moment
 from regard.watching.origins.provenance import SoftmaxOrigin, Traces
 from regard.watching.running.interceptor import Interceptor
@@ -25,6 +26,7 @@ class RunningModule:
     """A module whose forward is running."""
 
     __slots__ = (
+        "arguments",
         "compares",
         "convolutions",
         "has_pairs",
@@ -43,6 +45,8 @@ class RunningModule:
         self.module = module
         self.taken = taken
         self.was_hidden = was_hidden
+        self.arguments: ModuleArguments | None = None
+        """Its small integer arguments."""
         self.pending: list[SoftmaxOrigin] = []
         """Softmaxes of this module that may become attention."""
         self.is_recomputed = False
@@ -181,6 +185,7 @@ class ThreadState:
     def give(self, source: ObservedCall, module: nn.Module | None = None) -> None:
         """Hand a call to every interceptor, as a call of the running module or of `module`."""
         self.taken += 1
+        source.arguments = tuple(running_arguments(self.stack))
         self.meant, self.is_reading = module, True
         try:
             for watch in tuple(self.watches):
@@ -254,6 +259,12 @@ class ThreadState:
         for watch in self.watches:
             if (path := watch.paths.get(id(module))) is not None:
                 watch.mixed(path, how, positions)
+
+    def embedded(self, ids: object, table: object) -> None:
+        """Notify every watch of ids that a table of vectors was read by."""
+        if isinstance(ids, Tensor):
+            for watch in self.watches:
+                watch.embedded(ids, id(table), self.taken)
 
     def chose(self, module: nn.Module, choice: KeysChosen, queries: int) -> None:
         """Notify every watch of a module that chose keys for so many queries."""

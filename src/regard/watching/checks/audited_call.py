@@ -1,0 +1,367 @@
+"""One call under audit: its facts, the positions of its queries, and what its model was told of its sequences."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.watching.checks.facts import Facts, facts_of
+from regard.watching.checks.roles import Role, config_of, is_of_decoder, role_of
+from regard.watching.checks.told import Part, Told, documents_of, end_runs, ids_of, masks_of, part_of, place, types_of
+from regard.watching.checks.visible import allowed_pairs
+from regard.watching.kept.sequences import CallSequence, SequenceStep
+from regard.watching.observed import EmbeddedIds, Observed, Record
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UserTold:
+    """What the user says of the model, beside its arguments."""
+
+    causal: bool | None = None
+    keep: Tensor | None = None
+    """The real tokens among the keys, bool (B, S)."""
+    documents: Tensor | None = None
+    """The document of each position, (B, S)."""
+
+
+@dataclass(eq=False)
+class AuditedCall:
+    """One call, and what is known of it. The properties are read on demand, and kept."""
+
+    call: Observed
+    facts: Facts
+    modules: Mapping[str, nn.Module]
+    user: UserTold
+    step: SequenceStep | None = None
+    """Its place in a sequence of calls with one cache."""
+    before: "AuditedCall | None" = None
+    """The call before it in that sequence."""
+    embeddings: Sequence[EmbeddedIds] = ()
+    earlier: "AuditedCall | None" = None
+    """The call of the same module before it, of any sequence."""
+    grows: bool = False
+    """True if the keys of its module grow from call to call, as under a cache."""
+    pads: "PadToken | None" = None
+
+    @property
+    def name(self) -> str:
+        return self.call.name
+
+    @property
+    def crosses(self) -> bool:
+        """True if its keys are of another sequence."""
+        return self.call.crosses is True
+
+    @property
+    def sizes(self) -> Any:
+        return self.call.sizes
+
+    @property
+    def weights(self) -> Any:
+        return self.call.map
+
+    @property
+    def device(self) -> torch.device:
+        return self.facts.seen.first.device
+
+    @property
+    def is_attention(self) -> bool:
+        """True for attention over positions: its weights are of pairs, and its keys no blocks."""
+        return self.call.kind in ("attention", "cross-attention") and self.call.blocks is None
+
+    @cached_property
+    def module(self) -> nn.Module | None:
+        return self.modules.get(self.name)
+
+    @cached_property
+    def config(self) -> Any:
+        """The config of transformers of the nearest module with one; None for other models."""
+        return config_of(self.modules, self.name)
+
+    @cached_property
+    def role(self) -> Role:
+        return role_of(self)
+
+    @cached_property
+    def part(self) -> Part | None:
+        """The sequence of the queries."""
+        return part_of(self.call, is_of_decoder(self.modules, self.name))
+
+    @cached_property
+    def key_part(self) -> Part | None:
+        """The sequence of the keys."""
+        has_target = self.part == "target"
+        return self.part if not self.crosses else "source" if has_target or self.part == "own" else None
+
+    @cached_property
+    def offset(self) -> int | None:
+        """The position of the first query among the keys; None if it is not known."""
+        queries, keys = self.sizes.queries, self.sizes.keys
+        if self.crosses or self.call.kind == "cross-attention":
+            return None
+        if self.step is not None and (self.is_later_step or queries == keys):
+            return self.step.first - self.step.start
+        return 0 if queries == keys else None
+
+    @property
+    def is_later_step(self) -> bool:
+        """True for a call whose keys begin with those of an earlier one."""
+        return self.grows and self.before is not None
+
+    # -- padding -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def keep(self) -> Told | None:
+        """The real tokens among the keys, bool (B, S); None if nothing tells of any padding."""
+        shape = (self.sizes.flat_batch, self.sizes.keys)
+        given = self.user.keep
+        if given is not None:
+            return Told(given.to(self.device), "padding=") if given.shape == shape else None
+        if not self.is_attention or self.key_part is None or self._is_of_another_tower:
+            return None
+        masks = [told for told in masks_of(self.call, self.key_part) if told.values.device == self.device]
+        first = masks[0] if masks else self._kept_before()
+        if first is not None and not bool(first.values.all()):
+            return first
+        told = self._told_by_ids(first)
+        return told if told is not None else first
+
+    @property
+    def _is_of_another_tower(self) -> bool:
+        """True for a part without tokens, such as a vision tower, beside a part with."""
+        config, root = self.config, getattr(self.modules.get(""), "config", None)
+        return config is not None and config is not root and not hasattr(config, "vocab_size")
+
+    def _kept_before(self) -> Told | None:
+        """The padding of the keys that a cache holds: that of the calls that made them."""
+        before = self.before
+        if before is None or not self.grows or self.step is None or self.step.origins is not None:
+            return None
+        known, new = before.keep, self.sizes.keys - before.sizes.keys
+        if known is None or new < 0 or self.step.start != (before.step.start if before.step is not None else 0):
+            return None
+        return Told(torch.nn.functional.pad(known.values, (0, new), value=True), known.source, known.is_sure)
+
+    def _told_by_ids(self, mask: Told | None) -> Told | None:
+        """Runs of the padding token at the ends of the ids, where no mask says which tokens are padding."""
+        pads, part = self.pads, self.key_part
+        if pads is None or part is None:
+            return None
+        ids = ids_of(self.call, part, self.sizes.keys)
+        if ids is None or ids.values.device != self.device:
+            return None
+        runs, is_sure = pads.found(ids.values)
+        if not bool(runs.any()) or bool(runs.all(-1).any()):
+            return None
+        said = f"the runs of padding token {pads.id} at the ends of {ids.source}"
+        if mask is not None:
+            said += f", which {mask.source} calls words"
+        return Told(~runs, said, is_sure)
+
+    @cached_property
+    def real_queries(self) -> Tensor:
+        """The rows of real tokens, bool (B, T)."""
+        batch, queries = self.sizes.flat_batch, self.sizes.queries
+        everything = torch.ones(batch, queries, dtype=torch.bool, device=self.device)
+        if self.keep is not None and self.offset is not None and 0 <= self.offset <= self.sizes.keys - queries:
+            return self.keep.values[:, self.offset : self.offset + queries]
+        if self.crosses and self.part is not None:
+            own = next((t for t in masks_of_queries(self.call, self.part) if t.device == self.device), None)
+            return everything if own is None else own
+        return everything
+
+    # -- documents and kinds of tokens -------------------------------------------------------------------
+
+    @cached_property
+    def documents(self) -> Told | None:
+        """The document of each key, (B, S); None if nothing tells of more than one."""
+        if self.crosses or not self.is_attention or self.offset != 0:
+            return None
+        given, shape = self.user.documents, (self.sizes.flat_batch, self.sizes.keys)
+        if given is not None:
+            given = given.expand(shape) if given.dim() == 2 and given.shape[1] == shape[1] else given
+            return Told(given.to(self.device), "documents=") if given.shape == shape else None
+        if self._is_of_another_tower:
+            return None
+        told = documents_of(self.call, None if self.keep is None else self.keep.values)
+        return told if told is None or told.values.device == self.device else None
+
+    @cached_property
+    def types(self) -> Told | None:
+        """The kinds of the tokens, (B, S)."""
+        if self.crosses or not self.is_attention or self.offset != 0 or self._is_of_another_tower:
+            return None
+        told = types_of(self.call)
+        return told if told is None or told.values.device == self.device else None
+
+    @cached_property
+    def position_table(self) -> int | None:
+        """The table of positions that the model reads: by ids that rise by one in each row, and are no tokens."""
+        if self.before is not None and self.grows:
+            return self.before.position_table
+        for one in self._embedded():
+            ids = torch.atleast_2d(one.ids.tensor)
+            if ids.shape[1] > 1 and not bool((ids.diff(dim=-1) != 1).any()):
+                tokens = None if self.part is None else ids_of(self.call, self.part, ids.shape[1])
+                if tokens is None or not torch.equal(tokens.values, ids.expand_as(tokens.values)):
+                    return one.table
+        return None
+
+    @cached_property
+    def positions(self) -> Told | None:
+        """The positions (B or 1, T) that the model gives its queries: by the table of positions, or an argument."""
+        batch, queries, table = self.sizes.flat_batch, self.sizes.queries, self.position_table
+        for one in self._embedded() if table is not None else ():
+            if one.table == table:
+                ids = torch.atleast_2d(one.ids.tensor)
+                return Told(ids, "the table of positions") if len(ids) in (1, batch) else None
+        for frame in reversed(self.call.arguments):
+            given = frame.read("position_ids")
+            if given is not None:
+                fits = given.dim() == 2 and given.shape[1] == queries and len(given) in (1, batch)
+                return Told(given, place(frame, "position_ids")) if fits else None
+        return None
+
+    @property
+    def are_types_embedded(self) -> bool:
+        """True if a table of the model was read by the kinds of the tokens."""
+        types = self.types
+        return types is not None and any(torch.equal(one.ids.tensor, types.values) for one in self._embedded())
+
+    def _embedded(self) -> Iterator[EmbeddedIds]:
+        """The ids for as many queries that tables were read by before the call, the latest first."""
+        for one in reversed(self.embeddings):
+            tensor = one.ids.tensor
+            if one.at < self.call.at and not one.ids.is_stale and tensor.dim() in (1, 2):
+                if tensor.shape[-1] == self.sizes.queries:
+                    yield one
+
+    # -- visible pairs -----------------------------------------------------------------------------------
+
+    def sees(self, rows: range) -> Tensor:
+        """The pairs that reached the kernel, bool (B or 1, H or 1, rows, S): by the mask, or by weights other than 0."""
+        factors = self.call.factors
+        if factors is not None:
+            return allowed_pairs(factors.call, rows)
+        return self.block(rows) != 0
+
+    def block(self, rows: range) -> Tensor:
+        """The weights of some rows, (B, H, rows, S)."""
+        sizes = self.sizes
+        found: Tensor = self.weights.block(rows, range(sizes.keys))
+        return found.reshape(sizes.flat_batch, sizes.heads, len(rows), sizes.keys)
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the visible pairs are those of a mask, not of weights, where an allowed pair may have the weight 0."""
+        return self.facts.seen.is_exact
+
+
+def masks_of_queries(call: Observed, part: Part) -> Iterator[Tensor]:
+    """Masks of the sequence of the queries, where that is not the sequence of the keys: bool (B, T)."""
+    for frame in call.arguments:
+        for name in ("decoder_attention_mask",) if part == "target" else ():
+            tensor = frame.read(name)
+            if tensor is not None and tensor.shape == (call.sizes.flat_batch, call.sizes.queries):
+                yield tensor > 0 if tensor.dtype != torch.bool else tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PadToken:
+    """The token of padding."""
+
+    id: int
+    is_other: bool
+    """True if the model uses it as another mark too, such as the end of a text."""
+
+    @classmethod
+    def of(cls, modules: Mapping[str, nn.Module]) -> "PadToken | None":
+        """That of a config, of a generation config, or the one `padding_idx` of all embeddings; None without."""
+        root: Any = modules.get("")
+        owners = [getattr(root, name, None) for name in ("config", "generation_config")]
+        owners += [get() for one in owners[:1] if (get := getattr(one, "get_text_config", None)) is not None]
+        owners = [one for one in (*owners, config_of(modules, "")) if one is not None] or _inner(modules.values())
+        for owner in owners:
+            if isinstance(found := getattr(owner, "pad_token_id", None), int) and found >= 0:
+                marks = (getattr(one, name, None) for one in owners for name in MARKS)
+                flat = [n for mark in marks for n in (mark if isinstance(mark, list) else [mark])]
+                return cls(found, found in flat)
+        indices = {one.padding_idx for one in modules.values() if isinstance(one, nn.Embedding)} - {None}
+        return cls(indices.pop(), False) if len(indices) == 1 else None
+
+    def found(self, ids: Tensor) -> tuple[Tensor, bool]:
+        """The runs of it at the ends of each row, and whether they are padding for certain.
+
+        A single token at an end may be a word, and a token that has another meaning may begin or end a text: the
+        innermost of its run is then that mark.
+        """
+        runs = end_runs(ids, self.id)
+        inside = bool(((ids == self.id) & ~runs).any())
+        if self.is_other:
+            left = runs & torch.nn.functional.pad(runs, (0, 1))[:, 1:]
+            right = runs & torch.nn.functional.pad(runs, (1, 0))[:, :-1]
+            runs = left | right if not inside else torch.zeros_like(runs)
+        return runs, not inside and not self.is_other and int(runs.sum(-1).max()) > 1
+
+
+MARKS = ("bos_token_id", "eos_token_id", "decoder_start_token_id", "sep_token_id", "unk_token_id")
+
+
+def _inner(modules: Iterable[nn.Module]) -> list[Any]:
+    """The configs of models inside of a module of one's own; none if they differ in the token."""
+    found = [one for module in modules if (one := getattr(module, "config", None)) is not None]
+    return found if len({getattr(one, "pad_token_id", None) for one in found}) == 1 else []
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """All audited calls of a watch."""
+
+    calls: list[AuditedCall] = field(default_factory=list)
+    unread: list[tuple[Observed, str]] = field(default_factory=list)
+    """The calls without facts, with the reasons."""
+
+
+NOT_AUDITED = ("compression", "attention over depth")
+
+
+def run_of(record: Record, user: UserTold) -> Run:
+    """The calls of a watch in their order, with the facts of their masks."""
+    steps = _steps(record)
+    pads = PadToken.of(record.modules)
+    run, known, latest = Run(), {}, {}
+    for call in (call for call in record.calls if call.kind not in NOT_AUDITED):
+        keep = user.keep
+        fits = keep is not None and call.map is not None and keep.shape == (call.sizes.flat_batch, call.sizes.keys)
+        try:
+            facts = facts_of(call, keep if fits else None, crosses=call.crosses is True)
+        except RegardError as error:
+            run.unread.append((call, str(error)))
+            continue
+        sequence, step, before = steps.get((call.name, call.index), (None, None, None))
+        audited = AuditedCall(
+            call, facts, record.modules, user, step, None if before is None else known.get((call.name, before)),
+            embeddings=record.embeddings, earlier=latest.get(call.name), grows=sequence is not None and sequence.grows is True, pads=pads,
+        )  # fmt: skip
+        known[call.name, call.index] = latest[call.name] = audited
+        run.calls.append(audited)
+    return run
+
+
+Place = tuple[CallSequence, SequenceStep, int | None]
+
+
+def _steps(record: Record) -> dict[tuple[str, int], Place]:
+    """The place of each call in its sequence, and the number of the call before it."""
+    found: dict[tuple[str, int], Place] = {}
+    for name, sequences in record.sequences.of.items():
+        for sequence in sequences:
+            before = None
+            for step in sequence.steps:
+                found[name, step.call] = sequence, step, before
+                before = step.call
+    return found

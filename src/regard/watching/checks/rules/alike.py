@@ -1,0 +1,123 @@
+"""Layers of one stack: one that differs from all the others is named with theirs."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from string import digits
+from typing import ClassVar
+
+import torch
+
+from regard.call.biases.base import DenseBias
+from regard.watching.checks.audited_call import AuditedCall, Run
+from regard.watching.checks.checked import Question
+from regard.watching.checks.finding import Finding
+from regard.watching.checks.rules.base import Rule, asked_of
+from regard.watching.checks.rules.window import window_of
+from regard.watching.kept.mask_reading import HIDDEN
+
+NUMBERS = str.maketrans("", "", digits)
+"""Deletes the index of a layer from a path: the modules of a stack differ in it alone."""
+FEWEST = 3
+"""The fewest layers of a stack that can outvote one."""
+VOTED = ("none", "causal", "window", "window to both sides", "prefix", "documents", "documents, causal")
+
+
+class LikeTheOthersRule(Rule):
+    """Is each layer like all the others of its stack?"""
+
+    name: ClassVar = "like the others"
+
+    def ask(self, run: Run) -> tuple[Question, list[Finding]]:
+        stacks: dict[tuple[object, ...], list[AuditedCall]] = {}
+        for call in run.calls:
+            if call.is_attention:
+                key = call.name.translate(NUMBERS), call.call.index, call.weights.shape, call.crosses
+                stacks.setdefault(key, []).append(call)
+        asked = [call for stack in stacks.values() if len(stack) > 1 for call in stack]
+        alone = [(stack[0], "it is alone in its stack") for stack in stacks.values() if len(stack) == 1]
+        found = [one for stack in stacks.values() if len(stack) > 1 for one in _of_stack(stack)]
+        return asked_of(self.name, asked, alone), found
+
+
+def _of_stack(stack: list[AuditedCall]) -> Iterator[Finding]:
+    yield from _padding(stack)
+    if len(stack) >= FEWEST:
+        yield from _pattern(stack)
+        yield from _bias(stack)
+
+
+def _padding(stack: list[AuditedCall]) -> Iterator[Finding]:
+    """Layers with visible keys that other layers hide as padding, where no argument tells of any."""
+    layers = [call for call in stack if not call.facts.mask.is_unknown and call.keep is None]
+    if not layers:
+        return
+    seen = [call.facts.seen.keys.unflatten(0, call.facts.seen.shape).any(1) for call in layers]
+    if len({one.shape for one in seen}) > 1:
+        seen = list(torch.broadcast_tensors(*seen))
+    padding = torch.stack([~one for one in seen]).sum(0) * 2 > len(layers)
+    for call, keys in zip(layers, seen, strict=True):
+        if bool((keys & padding).any()):
+            count = int((keys & padding).sum())
+            yield _of(
+                call, Finding(
+                    "padding", "warning", f"it sees {count} keys that most layers beside it hide from every query",
+                    numbers={"keys": count}, remedy="hand it the same padding mask",
+                ),
+            )  # fmt: skip
+
+
+def _pattern(stack: list[AuditedCall]) -> Iterator[Finding]:
+    """One layer with another pattern than all the others. (Of a config that says windows, the config decides.)"""
+    if any(window_of(call) is not None for call in stack):
+        return
+    kinds = [(call.facts.mask.pattern, call.facts.mask.size) for call in stack]
+    for n, call in enumerate(stack):
+        others = {kind for m, kind in enumerate(kinds) if m != n}
+        if len(others) != 1 or kinds[n] in others or kinds[n][0] not in VOTED:
+            continue
+        (pattern, size), own = others.pop(), call.facts.mask
+        if pattern not in VOTED or not call.is_exact:
+            continue
+        theirs = stack[n - 1].facts.mask
+        looks_ahead, is_free = bool(own.ahead) and not theirs.ahead, call.role.direction == "unknown"
+        says = f"its mask is {own}, where that of all {len(stack) - 1} layers beside it is {theirs}"
+        remedy = "hand it the mask of the others, if it is not meant to differ"
+        if looks_ahead and is_free:
+            yield _of(call, Finding("future", "warning", f"it alone looks ahead: {says}", remedy=remedy))
+        elif "window" in (pattern, own.pattern):
+            yield _of(call, Finding("window", "warning", f"it alone has another window: {says}", remedy=remedy))
+        elif theirs.ahead and is_free:
+            yield _of(
+                call, Finding("causal encoder", "warning", f"it alone is causal, in an encoder: {says}", remedy=remedy)
+            )
+
+
+def _bias(stack: list[AuditedCall]) -> Iterator[Finding]:
+    """Layers without a bias beside others with one. (A bias that is made once is handed from layer to layer.)"""
+    has = [_has_bias(call) for call in stack]
+    with_one = sum(one is True for one in has)
+    for call, own in zip(stack, has, strict=True):
+        if own is False and with_one:
+            yield _of(
+                call, Finding(
+                    "bias", "warning", f"it adds no bias to its scores, where {with_one} of the {len(stack) - 1} layers "
+                    "beside it add one",
+                    cause="a relative bias is made in one layer, and was not handed on",
+                    remedy="hand it the bias of the others",
+                ),
+            )  # fmt: skip
+
+
+def _has_bias(call: AuditedCall) -> bool | None:
+    factors = call.call.factors
+    if factors is None:
+        return None
+    bias = factors.call.bias
+    if not isinstance(bias, DenseBias):
+        return bias is not None
+    tensor = bias.tensor.detach()
+    return bool(((tensor != 0) & (tensor > HIDDEN)).any())
+
+
+def _of(call: AuditedCall, finding: Finding) -> Finding:
+    return replace(finding, path=call.name, call=call.call.index, observed=call.call)

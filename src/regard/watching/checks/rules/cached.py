@@ -1,0 +1,158 @@
+"""Caches: a query sees its own key, the newest, and all that were there before it."""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.breach import hidden_pairs
+from regard.watching.checks.finding import Finding
+from regard.watching.checks.rules.base import CallRule
+from regard.watching.checks.rules.window import window_of
+
+FIRST = "is_causal, or a triangle, aligned the first query with the first key"
+LAST = "align the last query with the last key: a mask of tril(keys - queries), or none for a single query"
+
+
+class OwnKeyRule(CallRule):
+    """Does each query see its own key, and those before it?"""
+
+    name: ClassVar = "own and earlier keys"
+
+    def why_not(self, call: AuditedCall) -> str:
+        if not call.is_attention or call.crosses or call.sizes.queries > call.sizes.keys:
+            return "it is no attention over the positions of one sequence"
+        if not call.is_exact:
+            return "its mask is read from weights, where an allowed key may have none"
+        return ""
+
+    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
+        if call.facts.mask.pattern == "inverted" or call.call.chooser is not None:
+            return
+        queries, keys = call.sizes.queries, call.sizes.keys
+        if is_of_oldest_keys(call):
+            yield _from_first(
+                call, f"the {queries} queries follow a cache, and the kernel got the {queries} oldest keys of it"
+            )
+        elif self._is_from_first(call):
+            yield _from_first(
+                call,
+                f"{queries} quer{'y' if queries == 1 else 'ies'} and {keys} keys, and the causal mask aligns the "
+                f"first with the first: no query sees the last {keys - queries} keys",
+            )
+        elif call.offset is not None and _is_causal(call):
+            yield from self._own(call)
+
+    def _own(self, call: AuditedCall) -> Iterator[Finding]:
+        offset = call.offset
+        assert offset is not None
+        places = torch.arange(call.sizes.keys, device=call.device)
+        keep = (
+            call.keep.values
+            if call.keep is not None
+            else call.facts.seen.keys.unflatten(0, call.facts.seen.shape).any(1)
+        )
+        is_step = call.is_later_step
+
+        def own(rows: range) -> Tensor:
+            at = torch.arange(rows.start, rows.stop, device=call.device)[:, None] + offset
+            pairs = (places == at)[None]
+            return pairs if is_step and call.keep is None else pairs & keep[:, None]
+
+        count, first = hidden_pairs(call, own)
+        if first is not None:
+            strict = call.facts.mask.pattern not in ("causal", "none")
+            yield Finding(
+                "itself hidden", "error",
+                f"{count} queries do not see their own key, the newest: query {first[1]} of sequence {first[0]} does "
+                f"not see key {first[2]}, and the mask that arrived is {call.facts.mask}",
+                numbers={"rows": count},
+                cause="a strict triangle hides the diagonal (tril(-1), or hiding triu(0))" if strict and not is_step else
+                "the mask is one step behind the cache" if is_step else "",
+                remedy="keep the keys up to the query's own: tril(0), or hide triu(1)",
+            )  # fmt: skip
+            return
+        if not is_step or call.before is None or _has_window(call) or call.facts.mask.is_unknown:
+            return
+        known = call.before.facts.seen.keys.unflatten(0, call.before.facts.seen.shape).any(1)
+        if (
+            call.step is None
+            or call.step.start
+            or call.step.origins is not None
+            or len(known) not in (1, call.sizes.flat_batch)
+        ):
+            return
+        known = (
+            torch.nn.functional.pad(known, (0, call.sizes.keys - known.shape[1]))
+            if known.shape[1] <= call.sizes.keys
+            else None
+        )
+        if known is None:
+            return
+        count, first = hidden_pairs(call, lambda rows: known[:, None].expand(-1, len(rows), -1))
+        if first is not None:
+            yield Finding(
+                "earlier keys lost", "error",
+                f"{count} pairs are hidden that the calls before with the same cache saw: query {first[1]} of sequence "
+                f"{first[0]} does not see key {first[2]}, and the mask that arrived is {call.facts.mask}",
+                numbers={"pairs": count}, cause="the mask was not extended with the cache, or not made for all of it",
+                remedy="make the mask over all keys of the cache",
+            )  # fmt: skip
+
+    @staticmethod
+    def _is_from_first(call: AuditedCall) -> bool:
+        """True for a causal mask that begins at the first key, with later keys that are no free places of a buffer."""
+        queries, keys = call.sizes.queries, call.sizes.keys
+        if queries == keys or _is_empty_beyond(call, queries):
+            return False
+        if queries > 1:
+            return call.facts.mask.pattern == "causal from the first key"
+        seen = call.facts.seen
+        is_first_alone = bool(((seen.first == 0) & (seen.last == 0) | ~seen.live).all()) and bool(seen.live.any())
+        return call.is_later_step and is_first_alone and call.offset != 0
+
+
+def _from_first(call: AuditedCall, says: str) -> Finding:
+    numbers = {"queries": float(call.sizes.queries), "keys": float(call.sizes.keys)}
+    return Finding("causal from the first key", "error", says, numbers=numbers, cause=FIRST, remedy=LAST)
+
+
+def _is_causal(call: AuditedCall) -> bool:
+    """True for a call whose rows should see themselves: by its role, its cache, or a mask that hides the later keys."""
+    if call.role.direction == "causal" or call.is_later_step:
+        return True
+    mask, seen = call.facts.mask, call.facts.seen
+    if mask.ahead or call.sizes.queries < 3:
+        return False
+    # A strict triangle: each row sees all keys up to the one before its own.
+    place = torch.arange(call.sizes.queries, device=call.device) + (call.offset or 0) - 1
+    return bool(((seen.last == place) | ~seen.live | (place < 0)).all()) and bool(seen.live.any())
+
+
+def _has_window(call: AuditedCall) -> bool:
+    said = window_of(call)
+    return call.facts.mask.pattern == "window" or (said is not None and said.size is not None)
+
+
+def _is_empty_beyond(call: AuditedCall, place: int) -> bool:
+    factors = call.call.factors
+    return factors is not None and not bool(factors.call.key[..., place:, :].any())
+
+
+def is_of_oldest_keys(call: AuditedCall) -> bool:
+    """True if a plain causal call has other queries for the first keys of an earlier call, which has more of them: a
+    kernel that wants as many keys as queries was handed the oldest ones."""
+    factors, queries, keys = call.call.factors, call.sizes.queries, call.sizes.keys
+    if factors is None or queries != keys or queries < 2 or call.facts.mask.pattern != "causal":
+        return False
+    earlier = call.earlier
+    if earlier is None or earlier.call.factors is None or earlier.sizes.keys < keys:
+        return False
+    own, other = factors.call, earlier.call.factors.call
+    if own.key.shape[:-2] != other.key.shape[:-2] or own.key.shape[-1] != other.key.shape[-1]:
+        return False
+    if not torch.equal(own.key, other.key[..., :keys, :]):
+        return False
+    return own.query.shape[:-2] != other.query.shape[:-2] or not torch.equal(own.query, other.query[..., :queries, :])

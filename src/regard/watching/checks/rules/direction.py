@@ -1,0 +1,161 @@
+"""Direction: a causal model does not look ahead, and an encoder looks both ways."""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.breach import LEAST, breach
+from regard.watching.checks.finding import Finding, Severity
+from regard.watching.checks.rules.base import CallRule
+from regard.watching.checks.rules.padding import TRUE
+from regard.watching.checks.rules.token_kinds import blocks_of
+
+TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted", "documents, causal")
+"""Patterns that show each query nothing after its own position, or nothing before."""
+
+
+class FutureRule(CallRule):
+    """Does a query of a causal model see what comes later?"""
+
+    name: ClassVar = "future"
+
+    def why_not(self, call: AuditedCall) -> str:
+        if not call.is_attention or call.crosses or call.sizes.queries > call.sizes.keys:
+            return "it is no attention over the positions of one sequence"
+        if call.facts.mask.pattern == "inverted" or _is_off_by_one(call):
+            return ""
+        if call.role.direction != "causal":
+            return call.role.why
+        return "" if _offset(call) is not None else "the positions of its queries are not known"
+
+    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
+        mask = call.facts.mask
+        if mask.pattern == "inverted":
+            later = call.facts.later
+            yield Finding(
+                "inverted mask", "error", "each query sees only what comes after it: the causal mask is upside down",
+                numbers={} if later is None else {"share": later}, cause="the mask is turned, or its flags are",
+                remedy=f"turn it ({TRUE})",
+            )  # fmt: skip
+            return
+        offset = _offset(call)
+        assert offset is not None
+        if call.facts.later is not None and call.facts.later <= LEAST and offset == mask.offset:
+            return
+        blocks = blocks_of(call)
+
+        def later_keys(rows: range) -> Tensor:
+            own = torch.arange(rows.start, rows.stop, device=call.device)[:, None] + offset
+            later = (torch.arange(call.sizes.keys, device=call.device) > own)[None]
+            if blocks is not None:
+                of = blocks[1]
+                later = later & ~(
+                    (of[:, rows.start : rows.stop, None] >= 0) & (of[:, rows.start : rows.stop, None] == of[:, None])
+                )
+            return later
+
+        found = breach(call, later_keys, of="of a later position")
+        if found is None:
+            return
+        if _is_off_by_one(call) and call.role.direction != "both":
+            yield Finding(
+                "future", "error",
+                f"{found.share:.1%} of the weight is on later positions: each query sees the next one, and none after "
+                f"it; the mask that arrived is {mask}",
+                numbers={"share": found.share}, example=found.example,
+                cause="the causal mask is off by one (a diagonal of 1 in tril, or of 2 in triu)",
+                remedy="keep the keys up to the query's own: tril(0), or hide triu(1)",
+            )  # fmt: skip
+            return
+        meant = mask.pattern in ("prefix", "causal, with blocks of both directions") and blocks is None
+        severity: Severity = "info" if meant else "error" if call.role.is_sure else "warning"
+        yield Finding(
+            "future", severity,
+            f"{found.share:.1%} of the weight is on later positions, in a model that should be causal "
+            f"({call.role.why}); the mask that arrived is {mask}",
+            numbers={"share": found.share}, example=found.example,
+            cause="right for a prefix or an image, and wrong otherwise" if meant else _cause(call),
+            remedy="" if meant else "hand the kernel a causal mask",
+        )  # fmt: skip
+
+
+def _offset(call: AuditedCall) -> int | None:
+    """The position of the first query: as the calls tell, or else the mask."""
+    mask = call.facts.mask
+    if call.offset is not None:
+        return call.offset
+    return None if mask.pattern in ("none", "dense of no known kind", "no key at all") else mask.offset
+
+
+def _is_off_by_one(call: AuditedCall) -> bool:
+    """True if each row of a mask sees all keys up to the next one, and none after it."""
+    seen, sizes = call.facts.seen, call.sizes
+    if not seen.is_exact or call.offset != 0 or sizes.queries < 3 or call.facts.mask.ahead != 1 or call.crosses:
+        return False
+    places = torch.arange(sizes.keys, device=call.device)
+    limit = (torch.arange(sizes.queries, device=call.device) + 1).clamp(max=sizes.keys - 1)
+    # Of the keys that any row sees, the last one up to the next position.
+    upto = torch.where(seen.keys, places, -1).cummax(-1).values[:, limit]
+    first = seen.keys.long().argmax(-1, keepdim=True)
+    return (
+        bool(((seen.last == upto) & (seen.first == first) | ~seen.live).all())
+        and int((~seen.live).sum()) < seen.live.numel()
+    )
+
+
+def _cause(call: AuditedCall) -> str:
+    mask = call.facts.mask
+    if mask.added:
+        return f"{mask.added}, which hides nothing"
+    if mask.pattern == "none":
+        hidden = ", and the padding mask took its place" if mask.padding else ""
+        return f"no causal mask arrived{hidden}"
+    return "a window to both sides arrived" if mask.pattern == "window to both sides" else ""
+
+
+class EncoderRule(CallRule):
+    """Does an encoder see both sides?"""
+
+    name: ClassVar = "both sides"
+
+    def why_not(self, call: AuditedCall) -> str:
+        if call.sizes.queries < 2:
+            return "it has one query"
+        if call.role.direction != "both":
+            return "it is no encoder, as far as is known"
+        return "" if call.offset is not None else "the positions of its queries are not known"
+
+    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
+        mask = call.facts.mask
+        # (A window of 1 is each token by itself.)
+        if mask.pattern in TURNED and mask.pattern != "inverted" and mask.size != 1:
+            yield Finding(
+                "causal encoder", "error",
+                f"a causal mask arrived in an encoder ({call.role.why}): no query sees what comes later, and the mask "
+                f"is {mask}",
+                cause="an is_causal that is True by default, or a mask made for a decoder",
+                remedy="set is_causal = False on the module, or hand it no causal mask",
+            )  # fmt: skip
+
+
+class CrossAttentionRule(CallRule):
+    """Does each query see every real key of another sequence?"""
+
+    name: ClassVar = "cross-attention"
+
+    def why_not(self, call: AuditedCall) -> str:
+        is_other = call.crosses or (call.is_attention and call.sizes.queries > call.sizes.keys)
+        return "" if is_other else "it attends to its own sequence"
+
+    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
+        mask, (queries, keys) = call.facts.mask, call.weights.shape[-2:]
+        if queries > 1 and mask.pattern in TURNED:
+            yield Finding(
+                "causal cross-attention", "error",
+                f"the keys are of another sequence, and the mask that arrived is {mask}",
+                numbers={"queries": queries, "keys": keys}, cause="an is_causal that is True by default",
+                remedy="each query should see every real key: set is_causal = False on the module",
+            )  # fmt: skip

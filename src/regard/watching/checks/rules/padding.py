@@ -1,0 +1,131 @@
+"""Padding: no real token gives weight to padding, and every real key is seen by some row."""
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.tensors.tile_sizes import fitting, ranges
+from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.breach import breach
+from regard.watching.checks.finding import Finding, Severity
+from regard.watching.checks.rules.base import CallRule
+from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
+
+TRUE = "True means attend for F.scaled_dot_product_attention, and leave out for nn.MultiheadAttention"
+
+
+class PaddingRule(CallRule):
+    """Does weight rest on padding?"""
+
+    name: ClassVar = "padding"
+
+    def why_not(self, call: AuditedCall) -> str:
+        if not call.is_attention:
+            return "it is no attention over positions"
+        if call.keep is None:
+            return "no argument tells the padding of its keys: audit(padding=...)"
+        return "" if not bool(call.keep.values.all()) else f"{call.keep.source} names no padding"
+
+    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
+        assert call.keep is not None
+        keep = call.keep.values
+        found = breach(call, lambda rows: ~keep[:, None].expand(-1, len(rows), -1), of="of padding")
+        severity: Severity = "error" if call.keep.is_sure else "warning"
+        if found is not None:
+            yield Finding(
+                "padding", severity,
+                f"{found.share:.1%} of the weight of real tokens is on padding, by {call.keep.source}, and the mask "
+                f"that arrived is {call.facts.mask}",
+                numbers={"share": found.share}, example=found.example, cause=cause_of(call, keep),
+                remedy=f"hand it the padding mask, the right way up ({TRUE})",
+            )  # fmt: skip
+            return
+        lost = unseen_keys(call, keep)
+        if lost is not None:
+            sequence, key, count = lost
+            yield Finding(
+                "padding", severity,
+                f"{count} real tokens are hidden from every row, by {call.keep.source}, such as key {key} of sequence "
+                f"{sequence}; the mask that arrived is {call.facts.mask}",
+                numbers={"keys": count}, cause=cause_of(call, keep),
+                remedy=f"hide the padding alone ({TRUE})",
+            )  # fmt: skip
+
+
+def unseen_keys(call: AuditedCall, keep: Tensor) -> tuple[int, int, int] | None:
+    """The first real key that no row sees (sequence, key), and how many there are; None without one, or where keys are
+    hidden for other reasons: those behind a causal query, outside of windows, or not chosen."""
+    mask = call.facts.mask
+    if not call.is_exact or mask.is_unknown or call.call.chooser is not None:
+        return None
+    reaches_all = call.crosses or call.offset == 0 or (call.offset is not None and mask.pattern in ("none", "causal"))
+    if not reaches_all or mask.pattern in ("no key at all", "inverted", "causal from the first key"):
+        return None
+    seen = call.facts.seen.keys.unflatten(0, call.facts.seen.shape).any(1)
+    lost = keep & ~seen
+    if not bool(lost.any()):
+        return None
+    sequence, key = (int(n) for n in lost.nonzero()[0])
+    return sequence, key, int(lost.sum())
+
+
+def cause_of(call: AuditedCall, keep: Tensor) -> str:
+    """The slip of the hand that gives the mask that arrived, if one of the known ones does."""
+    for says, gives in _slips(call, keep):
+        if _agrees(call, gives):
+            return says
+    if added := call.facts.mask.added:
+        return f"{added}, which hides nothing"
+    return ""
+
+
+Allowed = Callable[[range], Tensor]
+
+
+def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, Allowed]]:
+    batch, keys = keep.shape
+    queries = call.sizes.queries
+
+    def of_keys(real: Tensor) -> Allowed:
+        return lambda rows: real[:, None].expand(-1, len(rows), -1)
+
+    if not call.facts.mask.added:
+        yield "no padding mask arrived", of_keys(torch.ones_like(keep))
+    yield "the padding mask is upside down", of_keys(~keep)
+    if queries == keys:
+        yield (
+            "the padding mask hides queries in place of keys: it is turned",
+            lambda rows: keep[:, rows.start : rows.stop, None],
+        )
+    if batch == queries != 1:
+        yield (
+            "a mask (B, S) was read as (T, S): the batch has as many sequences as queries",
+            lambda rows: keep[None, rows.start : rows.stop].expand(batch, -1, -1),
+        )
+    if batch > 1:
+        yield "the mask of the first sequence reached all of them", of_keys(keep[:1].expand_as(keep))
+        yield "each sequence got the mask of the one before it", of_keys(keep.roll(1, 0))
+        yield "each sequence got the mask of the one after it", of_keys(keep.roll(-1, 0))
+        yield "the masks are in the opposite order of the sequences", of_keys(keep.flip(0))
+    yield "the mask is on the other side", of_keys(keep.flip(-1))
+    yield "the mask is shifted by one", of_keys(keep.roll(1, -1))
+    yield "the mask is shifted by one", of_keys(keep.roll(-1, -1))
+
+
+def _agrees(call: AuditedCall, gives: Allowed) -> bool:
+    """True if the rows of real tokens that see a key see those of a slip, and no others but later ones."""
+    live = call.facts.seen.live.unflatten(0, call.facts.seen.shape).any(1) & call.real_queries
+    step = fitting(CHUNK_ELEMENTS, call.sizes.flat_batch * call.sizes.heads * call.sizes.keys)
+    places = torch.arange(call.sizes.keys, device=call.device)
+    is_causal = call.offset is not None and not call.facts.mask.ahead
+    for rows in ranges(call.sizes.queries, step):
+        counted = live[:, rows.start : rows.stop, None]
+        if is_causal:
+            own = torch.arange(rows.start, rows.stop, device=call.device)[:, None] + (call.offset or 0)
+            counted = counted & (places <= own)
+        differs = (call.sees(rows).any(1) ^ gives(rows)) & counted
+        if bool(differs.any()):
+            return False
+    return True

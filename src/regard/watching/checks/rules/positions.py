@@ -1,0 +1,73 @@
+"""Positions: those of a step follow those of the step before it, and padding is no position."""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.finding import Finding
+from regard.watching.checks.rules.base import CallRule
+
+
+class PositionsRule(CallRule):
+    """Do positions go on from step to step?"""
+
+    name: ClassVar = "positions"
+
+    def why_not(self, call: AuditedCall) -> str:
+        if not call.is_attention or call.crosses:
+            return "it is no attention over the positions of one sequence"
+        if call.positions is None:
+            return "its positions are in no table and no argument"
+        return (
+            ""
+            if call.is_later_step or _has_left_padding(call)
+            else "it is no step with a cache, and has no padding on the left"
+        )
+
+    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
+        now, before = call.positions, None if call.before is None else call.before.positions
+        assert now is not None
+        if not call.is_later_step:
+            yield from _counted_padding(call)
+            return
+        if before is None or call.before is None or call.step is None or call.before.step is None:
+            return
+        if call.step.origins is not None or now.source.partition(" of ")[0] != before.source.partition(" of ")[0]:
+            return
+        # (Where a cache was cut back, a step begins earlier than the last one ended.)
+        gone = call.step.first - call.before.step.first - call.before.sizes.queries
+        expected, got = before.values[:, -1] + 1 + gone, now.values[:, 0]
+        wrong = (expected != got).expand(max(len(expected), len(got)))
+        if bool(wrong.any()):
+            row = int(wrong.long().argmax())
+            here, there = int(got[row if len(got) > 1 else 0]), int(expected[row if len(expected) > 1 else 0])
+            yield Finding(
+                "positions", "error",
+                f"its first new token has position {here} in sequence {row}, by {now.source}, and follows position "
+                f"{there - 1}",
+                numbers={"position": float(here), "expected": float(there)},
+                cause="positions begin anew at each step" if not here else "positions are not advanced with the cache",
+                remedy="add the length of the cache to the positions of new tokens",
+            )  # fmt: skip
+
+
+def _has_left_padding(call: AuditedCall) -> bool:
+    return call.offset == 0 and call.keep is not None and bool((~call.keep.values[:, 0]).any())
+
+
+def _counted_padding(call: AuditedCall) -> Iterator[Finding]:
+    """Positions by a table that count padding on the left: a sequence then has other positions than alone."""
+    if call.positions is None or call.position_table is None or call.keep is None:
+        return
+    keep = call.keep.values
+    first = keep.long().argmax(-1)
+    at = call.positions.values.expand(len(keep), -1).gather(1, first[:, None])[:, 0]
+    base = call.positions.values.min()
+    if bool((keep.any(-1) & (at - base == first) & (first > 0)).any()):
+        row = int((first > 0).long().argmax())
+        yield Finding(
+            "positions", "info",
+            f"padding on the left counts as positions: the first token of sequence {row} has position {int(at[row])}, "
+            f"and alone {int(base)}",
+            numbers={"position": float(at[row])}, remedy="hand over position_ids that count from the first real token",
+        )  # fmt: skip

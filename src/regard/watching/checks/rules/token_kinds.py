@@ -1,0 +1,122 @@
+"""Kinds of tokens: images see both ways within themselves, and a prefix is seen as a whole."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.breach import Pairs, hidden_pairs
+from regard.watching.checks.finding import Finding
+from regard.watching.checks.rules.base import CallRule
+
+IMAGES, PREFIX = "image tokens", "prefix"
+
+
+class TokenKindsRule(CallRule):
+    """Do the tokens of an image, or of a prefix, see each other both ways?"""
+
+    name: ClassVar = "images and prefixes"
+
+    def why_not(self, call: AuditedCall) -> str:
+        if not call.is_attention:
+            return "it is no attention over positions"
+        if call.types is None and not _is_all_prefix(call):
+            return "no token_type_ids were given"
+        return "" if blocks_of(call) is not None else "its token_type_ids are no part of a mask, as far as is known"
+
+    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
+        found = blocks_of(call)
+        assert found is not None
+        kind, of = found
+        keep = torch.ones_like(of, dtype=torch.bool) if call.keep is None else call.keep.values
+        window = window_of_config(call)
+        places = torch.arange(call.sizes.keys, device=call.device)
+
+        def within(rows: range) -> Tensor:
+            own = of[:, rows.start : rows.stop, None]
+            near = places >= places[rows.start : rows.stop, None] - window + 1 if window else True
+            return (own >= 0) & (own == of[:, None]) & keep[:, None] & near
+
+        count, first = hidden_pairs(call, within) if call.is_exact else _of_causal_weights(call, within)
+        if first is None:
+            return
+        marks = "an input without token_type_ids is" if call.types is None else f"{call.types.source} marks"
+        sequence, query, key = first
+        what = "tokens of one image" if kind == IMAGES else "tokens of the prefix"
+        yield Finding(
+            "image tokens" if kind == IMAGES else "prefix", "error",
+            f"{count} pairs of {what} are hidden, which {marks}: query {query} of sequence {sequence} "
+            f"does not see key {key} of its block, and the mask that arrived is {call.facts.mask}",
+            numbers={"pairs": count}, cause="a plain causal mask hides what comes later in the block",
+            remedy="let the tokens of a block see each other in both directions, beside the causal mask",
+        )  # fmt: skip
+
+
+def window_of_config(call: AuditedCall) -> int | None:
+    """The window of the layer, if its config says one."""
+    from regard.watching.checks.rules.window import window_of
+
+    said = window_of(call)
+    return None if said is None else said.size
+
+
+def blocks_of(call: AuditedCall) -> tuple[str, Tensor] | None:
+    """The kind of the blocks that see both ways, and the number of its block for each key (B, S), -1 outside; None if
+    the kinds of tokens are no part of the mask, as far as is known."""
+    if call.types is None:
+        every = torch.zeros(call.sizes.flat_batch, call.sizes.keys, dtype=torch.long, device=call.device)
+        return (PREFIX, every) if _is_all_prefix(call) else None
+    types = call.types.values
+    root: Any = getattr(call.modules.get(""), "config", None) or _root_config(call)
+    name = getattr(root, "model_type", None)
+    if name in OF_IMAGES:
+        is_image = types == 1
+        begins = is_image & ~torch.nn.functional.pad(is_image, (1, 0))[:, :-1]
+        return IMAGES, (begins.long().cumsum(-1) - 1).masked_fill(~is_image, -1)
+    if name in OF_PREFIX or (call.config is None and _is_prefix(call, types)):
+        return PREFIX, torch.where(types == 0, 0, -1)
+    return None
+
+
+OF_IMAGES, OF_PREFIX = ("gemma3",), ("paligemma",)
+"""Types of transformers' configs whose token_type_ids are 1 for tokens of images that see both ways, or 0 for tokens of a
+prefix that does."""
+
+
+def _is_all_prefix(call: AuditedCall) -> bool:
+    """True for a pass in evaluation without kinds of tokens, in a model that reads them as the prefix."""
+    root: Any = getattr(call.modules.get(""), "config", None) or _root_config(call)
+    is_of_text = call.config is not None and hasattr(call.config, "vocab_size")
+    is_whole = call.offset == 0 and not call.crosses and call.sizes.queries > 1
+    return getattr(root, "model_type", None) in OF_PREFIX and is_of_text and is_whole and call.call.is_evaluated
+
+
+def _of_causal_weights(call: AuditedCall, required: Pairs) -> tuple[int, tuple[int, int, int] | None]:
+    """The same by the weights of a map that is causal as a whole, of which a weight of 0 is hidden."""
+    if call.facts.mask.pattern not in ("causal", "window"):
+        return 0, None
+    pairs = required(range(call.sizes.queries)).expand(call.sizes.flat_batch, -1, -1)
+    lost = (pairs & call.real_queries[..., None]).triu(1)
+    at = lost.nonzero()
+    return len(at), None if not len(at) else tuple(int(n) for n in at[0])  # type: ignore[return-value]
+
+
+def _root_config(call: AuditedCall) -> Any:
+    """The config of the outermost module around a call that has one."""
+    parts = call.name.split(".")
+    for n in range(len(parts) + 1):
+        config = getattr(call.modules.get(".".join(parts[:n])), "config", None)
+        if config is not None:
+            return config
+    return None
+
+
+def _is_prefix(call: AuditedCall, types: Tensor) -> bool:
+    """True for zeros before ones in a causal model without a table of kinds: they are there for a mask alone."""
+    if not bool(((types == 0) | (types == 1)).all()) or bool((types.diff(dim=-1) < 0).any()):
+        return False
+    if not bool((types == 0).any() & (types == 1).any()):
+        return False
+    return not call.are_types_embedded and (not call.facts.mask.ahead or call.facts.mask.pattern == "prefix")

@@ -1,0 +1,156 @@
+"""Windows: a layer sees as many keys as its config says, in the layers in which it says so."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.breach import breach, hidden_pairs
+from regard.watching.checks.finding import Finding
+from regard.watching.checks.rules.base import CallRule
+
+
+class SaidWindow(NamedTuple):
+    """What a config says of a layer's window."""
+
+    size: int | None
+    """The keys that a query sees, its own included; None for all."""
+    words: str
+    """The words of the config."""
+    layer: int
+
+
+class WindowRule(CallRule):
+    """Does a layer see the window that its config says?"""
+
+    name: ClassVar = "window"
+
+    def why_not(self, call: AuditedCall) -> str:
+        if not call.is_attention or call.crosses:
+            return "it is no attention over the positions of one sequence"
+        said = window_of(call)
+        if said is None:
+            return "no config says a window"
+        if call.offset is None:
+            return "the positions of its queries are not known"
+        if call.role.direction != "causal":
+            return "the window of a model that sees both sides has no common convention"
+        reach = call.offset + call.sizes.queries
+        return "" if said.size is None or reach > said.size else f"no row has more than {said.size} keys before it"
+
+    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
+        said = window_of(call)
+        assert said is not None
+        assert call.offset is not None
+        places, offset = torch.arange(call.sizes.keys, device=call.device), call.offset
+        keep = call.keep.values if call.keep is not None else None
+        size = said.size
+
+        def back(rows: range) -> Tensor:
+            return torch.arange(rows.start, rows.stop, device=call.device)[:, None] + offset - places
+
+        def beyond(rows: range) -> Tensor:
+            return (back(rows) >= (call.sizes.keys + 1 if size is None else size))[None]
+
+        def within(rows: range) -> Tensor:
+            away = back(rows)
+            near = ((away >= 0) & (True if size is None else away < size))[None]
+            return near if keep is None else near & keep[:, None]
+
+        arrived = (
+            f"{said.words}: each query sees {'all earlier keys' if size is None else f'{size} keys, its own included'}"
+        )
+        found = None if size is None else breach(call, beyond, of="beyond the window")
+        if found is not None:
+            width = _widest(call)
+            yield Finding(
+                "window", "error",
+                f"{found.share:.1%} of the weight is beyond the window, where {arrived}, and the mask that arrived is "
+                f"{call.facts.mask}",
+                numbers={"share": found.share, "window": float(size or 0), "seen": float(width)}, example=found.example,
+                cause=_cause(width, size), remedy="hand this layer the mask of its window",
+            )  # fmt: skip
+            return
+        if call.documents is not None or call.call.chooser is not None:
+            return
+        mask = call.facts.mask
+        if (
+            not call.is_exact
+            and mask.pattern == "window"
+            and mask.size is not None
+            and (size is None or mask.size < size)
+        ):
+            yield Finding(
+                "window", "error", f"its weights are those of {mask}, where {arrived}",
+                numbers={"window": float(size or 0), "seen": float(mask.size)}, cause=_cause(mask.size, size),
+                remedy="hand this layer the mask that its config says",
+            )  # fmt: skip
+            return
+        count, first = hidden_pairs(call, within)
+        if first is not None:
+            width = _widest(call)
+            yield Finding(
+                "window", "error",
+                f"{count} pairs within the window are hidden, where {arrived}: query {first[1]} of sequence {first[0]} "
+                f"does not see key {first[2]}, and the mask that arrived is {call.facts.mask}",
+                numbers={"pairs": float(count), "window": float(size or 0), "seen": float(width)},
+                cause=_cause(width, size), remedy="hand this layer the mask that its config says",
+            )  # fmt: skip
+
+
+def _widest(call: AuditedCall) -> int:
+    """The most keys that a row sees, padding between them included."""
+    seen = call.facts.seen
+    return int((seen.last - seen.first + 1).masked_fill(~seen.live, 0).max())
+
+
+def _cause(width: int, size: int | None) -> str:
+    if size is None:
+        return f"a window of {width} reached a layer of full attention"
+    if abs(width - size) == 1:
+        return f"the window is off by one: {width} keys"
+    return f"rows see up to {width} keys" if width < size else "the window did not reach this layer"
+
+
+def window_of(call: AuditedCall) -> SaidWindow | None:
+    """What the config says of a layer; None if it says nothing of windows."""
+    config, layer = call.config, _layer(call)
+    if config is None or layer is None:
+        return None
+    kinds = getattr(config, "layer_types", None)
+    if isinstance(kinds, list | tuple) and layer < len(kinds):
+        size = getattr(config, "sliding_window", None)
+        if kinds[layer] == "sliding_attention" and _is_size(size):
+            return SaidWindow(size, f"the config says sliding_window={size} for layer {layer}", layer)
+        has_windows = "sliding_attention" in kinds and _is_size(size)
+        if kinds[layer] == "full_attention" and has_windows:
+            return SaidWindow(None, f"the config says full_attention for layer {layer}", layer)
+        return None
+    kinds, size = getattr(config, "attention_layers", None), getattr(config, "window_size", None)
+    if isinstance(kinds, list | tuple) and layer < len(kinds) and _is_size(size):
+        is_local = kinds[layer] == "local"
+        said = f"the config says {kinds[layer]} attention for layer {layer}, with window_size={size}"
+        return SaidWindow(size if is_local else None, said, layer)
+    size = getattr(config, "sliding_window", None)
+    if _is_size(size) and not hasattr(config, "layer_types") and getattr(config, "use_sliding_window", True):
+        return SaidWindow(size, f"the config says sliding_window={size}", layer)
+    return None
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size > 0
+
+
+def _layer(call: AuditedCall) -> int | None:
+    """The number of the layer, as the nearest module around says that has one."""
+    path = call.name
+    while True:
+        for name in ("layer_idx", "layer_id"):
+            number = getattr(call.modules.get(path), name, None)
+            if isinstance(number, int):
+                return number
+        if not path:
+            return None
+        path = path.rpartition(".")[0]

@@ -1,0 +1,94 @@
+"""The small integer arguments of the calls of modules: ids, masks of padding, positions, lengths of packed sequences.
+
+They are what a caller told the model of its sequences, by names: an audit compares them with the masks at the kernels.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.tensors.torch_private import DisableTorchFunction
+from regard.watching.kept.saved_tensor import SavedTensor, copied, holds_much_more, marked, may_be_overwritten
+
+MOST_ELEMENTS = 1 << 22
+"""The largest argument that is kept."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleArguments:
+    """The small integer arguments of one running call of a module."""
+
+    module: nn.Module
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptArguments:
+    """The small integer arguments of one call of a module, by reference; a buffer is copied."""
+
+    path: str
+    tensors: Mapping[str, SavedTensor]
+
+    @classmethod
+    def of(cls, path: str, given: ModuleArguments) -> "KeptArguments":
+        """Keep the arguments of a running call."""
+        return cls(path, {name: kept(tensor, name) for name, tensor in given.tensors.items()})
+
+    def read(self, name: str) -> Tensor | None:
+        """An argument; None if there was none of that name, or if the model has overwritten it since."""
+        held = self.tensors.get(name)
+        return None if held is None or held.is_stale else held.tensor
+
+
+def small_arguments(module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any] | None) -> ModuleArguments | None:
+    """The integer and bool tensors among the arguments of a call, and float masks (B, L), by name; None without any."""
+    found = {name: one for name, one in (kwargs or {}).items() if isinstance(one, Tensor)}
+    if any(isinstance(one, Tensor) for one in args):
+        names = iter(_names(_forward_of(module)))
+        found |= {name: one for name, one in zip(names, args, strict=False) if isinstance(one, Tensor)}
+    if not found:
+        return None
+    with DisableTorchFunction():
+        found = {name: one for name, one in found.items() if is_small(name, one)}
+    return ModuleArguments(module, found) if found else None
+
+
+def is_small(name: str, tensor: Tensor) -> bool:
+    """True for an integer or bool tensor of few dimensions, and for a float mask (B, L) by its name."""
+    if tensor.is_nested or tensor.dim() > 3 or not 0 < tensor.numel() <= MOST_ELEMENTS:
+        return False
+    return not (tensor.is_floating_point() or tensor.is_complex()) or (tensor.dim() == 2 and "mask" in name)
+
+
+def _forward_of(module: nn.Module) -> Callable[..., Any] | None:
+    return module.__dict__.get("forward") or getattr(type(module), "forward", None)
+
+
+@lru_cache(maxsize=1024)
+def _names(forward: Callable[..., Any] | None) -> tuple[str, ...]:
+    """The names of a forward's positional parameters, without the module."""
+    try:
+        parameters = [] if forward is None else list(inspect.signature(forward).parameters.values())
+    except (TypeError, ValueError):
+        return ()
+    places = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return tuple(places if inspect.ismethod(forward) else places[1:])
+
+
+def kept(tensor: Tensor, name: str) -> SavedTensor:
+    """Keep a small tensor by reference, and a buffer as a copy."""
+    if may_be_overwritten(tensor) or holds_much_more(tensor):
+        return SavedTensor(copied(tensor), name)
+    with torch.no_grad():
+        held = tensor.detach()
+    return SavedTensor(held, name, marked(held, tensor))
+
+
+def running_arguments(frames: Iterable[Any]) -> Iterator[ModuleArguments]:
+    """Those of the running modules, the outermost first."""
+    return (frame.arguments for frame in frames if frame.arguments is not None)

@@ -1,0 +1,90 @@
+"""The measure: how many planted faults are named by kind, and what is said of clean models. `python -m
+tests.audit_bench.table` writes it into docs/uses/audit.md."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import regard
+from regard.watching.checks import Checked
+from tests import ROOT
+from tests.audit_bench.clean import CLEAN
+from tests.audit_bench.faults import FAULTS, Fault
+
+PAGE = ROOT / "docs/uses/audit.md"
+BEGIN, END = "<!-- table of faults: tests/audit_bench/table.py -->", "<!-- end of the table -->"
+
+
+def run(model: nn.Module, given: Mapping[str, Any]) -> tuple[Checked, Tensor]:
+    """The audit of one call, told nothing, and the output."""
+    torch.manual_seed(3)
+    with torch.no_grad(), regard.watch(model) as seen:
+        output = model(**given)
+    return seen.audit(skip="*"), first(output)
+
+
+def first(output: Any) -> Tensor:
+    """The first floating-point tensor of an output, or its ids."""
+    if isinstance(output, Tensor):
+        return output.double()
+    values = output.values() if isinstance(output, Mapping) else output
+    return first(next(one for one in values if one is not None))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a fault was found."""
+
+    fault: Fault
+    found: Checked
+    of_twin: Checked
+    differs: float
+
+    @property
+    def is_named(self) -> bool:
+        """True if an error or a warning has the right reason."""
+        return any(one.reason in self.fault.reasons for one in self.found.faults)
+
+
+def verdict(fault: Fault) -> Verdict:
+    """Run a model with a fault and without."""
+    found, bad = run(*fault.make(True))
+    of_twin, good = run(*fault.make(False))
+    differs = torch.inf if good.shape != bad.shape else float((good - bad).abs().nan_to_num(torch.inf).max())
+    return Verdict(fault, found, of_twin, differs)
+
+
+def clean(name: str) -> Checked:
+    """The audit of a clean model."""
+    return run(*CLEAN[name]())[0]
+
+
+def table(verdicts: list[Verdict], clean_runs: list[Checked]) -> str:
+    """The page's table."""
+    lines = ["| kind of fault | planted | named |", "|---|---|---|"]
+    for kind in dict.fromkeys(one.fault.kind for one in verdicts):
+        same = [one for one in verdicts if one.fault.kind == kind]
+        lines.append(f"| {kind} | {len(same)} | {sum(one.is_named for one in same)} |")
+    named = sum(one.is_named for one in verdicts)
+    lines.append(f"| **all** | {len(verdicts)} | {named} ({named / len(verdicts):.0%}) |")
+    runs = [*clean_runs, *(one.of_twin for one in verdicts)]
+    errors, warnings = sum(bool(one.errors) for one in runs), sum(bool(one.warnings) for one in runs)
+    lines.append(f"\n{len(runs)} clean runs: {errors} with an error, {warnings} with a warning.")
+    return "\n".join(lines)
+
+
+def main(page: Path = PAGE) -> None:
+    """Write the table into the page."""
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    made = table([verdict(fault) for fault in FAULTS], [clean(name) for name in CLEAN])
+    page.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

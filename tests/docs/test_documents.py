@@ -24,7 +24,6 @@ PAGES = [
     "docs/parts.md",
     "docs/pictures.md",
     "docs/losses.md",
-    "docs/training.md",
     "docs/translate.md",
     *(f"docs/uses/{page.name}" for page in sorted((ROOT / "docs/uses").glob("*.md")) if page.name != "README.md"),
 ]

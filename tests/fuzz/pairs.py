@@ -3,12 +3,14 @@
 Each case takes two parts, and of each a kind other than the plain one; all others are plain.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
 import torch
+from hypothesis import note
 from torch import Tensor
 
 import regard
@@ -41,7 +43,7 @@ def _softpick(scores: Tensor) -> Tensor:
 
 NORMALIZATIONS: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
     "softmax": (regard.Softmax(), lambda s: s.softmax(-1).nan_to_num()),
-    "sink": (regard.SoftmaxWithSink(0.5), lambda s: s.exp() / (torch.tensor(0.5).exp() + s.exp().sum(-1, keepdim=True))),
+    "sink": (regard.SoftmaxWithSink(0.5), lambda s: s.exp() / (math.exp(0.5) + s.exp().sum(-1, keepdim=True))),
     "sigmoid": (regard.Sigmoid(-0.5), lambda s: (s - 0.5).sigmoid()),
     "sparsemax": (regard.Sparsemax(), lambda s: _threshold(s, torch.relu)),
     "entmax": (regard.Entmax15(), lambda s: _threshold(s / 2, lambda x: x.relu().square())),
@@ -54,6 +56,8 @@ SCORES: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
     "a scale of 0": (regard.ScaledDot(0.0), lambda s: 0 * s),
     "capped": (regard.SoftCapped(regard.ScaledDot(), 0.8), lambda s: 0.8 * (s / D**0.5 / 0.8).tanh()),
 }
+FROM_KEY = torch.arange(T)[:, None] + S - T - torch.arange(S)
+"""How far each query stands behind each key."""
 MASKS: dict[str, tuple[Any, Tensor]] = {
     "everything": (None, torch.ones(T, S, dtype=torch.bool)),
     "causal": (regard.causal(), torch.ones(T, S, dtype=torch.bool).tril(S - T)),
@@ -62,16 +66,16 @@ MASKS: dict[str, tuple[Any, Tensor]] = {
         regard.lengths(torch.tensor([0, 4])),
         (torch.arange(S) < torch.tensor([[0], [4]]))[:, None, None].expand(B, H, T, S),
     ),
-    "window": (regard.window(1), ((torch.arange(T)[:, None] + S - T) - torch.arange(S)).abs() <= 1),
+    "window": (regard.window(2), (FROM_KEY >= 0) & (FROM_KEY < 2)),
 }
-DISTANCE = (torch.arange(T)[:, None] + S - T - torch.arange(S)).abs()
+
 BIASES: dict[str, Callable[[Tensor], tuple[Any, Tensor | float]]] = {
     "none": lambda x: (None, 0.0),
     "dense": lambda x: (x, x),
     "a number a key": lambda x: (x[:, :, :1], x[:, :, :1]),
     "a number a query": lambda x: (x[..., :1], x[..., :1]),
     "far from 0": lambda x: (x - 300, x - 300),
-    "alibi": lambda x: (regard.ALiBi(H), -regard.call.biases.alibi_slopes(H).double()[:, None, None] * DISTANCE),
+    "alibi": lambda x: (regard.ALiBi(H), -regard.call.biases.alibi_slopes(H).double()[:, None, None] * FROM_KEY.abs()),
     "a gate": lambda x: (Forgetting(-x[:, :, :1].abs().cumsum(-1)), _forgotten(-x[:, :, 0].abs().cumsum(-1))),
 }
 STATES = {
@@ -106,6 +110,7 @@ def case(drawn: Drawn) -> None:
         chosen[part] = drawn.of(PARTS[part][1:])
     kinds = [kind for part, kind in chosen.items() if kind != PARTS[part][0]]
     COUNTS[kinds[0], kinds[1]] += 1
+    note(" x ".join(kinds))
     state: dict[str, Any] = STATES[chosen["state"]]
     query, key, value = (drawn.normal(B, H, length, D) for length in (T, S, S))
     if "dtype" in state:
@@ -168,6 +173,7 @@ def _module(drawn: Drawn) -> None:
     """A module reads a text in pieces, from a cache, and at once."""
     name, beside = drawn.of([*MODULES]), drawn.of(BESIDE)
     COUNTS[f"module: {name}", f"a cache and {beside}"] += 1
+    note(f"{name} x a cache and {beside}")
     torch.manual_seed(drawn.number(0, 99))
     attend = MultiHeadAttention(H * D, H, **MODULES[name]).double().eval()
     x, sums = drawn.normal(B, S, H * D), -drawn.normal(B, H, 1, S).abs().cumsum(-1)

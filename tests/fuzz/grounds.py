@@ -38,6 +38,7 @@ GROUNDS = {
         Ground("lifetimes", "tests.fuzz.lifetimes.ground:case"),
         Ground("files", "tests.fuzz.files.ground:case", memory_bytes=8 << 30),
         Ground("recurrences", "tests.fuzz.recurrences:case"),
+        Ground("pairs", "tests.fuzz.pairs:case"),
         Ground("text", "tests.fuzz.text.ground:case"),
         Ground("requests", "tests.fuzz.serving.requests:case"),
         Ground("documents", "tests.fuzz.serving.documents:case"),

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+import regard
 from regard.models import DecoderOnly, DecoderOnlyConfig, Transformer, TransformerConfig
+from regard.nn import DifferentialAttention, LatentAttention, Mamba2
 from regard.tasks.generation import Beam, beam_search, greedy
 
 VOCAB, BOS, EOS = 31, 1, 2
@@ -169,3 +171,40 @@ def test_searches_follow_hooks_and_parametrised_weights(family: str, size: int) 
     for module, name in ((attention.in_weights, "0"), (attention.out, "weight"), (up, "weight")):
         parametrize.remove_parametrizations(module, name, leave_parametrized=False)
     assert [(one.tokens, one.score) for one in searched()] == [(one.tokens, one.score) for one in plain]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_hook_acts_in_each_step_as_in_one_pass(family: str) -> None:
+    model, rows = untrained(family, {}), torch.arange(4)
+    inside = [name for name, _ in model.named_modules() if name and "residuals" not in name and "encoder" not in name]
+    for name in inside:
+        hook = model.get_submodule(name).register_forward_hook(lambda module, given, output: 2 * output)
+        try:
+            with torch.no_grad():
+                expected = in_one_pass(model, rows, TOKENS)
+                state, found = model.start(SOURCE, LENGTHS), []
+                for tokens in TOKENS.unbind(1):
+                    step = model.step(state, tokens)
+                    state = step.state
+                    found.append(step.logits)
+        finally:
+            hook.remove()
+        torch.testing.assert_close(torch.stack(found, 1), expected, msg=lambda said, of=name: f"{of}: {said}")
+
+
+@pytest.mark.parametrize(
+    "attend",
+    [
+        LatentAttention(16, 2, latent_dim=6, head_dim=4, rotary=regard.Rotary(4)),
+        DifferentialAttention(16, 2, layer=0),
+        Mamba2(16, 2),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_every_mixer_with_a_cache_is_called(attend: Any) -> None:
+    x, fired = torch.randn(1, 5, 16), list[Any]()
+    attend.register_forward_hook(lambda module, given, output: fired.append(output))
+    first, cache = attend.extend(x[:, :3], None)
+    last, _ = attend.extend(x[:, 3:], cache)
+    assert [id(one) for one in fired] == [id(first), id(last)]
+    torch.testing.assert_close(torch.cat([first, last], 1), attend(x, mask=regard.causal()))

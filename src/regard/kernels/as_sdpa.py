@@ -41,7 +41,9 @@ def as_sdpa(call: Call, value: Tensor) -> Tensor | None:
     # For unequal widths, torch's function computes the weights in full.
     query, key, value = one_width(call.query, call.key, value.to(call.query.dtype))
     query, scale = with_positive_scale(query, scale)
+    # A comparison of symbolic sizes is no bool, which torch's function takes; a branch on it is.
+    grouped = {"enable_gqa": True} if call.group > 1 else {}
     output = scaled_dot_product_attention(
-        query, key, value, attn_mask=additive, is_causal=is_causal, scale=scale, enable_gqa=bool(call.group > 1)
+        query, key, value, attn_mask=additive, is_causal=is_causal, scale=scale, **grouped
     )
     return output[..., :width].to(dtype)

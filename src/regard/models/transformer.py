@@ -251,7 +251,8 @@ class Transformer(nn.Module):
 
         Without recorded gradients, the caches are written in place: the given state must not be used again.
         """
-        x = self.target_norm(self.target_positions(self.target_embedding(ids[:, None]), offset=state.position))
+        embedded = self.target_positions(self.target_embedding(ids[:, None]), offset=state.position)
+        x = self.dropout(self.target_norm(embedded))
         mask = None if state.source_lengths is None else lengths(state.source_lengths)
         bias, last = shared_bias(self.decoder_bias), len(state.memory) - 1
         caches, weights = list[KeyValue](), dict[str, AttentionMap]()

@@ -250,11 +250,10 @@ class MultiHeadAttention(nn.Module):
         if key is None:
             mask = self._near(mask)
         key_value = key if isinstance(key, KeyValue) else self.project(query if key is None else key, value)
-        (heads,) = self.project_heads(query, 0)
-        if record is None:
-            return self._attend(query, heads, key_value, mask, bias, backend, return_weights)
-        attended = self._attend(query, heads, key_value, mask, bias, backend, True)
-        assert isinstance(attended, Attended)
+        is_read = return_weights or record is not None
+        attended = self.attend(query, key_value, mask=mask, bias=bias, backend=backend, return_weights=is_read)
+        if record is None or not isinstance(attended, Attended):
+            return attended
         record(attended.weights)
         return attended.output
 
@@ -292,10 +291,8 @@ class MultiHeadAttention(nn.Module):
         return_weights: bool = False,
     ) -> Tensor | Attended:
         """Attend to projected keys and values; the rest is as in `forward`."""
-        attended: Tensor | Attended = self(
-            query, key_value, mask=mask, bias=bias, backend=backend, return_weights=return_weights
-        )
-        return attended
+        (heads,) = self.project_heads(query, 0)
+        return self._attend(query, heads, key_value, mask, bias, backend, return_weights)
 
     def extend(
         self,

@@ -47,11 +47,11 @@ def joined_map(name: str, sequence: CallSequence, maps: Mapping[int, AttentionMa
     """Concatenate the maps of a sequence's calls by rows; raises ShapeError for an ambiguous order of the batch."""
     steps = sequence.steps
     if len(steps) == 1:
-        return maps[steps[0].call]
+        return _without_room(maps[steps[0].call], steps[0])
     orders = _orders(name, sequence, others)
     pieces: list[_Piece] = []
     for step, order in zip(steps, orders, strict=True):
-        weights = _in_order(maps[step.call], order)
+        weights = _without_room(_in_order(maps[step.call], order), step)
         if sequence.grows:
             # Where a cache was cut back, queries beyond the cut were asked again. A cut never takes a whole call back:
             # with other keys a new sequence begins.
@@ -140,6 +140,17 @@ def _in_order(weights: AttentionMap, order: Tensor | None) -> AttentionMap:
         raise ShapeError(f"a map {tuple(weights.shape)} has not one dimension of rows that could change places")
     flat_heads = torch.arange(source.flat_heads, device=weights.device).view(leading[0], -1)[order]
     return AttentionMap(source.choose(flat_heads.reshape(-1), (len(order), *leading[1:])).told(names))
+
+
+def _without_room(weights: AttentionMap, step: SequenceStep) -> AttentionMap:
+    """The map of the keys that a static cache has: its buffer may have room for more, where no weight is."""
+    queries, keys = weights.shape[-2:]
+    filled = keys if step.filled is None else step.filled
+    if not queries <= filled < keys or isinstance(weights.source, SummarySource):
+        return weights
+    if bool((weights.only(columns=slice(filled, keys)).received() != 0).any()):
+        return weights  # Its last keys are zeros, which a query may attend to.
+    return weights.only(columns=slice(0, filled))
 
 
 def _of_rows(piece: _Piece) -> AttentionMap:

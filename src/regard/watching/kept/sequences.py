@@ -46,6 +46,8 @@ class SequenceStep:
     """The possible parent rows of each row in the step before, bool (B, C); None: each row its own."""
     alike: Tensor | None = None
     """Rows of the batch with equal new keys and queries, bool (B, B); None: each row its own."""
+    filled: int | None = None
+    """The number of its keys before the zeros at the end of a buffer; None if unknown."""
 
 
 @dataclass(slots=True, eq=False)
@@ -233,7 +235,7 @@ class Sequences:
             sequences.append(CallSequence([SequenceStep(call, when, 0, 0)], why))
             return
         first = prints.filled - prints.queries.shape[1]
-        step = SequenceStep(call, when, 0, first, alike=_unless_own(_alike(prints, 0)))
+        step = SequenceStep(call, when, 0, first, alike=_unless_own(_alike(prints, 0)), filled=prints.filled)
         sequences.append(CallSequence([step], why))
         self._open(name, sequences[-1], prints.keys[:, : prints.filled], prints)
 
@@ -245,7 +247,7 @@ class Sequences:
             known = torch.cat([end.known[:, : found.cut][rows_before(origins)], new], 1)
         moved = _unless_own(origins)
         alike = None if moved is None or _is_one_to_one(moved) else _unless_own(_alike(prints, found.kept))
-        step = SequenceStep(call, when, found.start, found.start + found.kept, moved, alike)
+        step = SequenceStep(call, when, found.start, found.start + found.kept, moved, alike, prints.filled)
         if new.shape[1]:
             self._told[when.thread] = _Told(when.at, origins)
         if found.cut is not None and found.cut <= before.first:

@@ -21,9 +21,8 @@ from regard.tasks.text.blocks import (
     one_masked_windows,
     window_batches,
 )
-from regard.tasks.text.codec import UNPREDICTED
+from regard.tasks.text.codec import UNPREDICTED, finished_text
 from regard.tasks.text.pair_store import CHUNK_PAIRS
-from regard.tasks.text.codec import finished_text
 from regard.tasks.text.running_text import TextStore, TextStream, encode_text, pieces
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.text.tokenizers import BOS, EOS, PAD, UNK, Tokenizer

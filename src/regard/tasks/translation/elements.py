@@ -25,7 +25,8 @@ TABLE_CELLS, TABLE_ROWS = ("td", "th"), ("td", "th", "tr")
 TABLE_SECTIONS = (*TABLE_ROWS, "tbody", "thead", "tfoot")
 CLOSED = {
     "li": ("li",), "dt": ("dt", "dd"), "dd": ("dt", "dd"), "option": ("option",), "optgroup": ("option", "optgroup"),
-    **dict.fromkeys(TABLE_CELLS, TABLE_CELLS), "tr": TABLE_ROWS, **dict.fromkeys(("tbody", "thead", "tfoot"), TABLE_SECTIONS),
+    **dict.fromkeys(TABLE_CELLS, TABLE_CELLS), "tr": TABLE_ROWS,
+    **dict.fromkeys(("tbody", "thead", "tfoot"), TABLE_SECTIONS),
 }  # fmt: skip
 """The elements, without a closing tag, that each opening tag closes; those of blocks close `p` too."""
 SCOPES = frozenset((

@@ -4,7 +4,7 @@ import html
 
 import pytest
 
-from regard.tasks.translation.documents import cut_html, joined
+from regard.tasks.translation.documents import cut_html, put_together
 from tests.fuzz.serving.documents import Parsed
 from tests.serving.conftest import Running
 
@@ -74,4 +74,4 @@ def test_texts_keep_their_line_ends(server: Running) -> None:
 def test_what_is_cut_is_the_document() -> None:
     for document in ("<p>we <b>see<p>two</b> a <", "a<!--", "<b", "</", "&#<br>x", "a <b>c <i>d</b> e</i>\r\n<td>"):
         cut = cut_html(document)
-        assert joined(cut, [one.source for one in cut if not isinstance(one, str)]) == document
+        assert put_together(cut, [one.source for one in cut if not isinstance(one, str)]) == document

@@ -15,7 +15,7 @@ from regard.serving.served import Sentences, ServedTranslator
 from regard.serving.shapes import Health, Language, Translated, TranslateQuestion
 from regard.serving.ticket import Refused, Ticket
 from regard.serving.worker import SharedWork
-from regard.tasks.translation.documents import Cut, cut_html, cut_text, joined
+from regard.tasks.translation.documents import CutText, cut_html, cut_text, put_together
 from regard.tasks.translation.options import Request as TranslationRequest
 from regard.tasks.translation.results import Translation
 
@@ -105,11 +105,11 @@ class TranslateApi:
         return {name: texts if len(texts) > 1 else texts[0] for name, texts in fields.items()}
 
 
-def _joined(cut: Cut, found: Iterator[Translation], alternatives: int) -> tuple[str, list[str]]:
+def _joined(cut: CutText, found: Iterator[Translation], alternatives: int) -> tuple[str, list[str]]:
     """The best translation of a text, and others: of several lines, those of each line at its rank."""
     lines = [next(found) for one in cut if isinstance(one, TranslationRequest)]
-    best = joined(cut, [one.text for one in lines])
+    best = put_together(cut, [one.text for one in lines])
     most = max((len(one.candidates) for one in lines), default=1)
     ranked = [[one.candidates[min(n, len(one.candidates) - 1)].text for one in lines] for n in range(1, most)]
-    others = list(dict.fromkeys(joined(cut, some) for some in ranked))
+    others = list(dict.fromkeys(put_together(cut, some) for some in ranked))
     return best, [one for one in others if one != best][:alternatives]

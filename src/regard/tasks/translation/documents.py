@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from regard.tasks.text.words import is_blank
-from regard.tasks.translation.elements import BLOCKS, VOID, MarkupPart, closings_of
+from regard.tasks.translation.elements import STANDING_APART, VOID, MarkupPart, closings_of
 from regard.tasks.translation.markup import pieces_of
 from regard.tasks.translation.options import Request
 
@@ -16,11 +16,11 @@ LINE_END = re.compile(r"(\r\n|\n|\r)")
 SPACES = re.compile(r"[ \t\n\f\r]+")
 """The white space of HTML, of which any number is one space."""
 
-Cut = list[str | Request]
+CutText = list[str | Request]
 """A text in order: what is translated, as a request, and what is kept, as it is."""
 
 
-def cut_text(text: str) -> Cut:
+def cut_text(text: str) -> CutText:
     r"""The lines of a text, and its line ends.
 
     >>> [one if isinstance(one, str) else one.source for one in cut_text("we see\r\ntwo")]
@@ -29,7 +29,7 @@ def cut_text(text: str) -> Cut:
     return [part if number % 2 else Request(part) for number, part in enumerate(LINE_END.split(text))]
 
 
-def cut_html(document: str) -> Cut:
+def cut_html(document: str) -> CutText:
     """The texts of the blocks of a document, with their inline tags, and all that is between them.
 
     Kept are tags of blocks, comments and white space at the edge of a block, declarations, and elements that are not
@@ -39,10 +39,10 @@ def cut_html(document: str) -> Cut:
     >>> [one if isinstance(one, str) else [one.source] for one in cut]
     ['<p>', ['we <b>see</b>'], '</p>', '<script>x</script>']
     """
-    found: Cut = []
+    found: CutText = []
     run: list[MarkupPart] = []
     for piece in [*pieces_of(document), MarkupPart("alone", "", "div")]:
-        if piece.name not in BLOCKS:
+        if piece.name not in STANDING_APART:
             run.append(piece._replace(kind="alone") if piece.kind == "opening" and piece.name in VOID else piece)
             continue
         found += _cut_run(run)
@@ -51,7 +51,7 @@ def cut_html(document: str) -> Cut:
     return [one for one in found if one]
 
 
-def joined(cut: Cut, translations: Sequence[str]) -> str:
+def put_together(cut: CutText, translations: Sequence[str]) -> str:
     """The whole text, with the translations of its requests in order."""
     left = iter(translations)
     return "".join(one if isinstance(one, str) else with_line_ends(next(left), one.source) for one in cut)

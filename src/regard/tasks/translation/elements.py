@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 VOID = frozenset((
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
 ))  # fmt: skip
-BLOCKS = frozenset((
+STANDING_APART = frozenset((
     "address", "article", "aside", "audio", "base", "blockquote", "body", "br", "caption", "center", "col",
     "colgroup", "dd", "details", "dialog", "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer",
     "form", "frame", "frameset", "h1", "h2", "h3", "h4", "h5", "h6", "head", "header", "hgroup", "hr", "html",
@@ -16,16 +16,17 @@ BLOCKS = frozenset((
     "td", "template", "textarea", "tfoot", "th", "thead", "title", "tr", "track", "ul", "video",
 ))  # fmt: skip
 """Elements between whose texts no sentence goes on."""
-KEPT = frozenset((
+UNTRANSLATED = frozenset((
     "code", "iframe", "kbd", "math", "noembed", "noframes", "pre", "samp", "script", "style", "svg", "textarea",
     "var", "xmp",
 ))  # fmt: skip
 """Elements whose text is for programs, or as it was typed."""
-CELLS, ROWS = ("td", "th"), ("td", "th", "tr")
-SECTIONS = (*ROWS, "tbody", "thead", "tfoot")
+TABLE_CELLS, TABLE_ROWS = ("td", "th"), ("td", "th", "tr")
+TABLE_SECTIONS = (*TABLE_ROWS, "tbody", "thead", "tfoot")
 CLOSED = {
     "li": ("li",), "dt": ("dt", "dd"), "dd": ("dt", "dd"), "option": ("option",), "optgroup": ("option", "optgroup"),
-    **dict.fromkeys(CELLS, CELLS), "tr": ROWS, **dict.fromkeys(("tbody", "thead", "tfoot"), SECTIONS),
+    **dict.fromkeys(TABLE_CELLS, TABLE_CELLS), "tr": TABLE_ROWS,
+    **dict.fromkeys(("tbody", "thead", "tfoot"), TABLE_SECTIONS),
 }  # fmt: skip
 """The elements, without a closing tag, that each opening tag closes; those of blocks close `p` too."""
 SCOPES = frozenset((
@@ -54,7 +55,7 @@ def is_translated(name: str, attributes: Mapping[str, str | None]) -> bool | Non
         return False
     said = attributes.get("translate", "none")
     found = {"no": False, "yes": True, "": True}.get((said or "").strip().lower())
-    return False if found is None and name in KEPT else found
+    return False if found is None and name in UNTRANSLATED else found
 
 
 def with_kept(pieces: Sequence[MarkupPart]) -> Iterator[MarkupPart]:
@@ -64,7 +65,7 @@ def with_kept(pieces: Sequence[MarkupPart]) -> Iterator[MarkupPart]:
         if is_free:
             yield from some
             continue
-        block = next((piece.name for piece in some if piece.name in BLOCKS), "")
+        block = next((piece.name for piece in some if piece.name in STANDING_APART), "")
         if not block and len(closings_of(some)) * 2 < sum(piece.kind in ("opening", "closing") for piece in some):
             block = "div"  # parts of elements that go on: nothing moves across their tags
         yield MarkupPart("alone", "".join(piece.text for piece in some), block)
@@ -89,7 +90,7 @@ def _are_translated(pieces: Sequence[MarkupPart]) -> Iterator[bool]:
 
 def _close_by(name: str, open_ones: list[tuple[str, bool]]) -> None:
     """Close the elements that an opening tag ends."""
-    closed = (*CLOSED.get(name, ()), "p") if name in BLOCKS else ()
+    closed = (*CLOSED.get(name, ()), "p") if name in STANDING_APART else ()
     for place in reversed(range(len(open_ones))):
         if open_ones[place][0] in SCOPES:
             return

@@ -17,7 +17,7 @@ from tests.core import house
 # raises them by what it needs, with its reason beside the number.
 MOST_LINES = 71_065
 MOST_LINES_OF_THE_LIBRARY = 48_162  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 64_769
+MOST_LINES_OF_TESTS = 64_767
 LONGEST_FILE = 417
 MOST_ROOMS, MOST_ARROWS = 23, 118
 

@@ -353,7 +353,7 @@ def test_version(call: Call) -> None:
     assert call("--version") == (0, "regard 0.1.0\n", "")
 
 
-def test_the_environment_names_versions_and_the_folders_of_compiled_code(call: Call) -> None:
+def test_the_environment_names_versions_and_the_folder_of_compiled_code(call: Call) -> None:
     status, out, err = call("--version", "--verbose")
     assert (status, err) == (0, "")
     assert out == call("--verbose", "--version")[1]
@@ -361,9 +361,7 @@ def test_the_environment_names_versions_and_the_folders_of_compiled_code(call: C
     assert first == "regard 0.1.0"
     assert f"torch {torch.__version__}" in lines
     if find_spec("numba"):
-        *_, folder = lines[-1].removeprefix("compiled code: ").split(", ")
-        assert Path(folder).is_dir()
-        assert lines[-1].count(", ") == 2
+        assert Path(lines[-1].removeprefix("compiled code: ")).is_dir()
 
 
 def test_no_command_says_which_there_are(call: Call) -> None:

@@ -79,8 +79,8 @@ def test_the_recurrent_model_under_autocast(decoder: Any, score: Any) -> None:
 
 
 class Attends(torch.nn.Module):
-    def forward(self, *vectors: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(*vectors)
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
 
 
 def every_map() -> dict[str, AttentionMap]:

@@ -15,10 +15,10 @@ from tests.core import house
 
 # Lines of Python, as many as there are. A deletion lowers them to what it leaves; a change that brings a new capability
 # raises them by what it needs, with its reason beside the number.
-MOST_LINES = 71_967
-MOST_LINES_OF_THE_LIBRARY = 48_541  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 66_157
-LONGEST_FILE = 417
+MOST_LINES = 74_510
+MOST_LINES_OF_THE_LIBRARY = 51_084  # without the toolkit: tasks/, corpus/, serving/ and cli/
+MOST_LINES_OF_TESTS = 67_572
+LONGEST_FILE = 418
 MOST_ROOMS, MOST_ARROWS = 23, 118
 
 SOURCE, TESTS = Path(regard.__file__).parent, Path(__file__).parents[1]

@@ -28,7 +28,7 @@ disable_error_code = no-untyped-def, no-untyped-call, type-arg, misc, import-unt
 """
 """Strict, but for the annotations that an example leaves out."""
 OURS = {
-    one.name for tree in house.python_files(Path(regard.__file__).parent).values()
+    getattr(one, "name", "_") for tree in house.python_files(Path(regard.__file__).parent).values()
     for one in tree.body if getattr(one, "name", "_")[0].isupper()
 }  # fmt: skip
 UNAVOIDABLE = {

@@ -111,7 +111,7 @@ def case(drawn: Drawn) -> None:
     kinds = [kind for part, kind in chosen.items() if kind != PARTS[part][0]]
     COUNTS[kinds[0], kinds[1]] += 1
     note(" x ".join(kinds))
-    state: dict[str, Any] = STATES[chosen["state"]]
+    state: dict[str, Any] = dict(STATES[chosen["state"]])
     query, key, value = (drawn.normal(B, H, length, D) for length in (T, S, S))
     if "dtype" in state:
         query, key, value = (x.to(state["dtype"]).double() for x in (query, key, value))

@@ -140,7 +140,7 @@ def test_slices_of_sequences_and_heads_are_named_as_such(size: int) -> None:
     from diffusers.models.attention_processor import Attention, SlicedAttnProcessor
 
     attention = Attention(16, cross_attention_dim=12, heads=5, dim_head=8).eval()
-    attention.set_processor(SlicedAttnProcessor(size))
+    attention.set_processor(SlicedAttnProcessor(size))  # type: ignore[arg-type]
     model = nn.ModuleDict({"attn2": attention})
     x, words = torch.randn(2, 6, 16), torch.randn(2, 5, 12)
     with torch.no_grad():

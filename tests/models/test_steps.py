@@ -1,6 +1,7 @@
 """Decoding step by step, against one pass over the whole target: whichever sequences go on, and whatever is done to a
 module."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -189,7 +190,7 @@ def test_a_hook_acts_in_each_step_as_in_one_pass(family: str) -> None:
                     found.append(step.logits)
         finally:
             hook.remove()
-        torch.testing.assert_close(torch.stack(found, 1), expected, msg=lambda said, of=name: f"{of}: {said}")
+        torch.testing.assert_close(torch.stack(found, 1), expected, msg=partial("{}: {}".format, name))
 
 
 @pytest.mark.parametrize(

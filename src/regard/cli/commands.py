@@ -27,7 +27,7 @@ from regard.tasks.training.fit_config import FitConfig
 
 DESCRIPTION = (
     "Train models with attention on your own text, use them, and see what they attend to. "
-    "--version prints the version, and with --verbose those of the libraries and the folders of compiled code; "
+    "--version prints the version, and with --verbose those of the libraries and the folder of compiled code; "
     "--debug, with any command, shows the traceback of an error."
 )
 TRAIN = (

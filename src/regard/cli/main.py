@@ -144,19 +144,19 @@ def environment() -> str:
 
     lines = [f"regard {__version__}", f"Python {platform.python_version()} on {platform.platform()}"]
     lines += [f"{name} {installed_version(name) or 'is not installed'}" for name in LIBRARIES]
-    return "\n".join([*lines, f"compiled code: {', '.join(_folders()) or 'none'}"])
+    return "\n".join([*lines, f"compiled code: {_folder() or 'none'}"])
 
 
-def _folders() -> list[str]:
-    """The folder in which the compiled loops of the maps are kept."""
+def _folder() -> str | None:
+    """The folder in which the compiled loop of the maps is kept."""
     from regard.tensors.readable import is_installed
 
     if not is_installed():
-        return []
+        return None
     from regard.maps.loop.one_loop import in_one_loop
     from regard.tensors.vector_code import kept_code_folder
 
     try:
-        return [kept_code_folder(in_one_loop)]
+        return kept_code_folder(in_one_loop)
     except RuntimeError:  # no folder can be written
-        return []
+        return None

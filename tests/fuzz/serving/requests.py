@@ -12,7 +12,7 @@ from regard.tasks.generation.sampling import sample
 from tests.fuzz.drawing import Drawn
 from tests.fuzz.serving.served import LIMITS, TRANSLATOR, WRITER, client, models
 
-ANY = (
+ANY: tuple[Any, ...] = (
     None, 0, 1, -1, 2, 2**31, 2**64, 1e-300, 0.5, 1.5, -0.5, 1e300, True, False, "", "a", "0", "1", "é", "木", [],
     ["a"], ["", "ab"], [0], [None], {}, {"a": 1}, {"include_usage": True}, [[]], "x" * 99,
 )  # fmt: skip

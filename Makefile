@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test docs docs-serve light consumers notebooks soak faults fuzz gpu interpret fake-gpu compat package lint format bench browser clean
+.PHONY: help install demo test nightly docs docs-serve light consumers notebooks soak faults fuzz gpu interpret fake-gpu compat package lint format bench browser clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -46,7 +46,15 @@ demo: $(DEMO)  ## Train the date translator, check it, draw what it attends to (
 	@$(BIN)/regard demo --out demo
 
 test: $(STAMP)  ## Run the tests and the documented examples
+	@$(COMPILED)
 	$(BIN)/python -m pytest -n 2
+
+nightly: $(STAMP)  ## Run the long and rare tests too
+	@$(COMPILED)
+	$(BIN)/python -m pytest -n 2 --nightly
+
+# numba compiles the loop over rows when it is first imported, for ten seconds: once, before two processes would.
+COMPILED = $(BIN)/python -c 'import regard.maps.loop.row_loop'
 
 # In build/light, which is made anew: the core as `pip install .` leaves it, then pytest and what the tests draw from.
 LIGHT := build/light/bin/python

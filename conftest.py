@@ -56,6 +56,7 @@ if not find_spec("triton"):
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--device cuda` runs the tests that have a device on it, and those of tests/gpu/test_on_device.py too."""
     parser.addoption("--device", default=None, help="cpu, cuda or cuda:N, for the tests that have a device")
+    parser.addoption("--nightly", action="store_true", help="run the tests marked slow too")
 
 
 @pytest.fixture(scope="session")
@@ -96,10 +97,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that have a slow test: begun last, it would run alone at the end."""
-    files = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in files)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests to `make nightly`, which begins with their files: begun last, one would run alone at the end."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if config.getoption("--nightly"):
+        files = {item.path for item in slow}
+        items.sort(key=lambda item: item.path not in files)
+    elif slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 @pytest.fixture(autouse=True)

@@ -88,7 +88,7 @@ def check_it_can_be_gone_on_with(call: Call, data: Path, out: Path, err: str) ->
     assert losses(out) == losses(straight)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MOMENTS)
 def test_it_ends_and_says_how_to_go_on(
     call: Call, data: Path, tmp_path: Path, moment: dict[str, Any], name: str, number: signal.Signals

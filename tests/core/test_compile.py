@@ -9,7 +9,6 @@ import pytest
 import torch
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < "2.9", reason="torch 2.8 cannot trace attention into one graph")
 def test_attention_under_compile_and_export() -> None:
     file = Path(__file__).with_name("under_compile.py")

@@ -93,6 +93,7 @@ def _first_failure() -> Iterator[None]:
     hypothesis.settings.load_profile("regard")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_first_failure")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_recipe_is_caught(fault: str) -> None:

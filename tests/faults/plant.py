@@ -47,7 +47,18 @@ COPIED = (
     "*.md",
     "*.cff",
 )
-PYTEST = ("-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-profile", "first failure")
+PYTEST = (
+    "-m",
+    "pytest",
+    "--nightly",
+    "-x",
+    "-n",
+    "0",
+    "-p",
+    "no:cacheprovider",
+    "--hypothesis-profile",
+    "first failure",
+)
 
 
 @dataclass(frozen=True)

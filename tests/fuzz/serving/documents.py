@@ -83,7 +83,10 @@ class Parsed(HTMLParser):
         if self.cdata_elem:
             self.others.append(data)
 
-    handle_decl = handle_pi = unknown_decl = handle_comment
+    def handle_decl(self, decl: str) -> None:
+        self.others.append(decl)
+
+    handle_pi = unknown_decl = handle_comment
 
     def of(self, *names: str) -> list[Any]:
         """The tags of some elements, in order."""

@@ -12,10 +12,11 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from regard.corpus import atlas
+from regard.corpus import atlas, compare_statistics
 from regard.corpus.settings import USUAL_STATISTICS
 from regard.errors import TooLargeError
 from regard.views.colours import hexadecimal
@@ -223,9 +224,46 @@ def test_an_example_is_a_text_in_the_colours_of_its_weights(
     assert {at for at, _ in coloured} == set(weights)
     colours = [hexadecimal(one) for one in LIGHT.colours()]
     for at, colour in coloured:
-        share = (weights[at] / max(weights.values())) ** 0.5
+        share = weights[at] ** 0.5  # from 0 to 1 in every example
         assert colour == "rgb({}, {}, {})".format(*bytes.fromhex(colours[int(share * (len(colours) - 1) + 0.5)][1:]))
     assert looked.startswith(f"Token {row['query']} looks at {row['key_tokens'][0]} ({row['keys'][0]}) ")
+
+
+def test_tokens_that_were_not_kept_are_striped_with_their_share(
+    browser: Chromium, stats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two keys are kept of each example: the rest is no blank."""
+    folder = tmp_path / "stats"
+    shutil.copytree(stats, folder)
+    for path in (folder / "examples").glob("*.parquet"):
+        table = parquet.read_table(path)
+        cut = {name: [one[:2] for one in table[name].to_pylist()] for name in ("keys", "key_tokens", "weights")}
+        rows = [{**row, **{name: cut[name][at] for name in cut}} for at, row in enumerate(table.to_pylist())]
+        parquet.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    monkeypatch.setattr("regard.corpus.examples.STRONGEST", 2)
+    atlas(folder).save(tmp_path / "cut.html")
+    shown(browser, tmp_path / "cut.html", "theme=light&statistic=entropy&head=0.0")
+    row = next(one for one in parquet.read_table(folder / "examples").to_pylist() if one["statistic"] == "entropy")
+    striped, said, scale = run(
+        browser,
+        """
+        const example = root.querySelector(".examples li"), spans = [...example.querySelectorAll(".token")];
+        return [spans.flatMap((one, at) => (one.classList.contains("unkept") ? [at] : [])),
+          example.querySelector(".quiet").textContent, root.querySelector(".scale").textContent];""",
+    )
+    there = {key - row["start"] for key in row["keys"]}
+    assert striped == [at for at in range(len(row["tokens"])) if at not in there]
+    assert f"{100 * (1 - sum(row['weights'])):.1f}"[:3] in said
+    assert scale.startswith("weight 0  1, by its square root, alike in every example")
+
+
+def test_folders_of_unlike_models_say_so(stats: Path, sharper: Path, tmp_path: Path) -> None:
+    assert data_of(atlas(stats, sharper).page())["unlike"] == "" == compare_statistics(stats, sharper).unlike
+    shutil.copytree(sharper, other := tmp_path / "other")
+    settings = (other / "run.toml").read_text()
+    (other / "run.toml").write_text(re.sub(r'tokenizer = ".', 'tokenizer = "z', settings))
+    assert "unlike in their tokenizer" in data_of(atlas(stats, other).page())["unlike"]
+    assert "unlike in their tokenizer" in str(compare_statistics(stats, other))
 
 
 def test_two_folders_stand_side_by_side(browser: Chromium, pages: tuple[Path, Path]) -> None:

@@ -70,6 +70,8 @@ class Atlas:
             TooLargeError: the table alone takes more.
             DataError: a file of examples is damaged.
         """
+        from regard.corpus.examples import STRONGEST
+
         folders = self.folders
         names = _short_names([one.path for one in folders])
         title = f"{names[0]}: every head over the corpus" if self.after is None else f"{names[0]} and {names[1]}"
@@ -78,6 +80,8 @@ class Atlas:
             "names": names,
             "about": [one.about() for one in folders],
             "level": LEVEL,
+            "strongest": STRONGEST,
+            "unlike": "" if self.changes is None else self.changes.unlike,
             "colours": page_colours(),
             "table": _packed(self._table()),
         }

@@ -49,6 +49,8 @@ class Changes(Displayed):
     high: Any
     changed: Any
     """(H, S): whether the interval leaves out 0."""
+    unlike: str = ""
+    """A sentence if the folders are of unlike models."""
 
     def rows(self) -> list[tuple[int, int, str, float, float, float, float, float]]:
         """Layer, head, statistic, before, after, difference, low, high of the changed ones, the surest first."""
@@ -66,6 +68,7 @@ class Changes(Displayed):
         unknown = self.low.size - known
         few = f"; {unknown:,} have too few documents, under {FEWEST}" if unknown else ""
         asked = f"{known:,} differences, {LEVEL:.0%} intervals that hold together{few}"
+        asked += f". {self.unlike}" if self.unlike else ""
         if not changed:
             return f"no head changed: {asked}"
         heads = len({row[:2] for row in changed})
@@ -124,7 +127,16 @@ def changes(before: MeasuredFolder, after: MeasuredFolder) -> Changes:
     is_changed = enough & (np.abs(difference) > np.maximum(width, ROUNDING * size))
     low, high = (np.where(enough, difference + sign * width, np.nan) for sign in (-1, 1))
     columns = (first[0], second[0], difference, low, high, is_changed)
-    return Changes(before.heads, names, *(one.reshape(shape) for one in columns))
+    return Changes(before.heads, names, *(one.reshape(shape) for one in columns), unlike(before, after))
+
+
+def unlike(before: MeasuredFolder, after: MeasuredFolder) -> str:
+    """A sentence if two folders are of unlike models; "" for two of one configuration and tokenizer."""
+    one, other = (folder.settings.get("model", {}) for folder in (before, after))
+    parts = [part for part in ("configuration", "tokenizer") if one.get(part) != other.get(part)]
+    if not parts:
+        return ""
+    return f"The models are unlike in their {' and '.join(parts)}: heads of one number need not have one role"
 
 
 def _replicates(folder: MeasuredFolder, names: list[str]) -> tuple[Any, Any]:

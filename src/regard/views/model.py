@@ -95,7 +95,9 @@ def model_grid(
         raise ArgumentError(f"cells must be at least 1 and how 'max' or 'mean'; got {cells} and {how!r}")
     look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
     found = named(maps)
-    layers = [_layer(of_sequence(one, sequence), cells, how, look) for _, one in found]
+    heads = max(one.shape[-3] if one.ndim > 2 else 1 for _, one in found)
+    room = max(cells, int(SIDE * DOTS_PER_INCH) // max(heads, len(found)) - GAP)
+    layers = [_layer(of_sequence(one, sequence), cells, how, look, room) for _, one in found]
     heading = " ".join(part for part in (title, _note(found, cells, how)) if part)
     return _drawn(layers, [name for name, _ in found], heading, look)
 
@@ -108,7 +110,7 @@ class LayerPicture(NamedTuple):
     counted: Cells
 
 
-def _layer(weights: AttentionMap, cells: int, how: DotPooling, look: Colouring) -> LayerPicture:
+def _layer(weights: AttentionMap, cells: int, how: DotPooling, look: Colouring, room: int) -> LayerPicture:
     grid = weights.grid(cells, cells, how)
     pooled = weights.detach().pooled(grid.rows.count, grid.columns.count, how).cpu().numpy()
     if not np.isfinite(pooled).all():
@@ -121,7 +123,7 @@ def _layer(weights: AttentionMap, cells: int, how: DotPooling, look: Colouring) 
     counted = ~hidden
     if look.without_sink and counted[..., 1:].any():
         counted[..., 0] = False
-    times = max(1, cells // max(pooled.shape[-2:]))
+    times = max(1, room // max(pooled.shape[-2:]))
     values = look.scale.prepared(pooled, counted)
     return LayerPicture(
         values.repeat(times, -2).repeat(times, -1),

@@ -1,7 +1,7 @@
 """The attention of a trained model, as maps over the printed labels of its tokens."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ class TextAttention(NamedTuple):
     """The attention of the tokens of a text to each other."""
 
     texts: list[str]
-    maps: dict[str, AttentionMap | Tensor]
+    maps: dict[str, Any]
     """The maps by name, each (H, T, T), first layer first."""
 
     @property

@@ -1,11 +1,10 @@
 """The answers of a translator: translations, their attention, and scores."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from regard.lazy import displayed
-from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import Alternative
 from regard.tasks.training.metrics import CorpusScore
 from regard.tasks.translation.confidence import Confidence
@@ -58,7 +57,7 @@ class Attention(NamedTuple):
     target_labels: list[str]
     read_labels: list[str]
     """The labels of the decoder's input for `target_labels`: the begin mark, then all but the last."""
-    maps: dict[str, AttentionMap | Tensor]
+    maps: dict[str, Any]
     """The maps by name, each (H, T, S): "encoder.0", "decoder.0.self", "decoder.0.cross", ..."""
     alignment_names: list[str]
     """The names of the maps that align the translation with the source."""

@@ -1,6 +1,6 @@
 // The atlas in a browser: the heads of a model over one corpus, or over two side by side.
 
-import { drawDistribution, examplesOf } from "./atlas_head.js";
+import { drawDistribution, examplesOf, scaleOfExamples } from "./atlas_head.js";
 import { csvOfAtlas, foundRows, linkOfAtlas, nameOf, settledAtlas } from "./atlas_numbers.js";
 import { headTable } from "./atlas_table.js";
 import { decodeBase64, inflate } from "./page_codec.js";
@@ -37,22 +37,22 @@ export function atlas(root, data, options = {}) {
       statistic: element("select", { onchange: ({ target }) => changed({ statistic: target.value, ...(table.changes ? {} : { sort: target.value }) }) },
         ...table.statistics.map((name) => element("option", { value: name }, name))),
       from: limit("From", "from"), to: limit("To", "to"), tick, found: element("small", { role: "status" }),
-      title: element("h2", {}), canvas: element("canvas", { role: "img" }), legend: element("p", { class: "legend" }),
+      title: element("h2", {}), canvas: element("canvas", { role: "img" }), legend: element("p", { class: "legend" }), scale: element("div", {}),
       examples: element("div", { class: "folders", "data-count": data.names.length }),
     };
     const more = element("details", { class: "more" }, element("summary", {}, "More"), element("div", {},
       element("div", { class: "buttons" }, "Save the heads of the table: ", button("CSV", () => download("heads.csv", new Blob([csvOfAtlas(table, heads)], { type: "text/csv" })))),
       button("Light or dark", () => changed({ theme: theme() === "dark" ? "light" : "dark" })),
-      element("p", {}, "A heading sorts by its column, and turns the order. In the table the arrows, Home and End choose a head. The distribution has a logarithmic axis, with a line at the mean. In an example the query has a frame, and the 16 tokens that it looks at most have the colour of their weights."),
+      element("p", {}, "A heading sorts by its column, and turns the order. In the table the arrows, Home and End choose a head. The distribution has a logarithmic axis, with a line at the mean. In an example the query has a frame, and the tokens that it looks at most have the colour of their weights."),
       ...(data.note ? [element("p", {}, data.note)] : [])));
     const named = (at) => (data.names.length > 1 ? `${data.names[at]}: ` : "");
     root.classList.add("atlas");
     root.replaceChildren(
       element("header", {}, element("h1", { dir: "auto", title: data.title }, data.title),
         element("div", { class: "choices" }, element("label", {}, "Statistic", parts.statistic), parts.from, parts.to, ...(table.changes ? [element("label", {}, tick, "changed only")] : [])), more,
-        element("p", { class: "about" }, data.about.map((one, at) => named(at) + one).join(". "))),
+        element("p", { class: "about" }, [...data.about.map((one, at) => named(at) + one), ...(data.unlike ? [data.unlike] : [])].join(". "))),
       element("section", { class: "list card", "aria-label": "Heads" }, parts.found, rows.frame),
-      element("section", { class: "one card", "aria-label": "The chosen head", tabindex: 0 }, parts.title, element("div", { class: "distribution" }, parts.canvas), parts.legend, parts.examples));
+      element("section", { class: "one card", "aria-label": "The chosen head", tabindex: 0 }, parts.title, element("div", { class: "distribution" }, parts.canvas), parts.legend, parts.scale, parts.examples));
   }
 
   const theme = () => state.theme ?? (prefersDark?.matches ? "dark" : "light");
@@ -82,6 +82,7 @@ export function atlas(root, data, options = {}) {
     parts.title.textContent = `Head ${nameOf(table, state.head)}: ${table.statistics[state.statistic]} over documents`;
     const said = drawDistribution(parts.canvas, now);
     parts.legend.replaceChildren(...said.map((words, at) => element("span", {}, ...(said.length > 1 ? [swatchOf(data.colours[now.theme].heads[at])] : []), words)));
+    parts.scale.replaceChildren(scaleOfExamples(now));
     const found = await examples();
     if (mine !== turn) return;
     parts.examples.replaceChildren(...found.map((of, at) => element("div", {}, element("h3", {}, `${data.names.length > 1 ? `${data.names[at]}: ` : ""}largest ${table.statistics[state.statistic]}`), ...examplesOf(now, of))));

@@ -6,7 +6,7 @@ import { counted, readable } from "./page_numbers.js";
 import { inkOn, shareOf, stepOf } from "./page_scale.js";
 
 const HEIGHT = 110, AXIS = 18;
-const LISTED = 5;
+const LISTED = 5, LEAST = 0.0005;
 
 /** Draw the histogram of a head for each folder; return it in words. */
 export function drawDistribution(canvas, now) {
@@ -56,12 +56,15 @@ export function examplesOf(now, examples) {
 }
 
 function exampleOf(now, [value, id, query, there, start, tokens, keys, keyTokens, weights]) {
-  const { ramp } = now.data.colours[now.theme], weightAt = new Map(keys.map((key, at) => [key, weights[at]])), top = weights[0] || 1;
+  const { ramp } = now.data.colours[now.theme], weightAt = new Map(keys.map((key, at) => [key, weights[at]]));
+  // With fewer keys than are kept, all with a weight are there.
+  const left = keys.length < now.data.strongest ? 0 : 1 - weights.reduce((sum, one) => sum + one, 0), isCut = left > LEAST;
   const text = tokens.map((token, at) => {
     const weight = weightAt.get(start + at) ?? 0, isQuery = start + at === query;
-    const made = element("span", { class: isQuery ? "token focus" : "token", title: `${start + at}${isQuery ? ", the query" : ""}${weight ? `: ${readable(weight)}` : ""}` }, token);
+    const isLeft = isCut && !weightAt.has(start + at);
+    const made = element("span", { class: `token${isQuery ? " focus" : ""}${isLeft ? " unkept" : ""}`, title: `${start + at}${isQuery ? ", the query" : ""}${weight ? `: ${readable(weight)}` : isLeft ? ": not kept" : ""}` }, token);
     if (weight > 0) {
-      const colour = ramp[stepOf(shareOf(weight, top, "sqrt"), ramp.length)];
+      const colour = ramp[stepOf(shareOf(weight, 1, "sqrt"), ramp.length)];
       Object.assign(made.style, { background: colour, color: inkOn(colour) });
     }
     return made;
@@ -70,5 +73,12 @@ function exampleOf(now, [value, id, query, there, start, tokens, keys, keyTokens
   return element("li", {},
     element("p", { class: "about" }, element("b", {}, readable(value)), " ", element("bdi", {}, id), `; ${readable(there)} at token ${query}`),
     element("p", { class: "passage", dir: "auto" }, ...text),
-    element("p", { class: "quiet" }, `Token ${query} looks at `, ...looked));
+    element("p", { class: "quiet" }, `Token ${query} looks at `, ...looked, ...(isCut ? [`; the tokens that were not kept have ${readable(100 * left)} %, none more than ${readable(weights.at(-1))}`] : [])));
+}
+
+/** The one scale of all examples, of every head and folder. */
+export function scaleOfExamples(now) {
+  const { ramp } = now.data.colours[now.theme], bar = element("span", { class: "ramp", "aria-hidden": "true" });
+  bar.style.background = `linear-gradient(to right, ${ramp.join(", ")})`;
+  return element("p", { class: "scale" }, "weight 0 ", bar, ` 1, by its square root, alike in every example; `, element("span", { class: "token unkept" }, "striped"), ` not among the ${now.data.strongest} that were kept`);
 }

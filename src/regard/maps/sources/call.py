@@ -113,7 +113,7 @@ class CallSource(NamedSource):
         return self, grad_output.reshape(self.flat_heads, *expected[-2:]).to(self.dtype), value.to(self.dtype)
 
     def columns(self, rows: range) -> range:
-        call = self.factors.call
+        call = self.factors.form
         return range(call.sizes.keys) if call.mask is None else call.mask.key_range(rows, call.sizes)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:

@@ -17,7 +17,7 @@ from regard.tensors.guards import is_autocasting, is_inference, is_recorded
 from regard.tensors.tensor_tree import tensors_mapped
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, GivenMask
-from regard.watching.kept.saved_tensor import SavedTensor
+from regard.watching.kept.saved_tensor import SavedTensor, first_stale
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 """How far the sum of the checked row may be from 1; beyond a kernel's log-sum-exp is not used."""
@@ -61,9 +61,9 @@ class Factors:
     @property
     def call(self) -> Call:
         """The call; raises OverwrittenError if the model has overwritten its tensors."""
-        for kept in self.held:
-            if kept.is_stale:
-                kept.check()
+        stale = first_stale(self.held if self.keys is None else (*self.held, self.keys.kept))
+        if stale is not None:
+            stale.check()
         if isinstance(self._call, Call):
             self._call.require_same("a map", self._state if isinstance(self._state, Tensor) else None)
         else:
@@ -73,7 +73,6 @@ class Factors:
                 # The computed call has tensors of its own, out of the model's reach.
                 self.held = ()
         if self.keys is not None:
-            self.keys.kept.check()
             return replace(self._call, key=self.keys.tensor[:, :, : self.sizes.keys])
         return self._call
 
@@ -88,7 +87,9 @@ class Factors:
     @property
     def state(self) -> Tensor:
         """The row state; if no kernel gave an exact one, one pass over the scores computes it."""
-        call = self.call
+        return self._state_of(self.call)
+
+    def _state_of(self, call: Call) -> Tensor:
         self._check(call)
         assert not isinstance(self._state, SavedTensor), "the check has read it"
         if self._state is None:
@@ -108,7 +109,8 @@ class Factors:
     @property
     def reading(self) -> tuple[Call, Tensor]:
         """The call and its row state, both of shifted rows where the bias is far from 0."""
-        call, state = self.call, self.state
+        call = self.call
+        state = self._state_of(call)
         with self._context():
             return self._row_shift.applied(call, state)
 
@@ -132,8 +134,7 @@ class Factors:
     @property
     def is_stale(self) -> bool:
         """True if the model has overwritten tensors of the call."""
-        held = self.held if self.keys is None else (*self.held, self.keys.kept)
-        return any(kept.is_stale for kept in held)
+        return first_stale(self.held if self.keys is None else (*self.held, self.keys.kept)) is not None
 
     def check_state(self) -> None:
         """Check a kernel's row state now, if it can still be read."""

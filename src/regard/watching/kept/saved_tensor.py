@@ -1,5 +1,6 @@
 """A saved tensor of the model, as it is or as a copy; a later overwrite by the model is noticed."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,7 @@ class SavedTensor:
     @property
     def is_stale(self) -> bool:
         """True if the model has written to the tensor since."""
-        made, mark = self.made, self.mark
-        if mark is None or not isinstance(made, Tensor):
-            return False
-        return version_counter(made) != mark if isinstance(mark, int) else first_changed([(mark, made)]) is not None
+        return first_stale((self,)) is not None
 
     def check(self) -> None:
         """Raise OverwrittenError if the model has written to the tensor since."""
@@ -69,6 +67,21 @@ class SavedTensor:
     def bytes(self) -> int:
         """The bytes of memory it keeps alive."""
         return self.tensor.untyped_storage().nbytes()
+
+
+def first_stale(held: Iterable[SavedTensor]) -> SavedTensor | None:
+    """The first of the tensors that the model has written to since; all fingerprints are compared at once."""
+    taken: list[tuple[SavedTensor, tuple[Fingerprint, Tensor]]] = []
+    for kept in held:
+        made, mark = kept.made, kept.mark
+        if mark is None or not isinstance(made, Tensor):
+            continue
+        if isinstance(mark, Fingerprint):
+            taken.append((kept, (mark, made)))
+        elif version_counter(made) != mark:
+            return kept
+    place = first_changed([pair for _, pair in taken]) if taken else None
+    return None if place is None else taken[place][0]
 
 
 def marked(tensor: Tensor, owner: Tensor) -> int | Fingerprint | None:

@@ -86,10 +86,10 @@ class Present:
         return copies(one.tokens, unknown, one.alignment, self.model.source_tokenizer.surfaces(draft.text))
 
 
-def added_texts(codec: Codec, tokens: Sequence[int], unknown: Sequence[str] = ()) -> list[str]:
+def added_texts(codec: Codec, ids: Sequence[int], unknown: Sequence[str] = ()) -> list[str]:
     """The text that each token adds; of tokens that share a character the first adds it."""
-    text = codec.decode(tokens, unknown=unknown)
-    ends = [min(len(codec.decode(tokens[:n], unknown=unknown)), len(text)) for n in range(len(tokens))]
+    text = finished_text(codec, ids, unknown=unknown)
+    ends = [min(len(codec.decode(ids[:n], unknown=unknown)), len(text)) for n in range(len(ids))]
     return [text[begin:end] for begin, end in pairwise(accumulate([*ends, len(text)], max))]
 
 

@@ -260,7 +260,7 @@ class ThreadState:
             if (path := watch.paths.get(id(module))) is not None:
                 watch.mixed(path, how, positions)
 
-    def embedded(self, ids: object, table: object) -> None:
+    def embedded(self, ids: Any, table: object) -> None:
         """Notify every watch of ids that a table of vectors was read by."""
         if isinstance(ids, Tensor):
             for watch in self.watches:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from regard.lazy import on_demand
 
 if TYPE_CHECKING:
+    from regard.watching import checks as checks
     from regard.watching.analysis.attn_lrp import AttentionRelevance as AttentionRelevance
     from regard.watching.analysis.attn_lrp import attn_lrp as attn_lrp
     from regard.watching.analysis.head_table import compare as compare

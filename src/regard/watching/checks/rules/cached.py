@@ -51,7 +51,9 @@ class OwnKeyRule(CallRule):
 
         def own(rows: range) -> Tensor:
             at = torch.arange(rows.start, rows.stop, device=call.device)[:, None] + offset
-            pairs = (places == at)[None]
+            # (Rows without any key are another question.)
+            live = call.facts.seen.live.unflatten(0, call.facts.seen.shape).any(1)[:, rows.start : rows.stop, None]
+            pairs = (places == at)[None] & live
             return pairs if is_step and call.keep is None else pairs & keep[:, None]
 
         count, first = hidden_pairs(call, own)

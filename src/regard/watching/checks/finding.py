@@ -111,15 +111,15 @@ class Finding(Displayed):
         found: Tensor = block.reshape(sizes.flat_batch, sizes.heads, sizes.keys)[example.sequence, example.head]
         return found
 
-    def details(self) -> str:
-        """The fault with its example, its cause and its remedy, without the module."""
-        parts = [self.says, "" if self.example is None else str(self.example), self.cause, self.remedy]
-        return "; ".join(part for part in parts if part)
-
-    def __str__(self) -> str:
+    def told(self) -> str:
+        """The severity, the module, the fault and its example, in a line."""
         where = (self.path or "the model") + ("" if self.call is None else f", call {self.call}")
         times = self.numbers.get("calls", 1)
-        return f"{self.severity}: {where}{f' and {times - 1:g} more' if times > 1 else ''}: {self.details()}"
+        example = "" if self.example is None else f"; {self.example}"
+        return f"{self.severity}: {where}{f' and {times - 1:g} more' if times > 1 else ''}: {self.says}{example}"
+
+    def __str__(self) -> str:
+        return "; ".join(part for part in (self.told(), self.cause, self.remedy) if part)
 
     def as_dict(self) -> dict[str, Any]:
         """The finding as numbers and text, for JSON."""
@@ -144,12 +144,14 @@ def by_module(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def grouped(findings: Iterable[Finding]) -> list[str]:
-    """A line for each fault that modules have in common, with the first of them and the number of the others."""
+    """The lines of each fault that modules have in common: the first of them and the number of the others, the cause and
+    the remedy."""
     alike: dict[tuple[str, str, str, str], list[Finding]] = {}
     for one in findings:
         alike.setdefault((one.reason, one.severity, one.cause, one.remedy), []).append(one)
     lines = []
     for same in alike.values():
-        line, others = str(same[0]), len(same) - 1
-        lines.append(line if not others else f"{line} (and {others} more module{'s' if others > 1 else ''})")
+        others = len(same) - 1
+        lines.append(same[0].told() + (f" (and {others} more module{'s' if others > 1 else ''})" if others else ""))
+        lines += [f"  {name}: {said}" for name, said in (("cause", same[0].cause), ("remedy", same[0].remedy)) if said]
     return lines

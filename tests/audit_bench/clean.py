@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from tests.audit_bench import models as m
-from tests.audit_bench.faults import Made, Packed, Prefixed, Tagger, Translator, described, _translated
+from tests.audit_bench.faults import Made, Packed, Prefixed, Tagger, Translator, _translated, described
 from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS
 
 CLEAN: dict[str, Callable[[], Made]] = {}
@@ -59,9 +59,19 @@ _read("gemma3, right padding", m.gemma3, m.batch)
 _read("bert, right padding", m.bert, m.batch)
 _read("bert, left padding", m.bert, left)
 _read("bert, a mask of floats", m.bert, lambda: {**m.batch(), "attention_mask": m.batch()["attention_mask"].float()})
-_read("bert, kinds of tokens", m.bert, lambda: {**m.batch(), "token_type_ids": (torch.arange(11) > 4).long()[None].expand(3, 11)})
-_read("bert as a decoder", lambda: m.huggingface("BertLMHeadModel", "BertConfig", m.TEXT | {"is_decoder": True}), m.batch)
-_read("bart, target and source padded", m.bart, lambda: m.pair(decoder_attention_mask=torch.arange(6)[None] < torch.tensor([[6], [4], [3]])))
+_read(
+    "bert, kinds of tokens",
+    m.bert,
+    lambda: {**m.batch(), "token_type_ids": (torch.arange(11) > 4).long()[None].expand(3, 11)},
+)
+_read(
+    "bert as a decoder", lambda: m.huggingface("BertLMHeadModel", "BertConfig", m.TEXT | {"is_decoder": True}), m.batch
+)
+_read(
+    "bart, target and source padded",
+    m.bart,
+    lambda: m.pair(decoder_attention_mask=torch.arange(6)[None] < torch.tensor([[6], [4], [3]])),
+)
 _read("bart, equal lengths", m.bart, lambda: {**m.batch(), "decoder_input_ids": m.plain(3)["input_ids"]})
 _read("t5", m.t5, m.pair)
 _read("vit", m.vit, m.image)
@@ -69,26 +79,50 @@ _read("siglip", m.siglip, m.image)
 _read("paligemma", m.paligemma, described)
 _read("paligemma, a prompt alone", m.paligemma, lambda: {n: t for n, t in described().items() if n != "token_type_ids"})
 _read(
-    "positions that begin anew", m.qwen,
+    "positions that begin anew",
+    m.qwen,
     lambda: {**m.plain(1), "position_ids": torch.cat([torch.arange(4), torch.arange(7)])[None], "use_cache": False},
-)  # fmt: skip
+)
 _read("no padding token", lambda: m.llama(pad_token_id=None), lambda: {"input_ids": torch.arange(11)[None]})
-_read("the padding token begins and ends a text", lambda: m.gpt2(bos_token_id=0, eos_token_id=0), lambda: {"input_ids": torch.tensor([[0, *range(5, 14), 0]])})
-_read("in steps", lambda: m.Stepwise(m.qwen(), lambda model, input_ids: m.in_steps(model, input_ids, (6, 4, 1))), m.plain)
+_read(
+    "the padding token begins and ends a text",
+    lambda: m.gpt2(bos_token_id=0, eos_token_id=0),
+    lambda: {"input_ids": torch.tensor([[0, *range(5, 14), 0]])},
+)
+_read(
+    "in steps", lambda: m.Stepwise(m.qwen(), lambda model, input_ids: m.in_steps(model, input_ids, (6, 4, 1))), m.plain
+)
 _read("a model of text in training mode", lambda: m.qwen(attention_dropout=0.2).train(), m.batch)
-_read("embeddings from a decoder", lambda: m.huggingface("Gemma3TextModel", "Gemma3TextConfig", m.GROUPED | {"use_bidirectional_attention": True, "sliding_window": 64}), m.batch)
+_read(
+    "embeddings from a decoder",
+    lambda: m.huggingface(
+        "Gemma3TextModel", "Gemma3TextConfig", m.GROUPED | {"use_bidirectional_attention": True, "sliding_window": 64}
+    ),
+    m.batch,
+)
 _read("torch's encoder", Tagger, m.batch)
 _read("torch's encoder, evaluated", lambda: Tagger().eval(), m.batch)
 _read("torch's decoder", lambda: Translator().eval(), _translated)
-_read("documents by number", lambda: Packed(is_faulty=False).eval(), lambda: {**m.plain(), "document_ids": torch.tensor([[0] * 4 + [1] * 7, [0] * 11])})
-_read("a prefix", lambda: Prefixed(is_faulty=False).eval(), lambda: {**m.plain(), "token_type_ids": (torch.arange(11) >= 4).long()[None].expand(2, 11)})
 _read(
-    "dialogue with a table of speakers", lambda: m.Text(m.causal, kinds=2).eval(),
+    "documents by number",
+    lambda: Packed(is_faulty=False).eval(),
+    lambda: {**m.plain(), "document_ids": torch.tensor([[0] * 4 + [1] * 7, [0] * 11])},
+)
+_read(
+    "a prefix",
+    lambda: Prefixed(is_faulty=False).eval(),
     lambda: {**m.plain(), "token_type_ids": (torch.arange(11) >= 4).long()[None].expand(2, 11)},
-)  # fmt: skip
+)
+_read(
+    "dialogue with a table of speakers",
+    lambda: m.Text(m.causal, kinds=2).eval(),
+    lambda: {**m.plain(), "token_type_ids": (torch.arange(11) >= 4).long()[None].expand(2, 11)},
+)
 
 
-def _own(name: str, attend: Callable[..., Tensor], given: Callable[[], dict[str, Any]] = m.plain, **options: Any) -> None:
+def _own(
+    name: str, attend: Callable[..., Tensor], given: Callable[[], dict[str, Any]] = m.plain, **options: Any
+) -> None:
     CLEAN[f"one's own: {name}"] = lambda: (m.Text(attend, **options).eval(), given())
 
 
@@ -97,17 +131,43 @@ _own("a decoder, left padding", m.causal, left)
 _own("an encoder", m.both_sides, m.batch)
 _own("steps", m.causal, cuts=(6, 1, 1, 1, 1, 1))
 _own("pieces", m.causal, cuts=(6, 4, 1))
-_own("a single query without a mask", lambda layer, q, k, v, keep: sdpa(q, k, v, is_causal=q.shape[2] > 1), cuts=(7, 1, 1, 1, 1))
-_own("windows that grow", lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=m.triangle(11) & ~m.triangle(11, diagonal=-(2 + 2 * layer.number))))
-_own("windows in turns", lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=m.triangle(11) & ~m.triangle(11, diagonal=-(3 if layer.number % 2 else 11))))
-_own("a window to both sides", lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=(torch.arange(11)[:, None] - torch.arange(11)).abs() < 4))
+_own(
+    "a single query without a mask",
+    lambda layer, q, k, v, keep: sdpa(q, k, v, is_causal=q.shape[2] > 1),
+    cuts=(7, 1, 1, 1, 1),
+)
+_own(
+    "windows that grow",
+    lambda layer, q, k, v, keep: sdpa(
+        q, k, v, attn_mask=m.triangle(11) & ~m.triangle(11, diagonal=-(2 + 2 * layer.number))
+    ),
+)
+_own(
+    "windows in turns",
+    lambda layer, q, k, v, keep: sdpa(
+        q, k, v, attn_mask=m.triangle(11) & ~m.triangle(11, diagonal=-(3 if layer.number % 2 else 11))
+    ),
+)
+_own(
+    "a window to both sides",
+    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=(torch.arange(11)[:, None] - torch.arange(11)).abs() < 4),
+)
 _own("strided", lambda layer, q, k, v, keep: regard.attention(q, k, v, mask=regard.causal() & regard.strided(3)))
-_own("a slope", lambda layer, q, k, v, keep: regard.attention(q, k, v, mask=regard.causal(), bias=regard.ALiBi(m.HEADS)))
+_own(
+    "a slope", lambda layer, q, k, v, keep: regard.attention(q, k, v, mask=regard.causal(), bias=regard.ALiBi(m.HEADS))
+)
 _own("written out", lambda layer, q, k, v, keep: m.written(q, k, v, m.triangle(11)))
 _own("written out, -1e9", lambda layer, q, k, v, keep: m.written(q, k, v, keep[:, None, None], low=-1e9), m.batch)
 _own("cosines", lambda layer, q, k, v, keep: regard.attention(q, k, v, score=regard.Cosine(), mask=regard.causal()))
-_own("a mask of -10,000", lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=torch.where(keep, 0.0, -1e4)[:, None, None]), m.batch)
-_own("sigmoids", lambda layer, q, k, v, keep: regard.attention(q, k, v, mask=regard.causal(), normalization=regard.Sigmoid()))
+_own(
+    "a mask of -10,000",
+    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=torch.where(keep, 0.0, -1e4)[:, None, None]),
+    m.batch,
+)
+_own(
+    "sigmoids",
+    lambda layer, q, k, v, keep: regard.attention(q, k, v, mask=regard.causal(), normalization=regard.Sigmoid()),
+)
 
 
 class Pooled(nn.Module):
@@ -121,9 +181,14 @@ class Pooled(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         x = self.tokens(input_ids)
-        found: Tensor = self.attention(self.queries.expand(len(x), -1, -1), x, x, key_padding_mask=attention_mask == 0)[0]
+        found: Tensor = self.attention(self.queries.expand(len(x), -1, -1), x, x, key_padding_mask=attention_mask == 0)[
+            0
+        ]
         return found
 
 
 _read("learned queries", lambda: Pooled().eval(), m.batch)
-CLEAN |= {f"family: {name}": (lambda one=family: (one.build(), one.inputs())) for name, family in (FAMILIES | IN_BLOCKS).items()}  # type: ignore[misc]
+CLEAN |= {
+    f"family: {name}": (lambda one=family: (one.build(), one.inputs()))
+    for name, family in (FAMILIES | IN_BLOCKS).items()
+}  # type: ignore[misc]

@@ -10,19 +10,41 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 VOCABULARY, DIM, HEADS, LENGTH = 61, 32, 4, 11
 TEXT: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": DIM, "intermediate_size": 48, "num_hidden_layers": 3,
-    "num_attention_heads": HEADS, "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.3,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": DIM,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+}
 GROUPED = TEXT | {"num_key_value_heads": 2, "head_dim": 8}
 PAIR: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "d_model": DIM, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "init_std": 0.3,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "d_model": DIM,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "init_std": 0.3,
+}
 VISION: dict[str, Any] = {
-    "hidden_size": DIM, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": HEADS, "image_size": 16,
-    "patch_size": 4, "initializer_range": 0.3,
-}  # fmt: skip
+    "hidden_size": DIM,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": HEADS,
+    "image_size": 16,
+    "patch_size": 4,
+    "initializer_range": 0.3,
+}
 
 
 def huggingface(model: str, config: str, settings: dict[str, Any], kernel: str | None = None, **options: Any) -> Any:
@@ -56,12 +78,16 @@ def bert(**more: Any) -> Any:
 
 
 def phi3(**more: Any) -> Any:
-    return huggingface("Phi3ForCausalLM", "Phi3Config", TEXT | {"sliding_window": 5, "bos_token_id": 1, "eos_token_id": 2} | more)
+    return huggingface(
+        "Phi3ForCausalLM", "Phi3Config", TEXT | {"sliding_window": 5, "bos_token_id": 1, "eos_token_id": 2} | more
+    )
 
 
 def gemma2(**more: Any) -> Any:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    return huggingface("Gemma2ForCausalLM", "Gemma2Config", GROUPED | {"sliding_window": 5, "layer_types": kinds} | more, "eager")
+    return huggingface(
+        "Gemma2ForCausalLM", "Gemma2Config", GROUPED | {"sliding_window": 5, "layer_types": kinds} | more, "eager"
+    )
 
 
 def gemma3(kinds: Iterable[str] = ("sliding_attention", "sliding_attention", "full_attention")) -> Any:
@@ -192,7 +218,12 @@ class Text(nn.Module):
     """A model of text of one's own, without a config. `cuts` reads it in steps with a cache."""
 
     def __init__(
-        self, attend: Callable[..., Tensor], *, cuts: Iterable[int] = (), start: Callable[[int], int] = int, kinds: int = 0
+        self,
+        attend: Callable[..., Tensor],
+        *,
+        cuts: Iterable[int] = (),
+        start: Callable[[int], int] = int,
+        kinds: int = 0,
     ) -> None:
         super().__init__()
         torch.manual_seed(5)
@@ -202,7 +233,9 @@ class Text(nn.Module):
         self.head = nn.Linear(DIM, VOCABULARY)
         self.cuts, self.start = tuple(cuts), start
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
         if not self.cuts:
             return self.read(input_ids, attention_mask, token_type_ids)
         past: dict[int, Any] = {}

@@ -127,7 +127,7 @@ def test_a_folder_of_a_run(check: Call, tmp_path: Path) -> None:
             device="cpu",
         )
     )
-    status, out, err = check(str(tmp_path / "run"))
+    status, out, _ = check(str(tmp_path / "run"))
     assert status == 0, out
     assert out.startswith("DecoderOnly: 1 layer, 7 questions, 8 trials, nothing found\n")
 

@@ -193,7 +193,7 @@ class Record(Interceptor):
         self.skipped = 0
         self.outside = 0
         self._running: dict[int, tuple[ModuleArguments, KeptArguments]] = {}
-        """The arguments of the modules around the latest call, by their ids, held so that no other object gets these."""
+        """The arguments of the modules around the latest call by their ids, held so that no other object gets these."""
         self._verify, self._summary = verify, summary
         self._rows = Random(0)
         """Chooses the rebuilt rows. The random state of torch is the model's."""

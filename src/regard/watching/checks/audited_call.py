@@ -236,14 +236,14 @@ class AuditedCall:
         """The ids for as many queries that tables were read by before the call, the latest first."""
         for one in reversed(self.embeddings):
             tensor = one.ids.tensor
-            if one.at < self.call.at and not one.ids.is_stale and tensor.dim() in (1, 2):
-                if tensor.shape[-1] == self.sizes.queries:
-                    yield one
+            is_earlier = one.at < self.call.at and not one.ids.is_stale
+            if is_earlier and tensor.dim() in (1, 2) and tensor.shape[-1] == self.sizes.queries:
+                yield one
 
     # -- visible pairs -----------------------------------------------------------------------------------
 
     def sees(self, rows: range) -> Tensor:
-        """The pairs that reached the kernel, bool (B or 1, H or 1, rows, S): by the mask, or by weights other than 0."""
+        """The pairs that reached the kernel, bool (B or 1, H or 1, rows, S): by the mask, or by weights but 0."""
         factors = self.call.factors
         if factors is not None:
             return allowed_pairs(factors.call, rows)
@@ -257,7 +257,7 @@ class AuditedCall:
 
     @property
     def is_exact(self) -> bool:
-        """True if the visible pairs are those of a mask, not of weights, where an allowed pair may have the weight 0."""
+        """True if the visible pairs are those of a mask; of weights, an allowed pair may have the weight 0."""
         return self.facts.seen.is_exact
 
 
@@ -345,7 +345,8 @@ def run_of(record: Record, user: UserTold) -> Run:
         sequence, step, before = steps.get((call.name, call.index), (None, None, None))
         audited = AuditedCall(
             call, facts, record.modules, user, step, None if before is None else known.get((call.name, before)),
-            embeddings=record.embeddings, earlier=latest.get(call.name), grows=sequence is not None and sequence.grows is True, pads=pads,
+            embeddings=record.embeddings, earlier=latest.get(call.name),
+            grows=sequence is not None and sequence.grows is True, pads=pads,
         )  # fmt: skip
         known[call.name, call.index] = latest[call.name] = audited
         run.calls.append(audited)

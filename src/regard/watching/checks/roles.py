@@ -15,8 +15,6 @@ PREFIXED = ("cpmant",)
 """Model types with a bidirectional prefix as prompt, missing from their configs."""
 
 
-
-
 class Role(NamedTuple):
     """The direction in which a module should see, and the reason."""
 
@@ -73,7 +71,9 @@ def encoder_kind(modules: Mapping[str, nn.Module], path: str, config: Any) -> st
 def is_masked_encoder(config: Any) -> bool:
     """True for the config of an encoder that learns by masked tokens."""
     mappings: Any = sys.modules.get("transformers.models.auto.modeling_auto")
-    is_masked = mappings is not None and getattr(config, "model_type", None) in mappings.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    is_masked = (
+        mappings is not None and getattr(config, "model_type", None) in mappings.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    )
     has_tokens = getattr(config, "vocab_size", None) is not None
     return is_masked and has_tokens and not getattr(config, "is_decoder", False)
 

@@ -138,7 +138,9 @@ def documents_of(call: Observed, keep: Tensor | None) -> Told | None:
                     return Told(tensor.expand(batch, keys), place(frame, name))
             elif name in ENDS and tensor.dim() == 1 and len(tensor) > 2 and batch == 1:
                 if int(tensor[0]) == 0 and int(tensor[-1]) == keys and bool((tensor.diff() >= 0).all()):
-                    number = torch.searchsorted(tensor[1:].contiguous(), torch.arange(keys, device=tensor.device), right=True)
+                    number = torch.searchsorted(
+                        tensor[1:].contiguous(), torch.arange(keys, device=tensor.device), right=True
+                    )
                     return Told(number[None], place(frame, name))
             elif name == "position_ids" and tensor.dim() == 2 and tensor.shape[1] == keys and len(tensor) in (1, batch):
                 told = _restarts(tensor.expand(batch, keys), keep)

@@ -215,7 +215,7 @@ class Trials:
                 self.found.append(Finding("not seen", "info", reason, path))
 
     def audited(self, seen: Seen, keep: Tensor | None) -> Checked:
-        """The audit of a watched run, without faults that would have changed a result and did not, and without infos."""
+        """The audit of a watched run, without faults that would have changed a result and did not, and most infos."""
         shown = {finding.reason for finding in self.found}
         found = seen.audit(causal=self.subject.causal or None, padding=keep, skip="*")
         kept = [
@@ -224,7 +224,9 @@ class Trials:
             if (one.reason not in MUST_CHANGE or (one.reason in shown and one.severity == "error"))
             and not (one.reason == "future" and not self._reads_ahead(seen, one.path))
         ]
-        return replace(found, findings=tuple(kept + [one for one in found.infos if one.reason in ("no key", "not seen")]))
+        return replace(
+            found, findings=tuple(kept + [one for one in found.infos if one.reason in ("no key", "not seen")])
+        )
 
     def _reads_ahead(self, seen: Seen, path: str) -> bool:
         """True for attention from positions of the input `ahead`: an encoder beside it may see everything."""

@@ -222,7 +222,9 @@ def _takes_values(contraction: Contraction, n: int) -> bool:
     """True for a product of the last axis of an operand with activations of features of their own."""
     labels = contraction.labels[n]
     return labels[-1] not in contraction.output and any(
-        labels[-1] in own and not is_learned(contraction.operands[m]) and set(contraction.output) & (set(own) - set(labels))
+        labels[-1] in own
+        and not is_learned(contraction.operands[m])
+        and set(contraction.output) & (set(own) - set(labels))
         for m, own in enumerate(contraction.labels)
         if m != n
     )
@@ -276,7 +278,9 @@ def attended(
     # (Slots compete for keys so; the tokens of one sequence do not.)
     is_own = across and isinstance(origin.streams, Origins) and origin.streams.crosses is False
     how, origins = f"{origin.how}, T x S weights kept", origin.sequences()
-    call = WrittenOut(product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origins, is_own, is_part)
+    call = WrittenOut(
+        product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origins, is_own, is_part
+    )
     thread.give(call)
     for one in trace.origins:
         one.is_taken = True

@@ -75,7 +75,7 @@ def _pattern(stack: list[AuditedCall]) -> Iterator[Finding]:
         others = {kind for m, kind in enumerate(kinds) if m != n}
         if len(others) != 1 or kinds[n] in others or kinds[n][0] not in VOTED:
             continue
-        (pattern, size), own = others.pop(), call.facts.mask
+        (pattern, _), own = others.pop(), call.facts.mask
         if pattern not in VOTED or not call.is_exact:
             continue
         theirs = stack[n - 1].facts.mask
@@ -87,7 +87,9 @@ def _pattern(stack: list[AuditedCall]) -> Iterator[Finding]:
         elif "window" in (pattern, own.pattern):
             yield _of(call, Finding("window", "warning", f"it alone has another window: {says}", remedy=remedy))
         elif theirs.ahead and is_free:
-            yield _of(call, Finding("causal encoder", "warning", f"it alone is causal, in an encoder: {says}", remedy=remedy))
+            yield _of(
+                call, Finding("causal encoder", "warning", f"it alone is a causal encoder: {says}", remedy=remedy)
+            )
 
 
 def _bias(stack: list[AuditedCall]) -> Iterator[Finding]:

@@ -52,7 +52,9 @@ class FutureRule(CallRule):
             later = (torch.arange(call.sizes.keys, device=call.device) > own)[None]
             if blocks is not None:
                 of = blocks[1]
-                later = later & ~((of[:, rows.start : rows.stop, None] >= 0) & (of[:, rows.start : rows.stop, None] == of[:, None]))
+                later = later & ~(
+                    (of[:, rows.start : rows.stop, None] >= 0) & (of[:, rows.start : rows.stop, None] == of[:, None])
+                )
             return later
 
         found = breach(call, later_keys, of="of a later position")
@@ -98,7 +100,10 @@ def _is_off_by_one(call: AuditedCall) -> bool:
     # Of the keys that any row sees, the last one up to the next position.
     upto = torch.where(seen.keys, places, -1).cummax(-1).values[:, limit]
     first = seen.keys.long().argmax(-1, keepdim=True)
-    return bool(((seen.last == upto) & (seen.first == first) | ~seen.live).all()) and int((~seen.live).sum()) < seen.live.numel()
+    return (
+        bool(((seen.last == upto) & (seen.first == first) | ~seen.live).all())
+        and int((~seen.live).sum()) < seen.live.numel()
+    )
 
 
 def _cause(call: AuditedCall) -> str:

@@ -98,13 +98,18 @@ def _off_sum(call: AuditedCall) -> tuple[int, int, int, float] | None:
         return None
     live = call.facts.seen.live.unflatten(0, call.facts.seen.shape)
     for rows in ranges(call.sizes.queries, fitting(CHUNK_ELEMENTS, math.prod(call.weights.leading) * call.sizes.keys)):
-        block, before = call.block(rows), made.block(rows, range(call.sizes.keys)).reshape(
-            call.sizes.flat_batch, call.sizes.heads, len(rows), call.sizes.keys
+        block, before = (
+            call.block(rows),
+            made.block(rows, range(call.sizes.keys)).reshape(
+                call.sizes.flat_batch, call.sizes.heads, len(rows), call.sizes.keys
+            ),
         )
         # (A sink has its part of a row, and weights multiplied by a gate have signs or scales of their own.)
         is_masked = ((block == 0) | ((block - before).abs() <= 1e-6)).all() & ((block == 0) & (before > 1e-3)).any()
         off = (block.sum(-1) - before.sum(-1)).abs() > 1e-3
-        off = off & live[..., rows.start : rows.stop].expand_as(off) & call.real_queries[:, None, rows.start : rows.stop]
+        off = (
+            off & live[..., rows.start : rows.stop].expand_as(off) & call.real_queries[:, None, rows.start : rows.stop]
+        )
         if bool(is_masked) and bool(off.any()):
             at = [int(n) for n in off.nonzero()[0]]
             return at[0], at[1], at[2] + rows.start, float(block[tuple(at)].sum())
@@ -141,7 +146,11 @@ class AddedMaskRule(CallRule):
 
         def hidden(rows: range) -> Tensor:
             rendered = tensor.expand(*tensor.shape[:-2], call.sizes.queries, call.sizes.keys)
-            one = rendered.reshape(-1, *rendered.shape[-3:]) if rendered.dim() > 3 else rendered.reshape(1, -1, *rendered.shape[-2:])
+            one = (
+                rendered.reshape(-1, *rendered.shape[-3:])
+                if rendered.dim() > 3
+                else rendered.reshape(1, -1, *rendered.shape[-2:])
+            )
             return (one[..., rows.start : rows.stop, :] == low).all(1)
 
         found = breach(call, hidden, of="that the mask should hide")
@@ -169,7 +178,11 @@ class SinkRule(CallRule):
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         if not call.is_attention:
             return
-        rows = range(call.sizes.queries) if call.sizes.queries <= 64 else range(call.sizes.queries - 64, call.sizes.queries)
+        rows = (
+            range(call.sizes.queries)
+            if call.sizes.queries <= 64
+            else range(call.sizes.queries - 64, call.sizes.queries)
+        )
         taken = 1 - call.block(rows).sum(-1)
         real = call.real_queries[:, None, rows.start :].expand_as(taken)
         live = call.facts.seen.live.unflatten(0, call.facts.seen.shape)[..., rows.start :].expand_as(taken)
@@ -177,7 +190,8 @@ class SinkRule(CallRule):
         if counted.numel() and float(counted.max()) < 1e-6:
             # (Without a sink beside the keys, the output may be scaled by it afterwards.)
             yield Finding(
-                "sink", "error" if call.call.is_part else "warning", "its learned sinks take no weight: every row sums to 1 without them",
+                "sink", "error" if call.call.is_part else "warning",
+                "its learned sinks take no weight: every row sums to 1 without them",
                 numbers={"largest": float(counted.max())},
                 cause="the kernel did not get the sinks, or they are far below every score",
                 remedy="hand the sinks to the kernel (s_aux), or load them from the checkpoint",

@@ -95,7 +95,10 @@ def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, Allowed]]:
         yield "no padding mask arrived", of_keys(torch.ones_like(keep))
     yield "the padding mask is upside down", of_keys(~keep)
     if queries == keys:
-        yield "the padding mask hides queries in place of keys: it is turned", lambda rows: keep[:, rows.start : rows.stop, None]
+        yield (
+            "the padding mask hides queries in place of keys: it is turned",
+            lambda rows: keep[:, rows.start : rows.stop, None],
+        )
     if batch == queries != 1:
         yield (
             "a mask (B, S) was read as (T, S): the batch has as many sequences as queries",

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-import torch
-
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.rules.base import CallRule
@@ -20,7 +18,11 @@ class PositionsRule(CallRule):
             return "it is no attention over the positions of one sequence"
         if call.positions is None:
             return "its positions are in no table and no argument"
-        return "" if call.is_later_step or _has_left_padding(call) else "it is no step with a cache, and has no padding on the left"
+        return (
+            ""
+            if call.is_later_step or _has_left_padding(call)
+            else "it is no step with a cache, and has no padding on the left"
+        )
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         now, before = call.positions, None if call.before is None else call.before.positions

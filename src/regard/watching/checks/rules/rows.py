@@ -36,7 +36,10 @@ class FiniteRule(CallRule):
             yield Finding("recurrence", "error", call.facts.fault)
         elif not is_finite(call):
             yield Finding(
-                "not finite", "error", "its weights are not numbers", remedy="look at the inputs and at rows without a key"
+                "not finite",
+                "error",
+                "its weights are not numbers",
+                remedy="look at the inputs and at rows without a key",
             )
 
 
@@ -68,7 +71,11 @@ class NoKeyRule(CallRule):
         count = int((dead & real).sum())
         numbers = {"rows": float(facts.no_key), "of": float(facts.rows)}
         if not count:
-            of = "all of them of padding" if keep is not None and call.offset is not None else "all of them at hidden keys, as of padding"
+            of = (
+                "all of them of padding"
+                if keep is not None and call.offset is not None
+                else "all of them at hidden keys, as of padding"
+            )
             yield Finding(
                 "no key", "info",
                 f"{facts.no_key} of {facts.rows} rows have no key, {of}: their weights are 0 here, and their output "

@@ -81,7 +81,7 @@ def blocks_of(call: AuditedCall) -> tuple[str, Tensor] | None:
 
 
 OF_IMAGES, OF_PREFIX = ("gemma3",), ("paligemma",)
-"""Types of transformers' configs whose token_type_ids are 1 for tokens of images that see both ways, or 0 for tokens of a
+"""Types of transformers' configs whose token_type_ids are 1 for tokens of images that see both ways, or 0 for those of a
 prefix that does."""
 
 

@@ -59,7 +59,9 @@ class WindowRule(CallRule):
             near = ((away >= 0) & (True if size is None else away < size))[None]
             return near if keep is None else near & keep[:, None]
 
-        arrived = f"{said.words}: each query sees {'all earlier keys' if size is None else f'{size} keys, its own included'}"
+        arrived = (
+            f"{said.words}: each query sees {'all earlier keys' if size is None else f'{size} keys, its own included'}"
+        )
         found = None if size is None else breach(call, beyond, of="beyond the window")
         if found is not None:
             width = _widest(call)
@@ -74,7 +76,12 @@ class WindowRule(CallRule):
         if call.documents is not None or call.call.chooser is not None:
             return
         mask = call.facts.mask
-        if not call.is_exact and mask.pattern == "window" and mask.size is not None and (size is None or mask.size < size):
+        if (
+            not call.is_exact
+            and mask.pattern == "window"
+            and mask.size is not None
+            and (size is None or mask.size < size)
+        ):
             yield Finding(
                 "window", "error", f"its weights are those of {mask}, where {arrived}",
                 numbers={"window": float(size or 0), "seen": float(mask.size)}, cause=_cause(mask.size, size),

@@ -152,6 +152,13 @@ _own(
     "a window to both sides",
     lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=(torch.arange(11)[:, None] - torch.arange(11)).abs() < 4),
 )
+_own(
+    "a window with a cache",
+    lambda layer, q, k, v, keep: sdpa(
+        q, k, v, attn_mask=m.triangle(q.shape[2], k.shape[2]) & ~m.triangle(q.shape[2], k.shape[2], diagonal=-5)
+    ),
+    cuts=(3, 1, 3, 1, 1, 1, 1),
+)
 _own("strided", lambda layer, q, k, v, keep: regard.attention(q, k, v, mask=regard.causal() & regard.strided(3)))
 _own(
     "a slope", lambda layer, q, k, v, keep: regard.attention(q, k, v, mask=regard.causal(), bias=regard.ALiBi(m.HEADS))

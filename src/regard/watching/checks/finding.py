@@ -144,8 +144,8 @@ def by_module(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def grouped(findings: Iterable[Finding]) -> list[str]:
-    """The lines of each fault that modules have in common: the first of them, the number of the others, the cause and the
-    remedy."""
+    """The lines of each fault that modules have in common: the first of them, the number of the others, the cause and
+    the remedy."""
     alike: dict[tuple[str, str, str, str], list[Finding]] = {}
     for one in findings:
         alike.setdefault((one.reason, one.severity, one.cause, one.remedy), []).append(one)

@@ -87,9 +87,7 @@ def _pattern(stack: list[AuditedCall]) -> Iterator[Finding]:
         elif "window" in (pattern, own.pattern):
             yield _of(call, Finding("window", "warning", f"it alone has another window: {says}", remedy=remedy))
         elif theirs.ahead and is_free:
-            yield _of(
-                call, Finding("causal encoder", "warning", f"it alone is a causal encoder: {says}", remedy=remedy)
-            )
+            yield _of(call, Finding("causal encoder", "warning", f"it alone is causal: {says}", remedy=remedy))
 
 
 def _bias(stack: list[AuditedCall]) -> Iterator[Finding]:

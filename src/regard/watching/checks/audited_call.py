@@ -299,13 +299,15 @@ class PadToken:
         A single token at an end may be a word, and a token that has another meaning may begin or end a text: the
         innermost of its run is then that mark.
         """
-        runs = end_runs(ids, self.id)
-        inside = bool(((ids == self.id) & ~runs).any())
+        left, right = end_runs(ids, self.id)
+        is_inside = bool(((ids == self.id) & ~left & ~right).any())
         if self.is_other:
-            left = runs & torch.nn.functional.pad(runs, (0, 1))[:, 1:]
-            right = runs & torch.nn.functional.pad(runs, (1, 0))[:, :-1]
-            runs = left | right if not inside else torch.zeros_like(runs)
-        return runs, not inside and not self.is_other and int(runs.sum(-1).max()) > 1
+            if is_inside:
+                return torch.zeros_like(left), False
+            left = left & torch.nn.functional.pad(left, (0, 1))[:, 1:]
+            right = right & torch.nn.functional.pad(right, (1, 0))[:, :-1]
+        runs = left | right
+        return runs, not is_inside and not self.is_other and int(runs.sum(-1).max()) > 1
 
 
 MARKS = ("bos_token_id", "eos_token_id", "decoder_start_token_id", "sep_token_id", "unk_token_id")

@@ -98,8 +98,8 @@ def _bias(stack: list[AuditedCall]) -> Iterator[Finding]:
         if own is False and with_one:
             yield _of(
                 call, Finding(
-                    "bias", "warning", f"it adds no bias to its scores, where {with_one} of the {len(stack) - 1} layers "
-                    "beside it add one",
+                    "bias", "warning",
+                    f"it adds no bias to its scores, where {with_one} of the {len(stack) - 1} layers beside it add one",
                     cause="a relative bias is made in one layer, and was not handed on",
                     remedy="hand it the bias of the others",
                 ),

@@ -79,9 +79,10 @@ _read("siglip", m.siglip, m.image)
 _read("paligemma", m.paligemma, described)
 _read("paligemma, a prompt alone", m.paligemma, lambda: {n: t for n, t in described().items() if n != "token_type_ids"})
 _read(
-    "positions that begin anew", m.qwen,
+    "positions that begin anew",
+    m.qwen,
     lambda: {**m.plain(1), "position_ids": torch.cat([torch.arange(4), torch.arange(7)])[None], "use_cache": False},
-)  # fmt: skip
+)
 _read("no padding token", lambda: m.llama(pad_token_id=None), lambda: {"input_ids": torch.arange(11)[None]})
 _read(
     "the padding token begins and ends a text",
@@ -113,9 +114,10 @@ _read(
     lambda: {**m.plain(), "token_type_ids": (torch.arange(11) >= 4).long()[None].expand(2, 11)},
 )
 _read(
-    "dialogue with a table of speakers", lambda: m.Text(m.causal, kinds=2).eval(),
+    "dialogue with a table of speakers",
+    lambda: m.Text(m.causal, kinds=2).eval(),
     lambda: {**m.plain(), "token_type_ids": (torch.arange(11) >= 4).long()[None].expand(2, 11)},
-)  # fmt: skip
+)
 
 
 def _own(
@@ -149,6 +151,13 @@ _own(
 _own(
     "a window to both sides",
     lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=(torch.arange(11)[:, None] - torch.arange(11)).abs() < 4),
+)
+_own(
+    "a window with a cache",
+    lambda layer, q, k, v, keep: sdpa(
+        q, k, v, attn_mask=m.triangle(q.shape[2], k.shape[2]) & ~m.triangle(q.shape[2], k.shape[2], diagonal=-5)
+    ),
+    cuts=(3, 1, 3, 1, 1, 1, 1),
 )
 _own("strided", lambda layer, q, k, v, keep: regard.attention(q, k, v, mask=regard.causal() & regard.strided(3)))
 _own(

@@ -72,9 +72,14 @@ def the_mask_is_lost_in_the_encoder_of_a_pair(is_faulty: bool) -> Made:
     model = m.t5()
     if is_faulty:
         m.meddle(
-            [one for path, one in model.named_modules() if path.startswith("encoder") and path.endswith("SelfAttention")],
-            lambda mask: None, "mask" if "mask" in _names(m.parts(model, "SelfAttention")[0]) else "attention_mask",
-        )  # fmt: skip
+            [
+                one
+                for path, one in model.named_modules()
+                if path.startswith("encoder") and path.endswith("SelfAttention")
+            ],
+            lambda mask: None,
+            "mask" if "mask" in _names(m.parts(model, "SelfAttention")[0]) else "attention_mask",
+        )
     return model, m.pair()
 
 
@@ -110,9 +115,13 @@ class Tagger(nn.Module):
 
 own(PADS, "padding", "an_encoder_of_ones_own", m.both_sides, lambda layer, q, k, v, keep: sdpa(q, k, v), m.batch)
 own(
-    PADS, "padding", "a_decoder_padded_on_the_left", m.causal,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, is_causal=True), lambda: m.batch("left"),
-)  # fmt: skip
+    PADS,
+    "padding",
+    "a_decoder_padded_on_the_left",
+    m.causal,
+    lambda layer, q, k, v, keep: sdpa(q, k, v, is_causal=True),
+    lambda: m.batch("left"),
+)
 
 CROSS = "padding attended across"
 
@@ -177,36 +186,65 @@ def the_mask_is_turned_on_its_way(is_faulty: bool) -> Made:
 
 
 own(
-    UPSIDE, "padding", "words_are_hidden", m.both_sides,
-    lambda layer, q, k, v, keep: m.written(q, k, v, ~keep[:, None, None], low=-1e9), m.batch,
-)  # fmt: skip
+    UPSIDE,
+    "padding",
+    "words_are_hidden",
+    m.both_sides,
+    lambda layer, q, k, v, keep: m.written(q, k, v, ~keep[:, None, None], low=-1e9),
+    m.batch,
+)
 
 AXIS = "padding mask along the wrong axis"
 own(
-    AXIS, "padding", "as_many_sequences_as_queries", m.both_sides, lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=keep),
+    AXIS,
+    "padding",
+    "as_many_sequences_as_queries",
+    m.both_sides,
+    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=keep),
     lambda: m.batch(lengths=(11, 8, 5, 9, 11, 6, 7, 11, 4, 3, 10)),
-)  # fmt: skip
+)
 own(
-    AXIS, "padding", "queries_are_hidden", m.both_sides,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=keep[:, None, :, None].expand(-1, 1, -1, k.shape[2])), m.batch,
-)  # fmt: skip
+    AXIS,
+    "padding",
+    "queries_are_hidden",
+    m.both_sides,
+    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=keep[:, None, :, None].expand(-1, 1, -1, k.shape[2])),
+    m.batch,
+)
 own(
-    AXIS, "padding", "the_mask_of_the_first_sequence", m.both_sides,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=keep[:1, None, None]), m.batch,
-)  # fmt: skip
+    AXIS,
+    "padding",
+    "the_mask_of_the_first_sequence",
+    m.both_sides,
+    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=keep[:1, None, None]),
+    m.batch,
+)
 own(
-    AXIS, "padding", "the_mask_of_the_next_sequence", m.both_sides,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=keep.roll(1, 0)[:, None, None]), m.batch,
-)  # fmt: skip
+    AXIS,
+    "padding",
+    "the_mask_of_the_next_sequence",
+    m.both_sides,
+    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=keep.roll(1, 0)[:, None, None]),
+    m.batch,
+)
 own(
-    AXIS, "padding", "the_mask_is_on_the_other_side", m.both_sides,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=keep.flip(-1)[:, None, None]), m.batch,
-)  # fmt: skip
+    AXIS,
+    "padding",
+    "the_mask_is_on_the_other_side",
+    m.both_sides,
+    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=keep.flip(-1)[:, None, None]),
+    m.batch,
+)
 own(
-    AXIS, "padding", "one_word_too_few", m.both_sides,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=(keep & keep.roll(-1, -1).index_fill(1, torch.tensor([10]), True))[:, None, None]),
+    AXIS,
+    "padding",
+    "one_word_too_few",
+    m.both_sides,
+    lambda layer, q, k, v, keep: sdpa(
+        q, k, v, attn_mask=(keep & keep.roll(-1, -1).index_fill(1, torch.tensor([10]), True))[:, None, None]
+    ),
     lambda: m.batch(lengths=(11, 8, 5)),
-)  # fmt: skip
+)
 
 # -- causality -----------------------------------------------------------------------------------------------
 
@@ -254,9 +292,13 @@ def torchs_decoder_without_its_triangle(is_faulty: bool) -> Made:
 
 
 own(
-    FUTURE, "future", "one_layer_of_four", m.causal,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, is_causal=layer.number != 2), m.plain,
-)  # fmt: skip
+    FUTURE,
+    "future",
+    "one_layer_of_four",
+    m.causal,
+    lambda layer, q, k, v, keep: sdpa(q, k, v, is_causal=layer.number != 2),
+    m.plain,
+)
 
 OFF = "causal mask off by one"
 own(
@@ -268,9 +310,13 @@ own(
     m.plain,
 )
 own(
-    OFF, "future", "sees_the_next_written_out_with_padding", m.causal,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=m.triangle(q.shape[2], diagonal=1) & keep[:, None, None]), m.batch,
-)  # fmt: skip
+    OFF,
+    "future",
+    "sees_the_next_written_out_with_padding",
+    m.causal,
+    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=m.triangle(q.shape[2], diagonal=1) & keep[:, None, None]),
+    m.batch,
+)
 
 
 def _strict(layer: Any, q: Tensor, k: Tensor, v: Tensor, keep: Any) -> Tensor:
@@ -294,9 +340,13 @@ def a_triangle_too_narrow(is_faulty: bool) -> Made:
 
 TURNED = "causal mask turned"
 own(
-    TURNED, "inverted mask", "true_was_taken_for_hidden", m.causal,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=~m.triangle(q.shape[2])), m.plain,
-)  # fmt: skip
+    TURNED,
+    "inverted mask",
+    "true_was_taken_for_hidden",
+    m.causal,
+    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=~m.triangle(q.shape[2])),
+    m.plain,
+)
 
 
 @fault(TURNED, "inverted mask", "future")
@@ -327,10 +377,14 @@ def _first(layer: Any, q: Tensor, k: Tensor, v: Tensor, keep: Any) -> Tensor:
 own(CORNER, "causal from the first key", "a_chunk", m.causal, _first, m.plain, cuts=(6, 4, 1))
 own(CORNER, "causal from the first key", "a_single_query", m.causal, _first, m.plain, cuts=(6, 1, 1, 1, 1, 1))
 own(
-    CORNER, "causal from the first key|earlier keys lost|itself hidden", "written_out", m.causal,
+    CORNER,
+    "causal from the first key|earlier keys lost|itself hidden",
+    "written_out",
+    m.causal,
     lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()),
-    m.plain, cuts=(6, 4, 1),
-)  # fmt: skip
+    m.plain,
+    cuts=(6, 4, 1),
+)
 
 LATE = "causal mask lost with a cache"
 
@@ -344,23 +398,46 @@ def a_chunk_sees_its_end(is_faulty: bool) -> Made:
 
 
 own(
-    LATE, "future", "a_chunk_of_ones_own", m.causal,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, is_causal=q.shape[2] == k.shape[2]), m.plain, cuts=(6, 4, 1),
-)  # fmt: skip
+    LATE,
+    "future",
+    "a_chunk_of_ones_own",
+    m.causal,
+    lambda layer, q, k, v, keep: sdpa(q, k, v, is_causal=q.shape[2] == k.shape[2]),
+    m.plain,
+    cuts=(6, 4, 1),
+)
 own(
-    LATE, "future", "at_prefill_alone", m.causal,
-    lambda layer, q, k, v, keep: sdpa(q, k, v), m.plain, cuts=(6, 1, 1, 1, 1, 1),
-)  # fmt: skip
+    LATE,
+    "future",
+    "at_prefill_alone",
+    m.causal,
+    lambda layer, q, k, v, keep: sdpa(q, k, v),
+    m.plain,
+    cuts=(6, 1, 1, 1, 1, 1),
+)
 own(
-    LATE, "earlier keys lost|itself hidden", "the_mask_has_the_length_of_the_prompt", m.causal,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=(torch.arange(k.shape[2]) < 6) & m.triangle(q.shape[2], k.shape[2])),
-    m.plain, cuts=(6, 1, 1, 1, 1, 1),
-)  # fmt: skip
-own(
-    LATE, "earlier keys lost", "old_keys_are_hidden", m.causal,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=m.triangle(q.shape[2], k.shape[2]) & (torch.arange(k.shape[2]) >= k.shape[2] - 6)),
-    m.plain, cuts=(6, 4, 1),
-)  # fmt: skip
+    LATE,
+    "earlier keys lost|itself hidden",
+    "the_mask_has_the_length_of_the_prompt",
+    m.causal,
+    lambda layer, q, k, v, keep: sdpa(
+        q, k, v, attn_mask=(torch.arange(k.shape[2]) < 6) & m.triangle(q.shape[2], k.shape[2])
+    ),
+    m.plain,
+    cuts=(6, 1, 1, 1, 1, 1),
+)
+
+
+@fault(LATE, "earlier keys lost")
+def old_keys_are_hidden(is_faulty: bool) -> Made:
+    model = m.llama()
+    if is_faulty:
+        m.meddle(
+            m.parts(model, "self_attn"),
+            lambda mask: mask if mask is None else mask & (torch.arange(mask.shape[-1]) > 2),
+        )
+    return m.Stepwise(model, lambda model, input_ids: m.in_steps(model, input_ids, (6, 4, 1))), m.plain()
+
 
 PLACES = "positions with a cache"
 
@@ -393,10 +470,15 @@ def positions_are_one_behind(is_faulty: bool) -> Made:
 
 FAULTS.append(
     Fault(
-        PLACES, "a_table_of_ones_own", frozenset({"positions"}),
-        lambda is_faulty: (m.Text(m.causal, cuts=(6, 4, 1), start=(lambda at: 0) if is_faulty else int).eval(), m.plain()),
+        PLACES,
+        "a_table_of_ones_own",
+        frozenset({"positions"}),
+        lambda is_faulty: (
+            m.Text(m.causal, cuts=(6, 4, 1), start=(lambda at: 0) if is_faulty else int).eval(),
+            m.plain(),
+        ),
     )
-)  # fmt: skip
+)
 
 # -- encoders ------------------------------------------------------------------------------------------------
 
@@ -427,9 +509,13 @@ _causal_encoder(
 )
 _causal_encoder("an_encoder_of_text", m.bert, "self", m.plain)
 own(
-    BOTH, "causal encoder", "one_layer_of_four", m.both_sides,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, is_causal=layer.number == 1), m.plain,
-)  # fmt: skip
+    BOTH,
+    "causal encoder",
+    "one_layer_of_four",
+    m.both_sides,
+    lambda layer, q, k, v, keep: sdpa(q, k, v, is_causal=layer.number == 1),
+    m.plain,
+)
 
 
 @fault(BOTH, "causal cross-attention")
@@ -549,17 +635,33 @@ _windowed("ignored", m.phi3, "self_attn", ALL)
 _windowed("ignored_in_one_layer", m.gemma3, "layers.1.self_attn", ALL)
 _windowed("in_a_layer_of_full_attention", m.gemma3, "layers.2.self_attn", _window(5))
 own(
-    WINDOW, "window", "one_layer_of_four", lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=_window(4)),
-    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=_window(4) if layer.number != 1 else ALL), m.plain,
-)  # fmt: skip
+    WINDOW,
+    "window",
+    "one_layer_of_four",
+    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=_window(4)),
+    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=_window(4) if layer.number != 1 else ALL),
+    m.plain,
+)
 
 # -- the call itself -----------------------------------------------------------------------------------------
 
 SOFTMAX = "softmax over the wrong axis"
-own(SOFTMAX, "softmax over the wrong axis", "over_heads", lambda layer, q, k, v, keep: m.written(q, k, v),
-    lambda layer, q, k, v, keep: m.written(q, k, v, dim=1), m.plain)  # fmt: skip
-own(SOFTMAX, "softmax over the wrong axis", "over_queries", lambda layer, q, k, v, keep: m.written(q, k, v),
-    lambda layer, q, k, v, keep: m.written(q, k, v, dim=-2), m.plain)  # fmt: skip
+own(
+    SOFTMAX,
+    "softmax over the wrong axis",
+    "over_heads",
+    lambda layer, q, k, v, keep: m.written(q, k, v),
+    lambda layer, q, k, v, keep: m.written(q, k, v, dim=1),
+    m.plain,
+)
+own(
+    SOFTMAX,
+    "softmax over the wrong axis",
+    "over_queries",
+    lambda layer, q, k, v, keep: m.written(q, k, v),
+    lambda layer, q, k, v, keep: m.written(q, k, v, dim=-2),
+    m.plain,
+)
 
 
 @fault(SOFTMAX, "softmax over the wrong axis")
@@ -571,21 +673,37 @@ def over_the_sequences_of_a_batch(is_faulty: bool) -> Made:
 
 ADDED = "a mask as a number"
 own(
-    ADDED, "mask added|padding", "zeros_and_ones_are_added", m.both_sides,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=keep[:, None, None].to(q.dtype)), m.batch,
-)  # fmt: skip
+    ADDED,
+    "mask added|padding",
+    "zeros_and_ones_are_added",
+    m.both_sides,
+    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=keep[:, None, None].to(q.dtype)),
+    m.batch,
+)
 own(
-    ADDED, "mask added|padding", "scores_are_multiplied", m.both_sides,
-    lambda layer, q, k, v, keep: (q @ k.mT / 8**0.5 * keep[:, None, None]).softmax(-1) @ v, m.batch,
-)  # fmt: skip
+    ADDED,
+    "mask added|padding",
+    "scores_are_multiplied",
+    m.both_sides,
+    lambda layer, q, k, v, keep: (q @ k.mT / 8**0.5 * keep[:, None, None]).softmax(-1) @ v,
+    m.batch,
+)
 own(
-    ADDED, "hidden by a finite number|padding", "minus_ten", m.both_sides,
-    lambda layer, q, k, v, keep: sdpa(4 * q, 4 * k, v, attn_mask=torch.where(keep, 0.0, -10.0)[:, None, None]), m.batch,
-)  # fmt: skip
+    ADDED,
+    "hidden by a finite number|padding",
+    "minus_ten",
+    m.both_sides,
+    lambda layer, q, k, v, keep: sdpa(4 * q, 4 * k, v, attn_mask=torch.where(keep, 0.0, -10.0)[:, None, None]),
+    m.batch,
+)
 own(
-    ADDED, "hidden by a finite number|future", "a_triangle_of_minus_eight", m.causal,
-    lambda layer, q, k, v, keep: sdpa(4 * q, 4 * k, v, attn_mask=torch.where(ALL, 0.0, -8.0)), m.plain,
-)  # fmt: skip
+    ADDED,
+    "hidden by a finite number|future",
+    "a_triangle_of_minus_eight",
+    m.causal,
+    lambda layer, q, k, v, keep: sdpa(4 * q, 4 * k, v, attn_mask=torch.where(ALL, 0.0, -8.0)),
+    m.plain,
+)
 
 DROPOUT = "dropout in evaluation"
 
@@ -598,14 +716,24 @@ def a_part_in_training_mode(is_faulty: bool) -> Made:
     return model, m.plain()
 
 
-own(DROPOUT, "dropout in evaluation", "without_asking_for_the_mode", m.causal,
-    lambda layer, q, k, v, keep: sdpa(q, k, v, is_causal=True, dropout_p=0.4), m.plain)  # fmt: skip
 own(
-    DROPOUT, "dropout in evaluation", "written_out", lambda layer, q, k, v, keep: m.written(q, k, v, ALL),
-    lambda layer, q, k, v, keep: nn.functional.dropout(
-        (q @ k.mT / 8**0.5).masked_fill(~ALL, -torch.inf).softmax(-1), 0.4
-    ) @ v, m.plain,
-)  # fmt: skip
+    DROPOUT,
+    "dropout in evaluation",
+    "without_asking_for_the_mode",
+    m.causal,
+    lambda layer, q, k, v, keep: sdpa(q, k, v, is_causal=True, dropout_p=0.4),
+    m.plain,
+)
+own(
+    DROPOUT,
+    "dropout in evaluation",
+    "written_out",
+    lambda layer, q, k, v, keep: m.written(q, k, v, ALL),
+    lambda layer, q, k, v, keep: (
+        nn.functional.dropout((q @ k.mT / 8**0.5).masked_fill(~ALL, -torch.inf).softmax(-1), 0.4) @ v
+    ),
+    m.plain,
+)
 
 BIAS = "bias and sinks"
 

@@ -10,19 +10,41 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 VOCABULARY, DIM, HEADS, LENGTH = 61, 32, 4, 11
 TEXT: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": DIM, "intermediate_size": 48, "num_hidden_layers": 3,
-    "num_attention_heads": HEADS, "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.3,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": DIM,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+}
 GROUPED = TEXT | {"num_key_value_heads": 2, "head_dim": 8}
 PAIR: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "d_model": DIM, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "init_std": 0.3,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "d_model": DIM,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "init_std": 0.3,
+}
 VISION: dict[str, Any] = {
-    "hidden_size": DIM, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": HEADS, "image_size": 16,
-    "patch_size": 4, "initializer_range": 0.3,
-}  # fmt: skip
+    "hidden_size": DIM,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": HEADS,
+    "image_size": 16,
+    "patch_size": 4,
+    "initializer_range": 0.3,
+}
 
 
 def huggingface(model: str, config: str, settings: dict[str, Any], kernel: str | None = None, **options: Any) -> Any:

@@ -44,6 +44,19 @@ def test_the_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not [path.name for path in ROOT.glob("*.png")], "an example writes beside the README"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_page_on_masks_shows_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/uses/audit.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    exec(compile(code, "audit.md", "exec"), {})
+    printed = capsys.readouterr().out
+    shown = re.findall(r"```text\n(.*?)```", text, flags=re.DOTALL)
+    assert len(shown) == 2
+    assert all(block in printed for block in shown), printed
+    readme = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert shown[0] in readme
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if "/uses/" in page])
 def test_a_page_of_a_use_is_one_script_and_is_listed(page: str) -> None:
     text, index = ((ROOT / name).read_text(encoding="utf-8") for name in (page, "docs/uses/README.md"))

@@ -1,5 +1,6 @@
 """`regard check`: what it prints, its exit status, and what it loads."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -51,12 +52,18 @@ def check(call: Call) -> Call:
 
 def test_a_function(check: Call) -> None:
     status, out, err = check(f"{MODULE}:everywhere")
-    assert (status, out) == (0, "")
-    assert err.startswith("SeesAll: no findings; tried: two together, ")
+    assert (status, err) == (0, "")
+    assert out.startswith("SeesAll: 1 layer, 6 questions, 3 trials, nothing found\nasked:\n")
+    assert "\ntried: two together, " in out
     status, out, err = check(f"{MODULE}:everywhere", "--causal")
-    assert status == 1
-    assert out.splitlines()[0].startswith("error: the model: what comes later changes earlier results")
-    assert err.startswith("SeesAll: 1 finding; tried: ")
+    assert (status, err) == (1, "")
+    first, second = out.splitlines()[:2]
+    assert first == "SeesAll: 1 layer, 7 questions, 4 trials, 1 error"
+    assert second.startswith("  error: the model and 1 more: what comes later changes earlier results")
+    status, out, err = check(f"{MODULE}:everywhere", "--causal", "--json")
+    record = json.loads(out)
+    assert (status, record["model"], record["layers"]) == (1, "SeesAll", 1)
+    assert [one["reason"] for one in record["findings"]] == ["future"]
 
 
 @pytest.mark.parametrize(
@@ -84,12 +91,12 @@ def test_a_folder_of_hugging_face(check: Call, monkeypatch: pytest.MonkeyPatch, 
 
     FAMILIES["llama"].build().save_pretrained(tmp_path)
     status, out, err = check(str(tmp_path))
-    assert (status, out) == (0, ""), out
-    assert err.startswith("LlamaForCausalLM: no findings; tried: ")
+    assert (status, err) == (0, ""), out
+    assert out.startswith("LlamaForCausalLM: 2 layers, 10 questions, 14 trials, nothing found (2 infos)\n")
+    assert "rows have no key" in out
     command = [sys.executable, "-m", "regard", "check", str(tmp_path), "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", err), "nothing of transformers comes before it"
-    assert "rows have no key" in check(str(tmp_path), "--info")[1]
+    assert (done.returncode, done.stdout, done.stderr) == (0, out, ""), "nothing of transformers comes before it"
     create: Any = vars(modeling_llama)["create_causal_mask"]
     monkeypatch.setattr(
         modeling_llama,
@@ -120,9 +127,9 @@ def test_a_folder_of_a_run(check: Call, tmp_path: Path) -> None:
             device="cpu",
         )
     )
-    status, out, err = check(str(tmp_path / "run"))
-    assert (status, out) == (0, ""), out
-    assert "DecoderOnly: no findings; tried: " in err
+    status, out, _ = check(str(tmp_path / "run"))
+    assert status == 0, out
+    assert out.startswith("DecoderOnly: 1 layer, 7 questions, 8 trials, nothing found\n")
 
 
 def test_help(call: Call) -> None:

@@ -6,6 +6,7 @@ from regard.views.charts import position_table as position_table
 from regard.views.charts import training_curves as training_curves
 from regard.views.drawing import Panel as Panel
 from regard.views.examples import model_example as model_example
+from regard.views.faulty_row import faulty_row as faulty_row
 from regard.views.figures import save_figure as save_figure
 from regard.views.heatmap import head_panels as head_panels
 from regard.views.heatmap import heatmap as heatmap
@@ -47,8 +48,8 @@ from regard.views.themes import Theme as Theme
 __all__ = [
     "DARK", "LIGHT", "SMOOTH", "WHOLE_PATCHES", "Carried", "ColourScale", "Example", "HalfBlocks", "Limits",
     "LinearScale", "LogScale", "Map", "Page", "Panel", "PatchGrid", "Printing", "RowArithmetic", "RowScale",
-    "SquareRootScale", "Table", "Theme", "Upsampling", "alignment", "arithmetic_of_row", "curves", "head_distances",
-    "head_panels", "heatmap", "heatmap_grid", "map_text", "model_example", "model_grid", "overlay", "overlay_grid",
-    "page", "patch_grid", "position_table", "printable", "rotations", "row_arithmetic", "save_figure",
+    "SquareRootScale", "Table", "Theme", "Upsampling", "alignment", "arithmetic_of_row", "curves", "faulty_row",
+    "head_distances", "head_panels", "heatmap", "heatmap_grid", "map_text", "model_example", "model_grid", "overlay",
+    "overlay_grid", "page", "patch_grid", "position_table", "printable", "rotations", "row_arithmetic", "save_figure",
     "training_curves", "visual_order",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from regard.nn.embeddings import LearnedPositions, RelativeBias, SinusoidalPosit
 from regard.views.charts import position_table
 from regard.views.drawing import MASK_SIDE, Panel
 from regard.views.examples import of_sequence
+from regard.views.faulty_row import faulty_row
 from regard.views.figures import require_matplotlib
 from regard.views.heatmap import head_panels, heatmap, heatmap_grid
 from regard.views.html.contents import Example, Map
@@ -37,6 +38,7 @@ from regard.views.scales import LinearScale
 from regard.watching.analysis.attn_lrp import AttentionRelevance
 from regard.watching.analysis.relevance import AttentionStep, Relevance
 from regard.watching.analysis.tables import HeadTable
+from regard.watching.checks.finding import Finding
 from regard.watching.watch import Seen
 
 if TYPE_CHECKING:
@@ -231,6 +233,12 @@ def _(shown: TopKeys) -> Bundle:
     header = ["query", "strongest key", *("" for _ in range(values.shape[1] - 1))]
     of = f"head {', '.join(map(str, lead))} of " if lead else ""
     return {"text/html": f"{table_html(header, rows)}<p>{of}{' x '.join(map(str, shown.values.shape))}</p>"}, {}
+
+
+@display_of.register
+def _(shown: Finding) -> Bundle:
+    """The row that shows the fault, or the finding in a line."""
+    return _text(str(shown)) if shown.example is None else picture_bundle(faulty_row(shown))
 
 
 @display_of.register

@@ -105,6 +105,8 @@ class Observed:
     """The share of the weights that the kernel dropped."""
     is_over_queries: bool = False
     """True if the weights of each key sum to 1, over queries of its own sequence."""
+    is_part: bool = False
+    """True if the softmax was over more keys than the weights have, as with a sink beside them."""
     is_evaluated: bool = False
     """True if the model was in evaluation mode."""
 
@@ -191,7 +193,7 @@ class Record(Interceptor):
         self.skipped = 0
         self.outside = 0
         self._running: dict[int, tuple[ModuleArguments, KeptArguments]] = {}
-        """The arguments of the modules around the latest call, by their ids, held so that no other object gets these."""
+        """The arguments of the modules around the latest call by their ids, held so that no other object gets these."""
         self._verify, self._summary = verify, summary
         self._rows = Random(0)
         """Chooses the rebuilt rows. The random state of torch is the model's."""
@@ -262,7 +264,7 @@ class Record(Interceptor):
             blocks=(blocks := self._blocks(source, when)),
             chooser=self.choosers.get((weights.shape[-2], weights.shape[-1] if blocks is None else blocks.number)),
             arguments=self._arguments(source.arguments), dropout=source.dropped,
-            is_over_queries=source.is_over_queries, is_evaluated=not self.modules[""].training,
+            is_over_queries=source.is_over_queries, is_part=source.is_part, is_evaluated=not self.modules[""].training,
         )  # fmt: skip
         if isinstance(reading.rebuilding, str):
             observed.error = reading.rebuilding if self._verify else None

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from regard.watching.checks.check_model import check as check
     from regard.watching.checks.checked import Checked as Checked
     from regard.watching.checks.checked import Question as Question
-    from regard.watching.checks.finding import Example as Example
+    from regard.watching.checks.finding import FaultyWeight as FaultyWeight
     from regard.watching.checks.finding import Finding as Finding
 else:
     __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -40,23 +40,17 @@ def audit(record: Record, told: UserTold) -> Checked:
     return Checked(model, layers, tuple(by_module(without_echoes(found))), tuple(questions))
 
 
-ECHOES = {"like the others": ("future", "window", "causal encoder", "bias", "padding")}
-
-
 def without_echoes(findings: list[Finding]) -> list[Finding]:
     """The findings without warnings that repeat an error of the same call, or an explanation of the same rows."""
     errors = {(one.path, one.call, one.reason) for one in findings if one.severity == "error"}
     explained = {(one.path, one.call) for one in findings if one.severity == "error" and one.reason in EXPLAINS}
-    return [
-        one
-        for one in findings
-        if one.severity == "error"
-        or (
-            (one.path, one.call, one.reason) not in errors
-            and not (one.reason == "no key" and (one.path, one.call) in explained)
-        )
-    ]
+
+    def is_echo(one: Finding) -> bool:
+        place = (one.path, one.call)
+        return (*place, one.reason) in errors or (one.reason == "no key" and place in explained)
+
+    return [one for one in findings if one.severity == "error" or not is_echo(one)]
 
 
-EXPLAINS = ("padding", "itself hidden", "causal from the first key")
+EXPLAINS = ("padding", "causal from the first key")
 """Errors that explain rows without a key."""

@@ -236,14 +236,14 @@ class AuditedCall:
         """The ids for as many queries that tables were read by before the call, the latest first."""
         for one in reversed(self.embeddings):
             tensor = one.ids.tensor
-            if one.at < self.call.at and not one.ids.is_stale and tensor.dim() in (1, 2):
-                if tensor.shape[-1] == self.sizes.queries:
-                    yield one
+            is_earlier = one.at < self.call.at and not one.ids.is_stale
+            if is_earlier and tensor.dim() in (1, 2) and tensor.shape[-1] == self.sizes.queries:
+                yield one
 
     # -- visible pairs -----------------------------------------------------------------------------------
 
     def sees(self, rows: range) -> Tensor:
-        """The pairs that reached the kernel, bool (B or 1, H or 1, rows, S): by the mask, or by weights other than 0."""
+        """The pairs that reached the kernel, bool (B or 1, H or 1, rows, S): by the mask, or by weights but 0."""
         factors = self.call.factors
         if factors is not None:
             return allowed_pairs(factors.call, rows)
@@ -257,7 +257,7 @@ class AuditedCall:
 
     @property
     def is_exact(self) -> bool:
-        """True if the visible pairs are those of a mask, not of weights, where an allowed pair may have the weight 0."""
+        """True if the visible pairs are those of a mask; of weights, an allowed pair may have the weight 0."""
         return self.facts.seen.is_exact
 
 
@@ -299,13 +299,15 @@ class PadToken:
         A single token at an end may be a word, and a token that has another meaning may begin or end a text: the
         innermost of its run is then that mark.
         """
-        runs = end_runs(ids, self.id)
-        inside = bool(((ids == self.id) & ~runs).any())
+        left, right = end_runs(ids, self.id)
+        is_inside = bool(((ids == self.id) & ~left & ~right).any())
         if self.is_other:
-            left = runs & torch.nn.functional.pad(runs, (0, 1))[:, 1:]
-            right = runs & torch.nn.functional.pad(runs, (1, 0))[:, :-1]
-            runs = left | right if not inside else torch.zeros_like(runs)
-        return runs, not inside and not self.is_other and int(runs.sum(-1).max()) > 1
+            if is_inside:
+                return torch.zeros_like(left), False
+            left = left & torch.nn.functional.pad(left, (0, 1))[:, 1:]
+            right = right & torch.nn.functional.pad(right, (1, 0))[:, :-1]
+        runs = left | right
+        return runs, not is_inside and not self.is_other and int(runs.sum(-1).max()) > 1
 
 
 MARKS = ("bos_token_id", "eos_token_id", "decoder_start_token_id", "sep_token_id", "unk_token_id")
@@ -345,7 +347,8 @@ def run_of(record: Record, user: UserTold) -> Run:
         sequence, step, before = steps.get((call.name, call.index), (None, None, None))
         audited = AuditedCall(
             call, facts, record.modules, user, step, None if before is None else known.get((call.name, before)),
-            embeddings=record.embeddings, earlier=latest.get(call.name), grows=sequence is not None and sequence.grows is True, pads=pads,
+            embeddings=record.embeddings, earlier=latest.get(call.name),
+            grows=sequence is not None and sequence.grows is True, pads=pads,
         )  # fmt: skip
         known[call.name, call.index] = latest[call.name] = audited
         run.calls.append(audited)

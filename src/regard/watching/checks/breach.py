@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.audited_call import AuditedCall
-from regard.watching.checks.finding import Example
+from regard.watching.checks.finding import FaultyWeight
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 
 LEAST = 1e-6
@@ -25,7 +25,7 @@ class Breach:
     """The share of the weight of the counted rows, over all heads and sequences."""
     rows: int
     """How many rows have some, in any head."""
-    example: Example
+    example: FaultyWeight
 
 
 @torch.no_grad()
@@ -57,7 +57,7 @@ def breach(call: AuditedCall, forbidden: Pairs, *, of: str = "", counted: Tensor
         at = [int(n) for n in torch.unravel_index(largest, block.shape)]
         weight = float(block[tuple(at)])
         if best is None or weight > best.weight:
-            best = Example(at[0], at[1], at[2] + rows.start, at[3], weight, of)
+            best = FaultyWeight(at[0], at[1], at[2] + rows.start, at[3], weight, of)
     share = total / max(1, int(counted.sum()) * sizes.heads)
     return None if best is None or not share > LEAST else Breach(min(1.0, share), rows_with, best)
 

@@ -20,11 +20,11 @@ from regard.watching.watch import Seen, watch
 def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) -> Checked:
     """Ask whether a model's attention is right: by the masks of its kernels, and by its results.
 
-    The model runs on the batch, or on generated sequences, under a watch, and `Seen.audit` asks its questions of what it
-    saw. Then trials follow. A short and a long sequence run alone and together, padded on either side, with a cache and without, under the
-    model's own kernel and written out. None of this may change a result by more than rounding; a large difference is
-    measured again in float64 before it counts. Then the last positions are replaced, which must leave earlier results
-    of a causal model unchanged, and so is padding, which must leave all results unchanged.
+    The model runs on the batch, or on generated sequences, under a watch, and `Seen.audit` asks its questions. Then
+    trials follow. A short and a long sequence run alone and together, padded on either side, with a cache and
+    without, under the model's own kernel and written out. None of this may change a result by more than rounding; a
+    large difference is measured again in float64 before it counts. Then the last positions are replaced, which must
+    leave earlier results of a causal model unchanged, and so is padding, which must leave all results unchanged.
 
     Args:
         model: a Hugging Face model, a model of `regard.models`, or any module if `batch` is given.
@@ -36,8 +36,8 @@ def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) ->
 
     Returns:
         One object with the findings, the questions and the trials, as `Seen.audit` gives: false for a model without
-        fault; `print` it. The model runs in evaluation mode, and once in training mode if it is causal; its mode, its buffers and the random state are
-        restored afterwards.
+        fault; `print` it. The model runs in evaluation mode, and once in training mode if it is causal; its mode, its
+        buffers and the random state are restored afterwards.
 
     Raises:
         ArgumentError: the model does not run on the batch, or nothing can be made up for it.

@@ -27,7 +27,7 @@ class Question:
         return f"{self.name}: of {len(self.asked)}{left}"
 
 
-MOST_REASONS = 3
+MOST_REASONS = 2
 """The most reasons in a line."""
 
 

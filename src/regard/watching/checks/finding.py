@@ -8,7 +8,6 @@ from torch import Tensor
 
 from regard.errors import NotKeptError
 from regard.lazy import Displayed
-from regard.maps.attention_map import AttentionMap
 
 if TYPE_CHECKING:
     from regard.watching.observed import Observed
@@ -53,7 +52,7 @@ _ORDER = ("error", "warning", "info")
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class FaultyWeight:
     """One weight that shows a fault: that of a query on a key, in a head of a sequence of the batch."""
 
     sequence: int
@@ -92,53 +91,35 @@ class Finding(Displayed):
     """The probable cause, in a clause; empty if none is known."""
     remedy: str = ""
     """The line to change."""
-    example: Example | None = None
+    example: FaultyWeight | None = None
     """The largest faulty weight of one pair; None for a fault that is of no pair."""
     observed: "Observed | None" = field(default=None, compare=False, repr=False)
     """The call, whose map has the faulty row."""
 
     @property
     def row(self) -> Tensor:
-        """The weights (S,) of the row of the example.
+        """The weights (S,) of the row of the example; `regard.views.faulty_row` draws it.
 
         Raises:
             NotKeptError: the finding has no example.
         """
-        example, weights = self.example, self._map()
-        return weights.block(range(example.query, example.query + 1), range(weights.shape[-1])).reshape(
-            -1, self._heads(weights), weights.shape[-1]
-        )[example.sequence, example.head]
-
-    def picture(self) -> Any:
-        """Draw the head of the example, with the row of the example and those around it, as a matplotlib figure.
-
-        Raises:
-            NotKeptError: the finding has no example.
-            MissingExtraError: matplotlib is not installed.
-        """
-        from importlib import import_module
-
-        return import_module("regard.views.faulty_row").draw(self)
-
-    def _map(self) -> Any:
-        weights = None if self.observed is None else self.observed.map
-        if self.example is None or weights is None:
+        example, weights = self.example, None if self.observed is None else self.observed.map
+        if example is None or weights is None or self.observed is None:
             raise NotKeptError(f"the finding {self.reason!r} of {self.path or 'the model'} is of no single row")
-        return weights
+        sizes = self.observed.sizes
+        block = weights.block(range(example.query, example.query + 1), range(sizes.keys))
+        found: Tensor = block.reshape(sizes.flat_batch, sizes.heads, sizes.keys)[example.sequence, example.head]
+        return found
 
-    @staticmethod
-    def _heads(weights: AttentionMap) -> int:
-        return int(weights.shape[-3]) if weights.dimensions.has_heads_last else 1
-
-    def details(self) -> str:
-        """The fault with its example, its cause and its remedy, without the module."""
-        parts = [self.says, "" if self.example is None else str(self.example), self.cause, self.remedy]
-        return "; ".join(part for part in parts if part)
-
-    def __str__(self) -> str:
+    def told(self) -> str:
+        """The severity, the module, the fault and its example, in a line."""
         where = (self.path or "the model") + ("" if self.call is None else f", call {self.call}")
         times = self.numbers.get("calls", 1)
-        return f"{self.severity}: {where}{f' and {times - 1:g} more' if times > 1 else ''}: {self.details()}"
+        example = "" if self.example is None else f"; {self.example}"
+        return f"{self.severity}: {where}{f' and {times - 1:g} more' if times > 1 else ''}: {self.says}{example}"
+
+    def __str__(self) -> str:
+        return "; ".join(part for part in (self.told(), self.cause, self.remedy) if part)
 
     def as_dict(self) -> dict[str, Any]:
         """The finding as numbers and text, for JSON."""
@@ -163,12 +144,14 @@ def by_module(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def grouped(findings: Iterable[Finding]) -> list[str]:
-    """A line for each fault that modules have in common, with the first of them and the number of the others."""
+    """The lines of each fault that modules have in common: the first of them, the number of the others, the cause and
+    the remedy."""
     alike: dict[tuple[str, str, str, str], list[Finding]] = {}
     for one in findings:
         alike.setdefault((one.reason, one.severity, one.cause, one.remedy), []).append(one)
     lines = []
     for same in alike.values():
-        line, others = str(same[0]), len(same) - 1
-        lines.append(line if not others else f"{line} (and {others} more module{'s' if others > 1 else ''})")
+        others = len(same) - 1
+        lines.append(same[0].told() + (f" (and {others} more module{'s' if others > 1 else ''})" if others else ""))
+        lines += [f"  {name}: {said}" for name, said in (("cause", same[0].cause), ("remedy", same[0].remedy)) if said]
     return lines

@@ -170,15 +170,14 @@ def _restarts(positions: Tensor, keep: Tensor | None) -> Tensor | None:
     return begins.long().cumsum(-1) if bool(goes_back.any()) else None
 
 
-def end_runs(ids: Tensor, pad: int) -> Tensor:
-    """True for the runs of a token at both ends of each row, (B, L).
+def end_runs(ids: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+    """True for the run of a token at the beginning of each row, and for that at its end, (B, L) each.
 
-    >>> end_runs(torch.tensor([[0, 0, 5, 0, 6, 0]]), 0).int()
-    tensor([[1, 1, 0, 0, 0, 1]], dtype=torch.int32)
+    >>> [run.int().tolist() for run in end_runs(torch.tensor([[0, 0, 5, 0, 6, 0]]), 0)]
+    [[[1, 1, 0, 0, 0, 0]], [[0, 0, 0, 0, 0, 1]]]
     """
-    is_pad = ids == pad
-    left, right = (one.long().cumprod(-1).bool() for one in (is_pad, is_pad.flip(-1)))
-    return left | right.flip(-1)
+    is_pad = (ids == pad).long()
+    return is_pad.cumprod(-1).bool(), is_pad.flip(-1).cumprod(-1).flip(-1).bool()
 
 
 def _is_pair(frame: KeptArguments) -> bool:

@@ -215,7 +215,7 @@ class Trials:
                 self.found.append(Finding("not seen", "info", reason, path))
 
     def audited(self, seen: Seen, keep: Tensor | None) -> Checked:
-        """The audit of a watched run, without faults that would have changed a result and did not, and without infos."""
+        """The audit of a watched run, without faults that would have changed a result and did not, and most infos."""
         shown = {finding.reason for finding in self.found}
         found = seen.audit(causal=self.subject.causal or None, padding=keep, skip="*")
         kept = [

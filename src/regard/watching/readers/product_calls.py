@@ -48,6 +48,7 @@ class WrittenOut(ObservedCall):
     heads: Heads = AS_DOCUMENTED
     origins: Origins | None = None
     is_over_queries: bool = False
+    is_part: bool = False
     token: object = field(default_factory=object)
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -268,7 +269,8 @@ def attended(
         notes.append(f"these weights were made of {len(trace.origins)} softmaxes, which were not kept")
     elif trace.is_changed and softmax is None:
         notes.append("the softmax that these weights were made of was overwritten, and was not kept")
-    if prod(origin.shape) > product.weights.numel() and product.keys >= origin.keys:
+    is_part = prod(origin.shape) > product.weights.numel()
+    if is_part and product.keys >= origin.keys:
         notes.append(f"a part of a softmax {tuple(origin.shape)}")
     if across:
         origin.is_of_slots = True
@@ -277,7 +279,7 @@ def attended(
     is_own = across and isinstance(origin.streams, Origins) and origin.streams.crosses is False
     how, origins = f"{origin.how}, T x S weights kept", origin.sequences()
     call = WrittenOut(
-        product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origins, is_own
+        product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origins, is_own, is_part
     )
     thread.give(call)
     for one in trace.origins:

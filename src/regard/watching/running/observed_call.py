@@ -89,6 +89,8 @@ class ObservedCall(ABC):
     """The small integer arguments of the running modules, the outermost first."""
     is_over_queries: bool = False
     """True if the weights of each key sum to 1, over queries of its own sequence."""
+    is_part: bool = False
+    """True if the softmax was over more keys than the weights have, as with a sink beside them."""
     dropped: float = 0.0
     """The share of the weights that were dropped."""
 

@@ -75,7 +75,7 @@ def _pattern(stack: list[AuditedCall]) -> Iterator[Finding]:
         others = {kind for m, kind in enumerate(kinds) if m != n}
         if len(others) != 1 or kinds[n] in others or kinds[n][0] not in VOTED:
             continue
-        (pattern, size), own = others.pop(), call.facts.mask
+        (pattern, _), own = others.pop(), call.facts.mask
         if pattern not in VOTED or not call.is_exact:
             continue
         theirs = stack[n - 1].facts.mask
@@ -87,9 +87,7 @@ def _pattern(stack: list[AuditedCall]) -> Iterator[Finding]:
         elif "window" in (pattern, own.pattern):
             yield _of(call, Finding("window", "warning", f"it alone has another window: {says}", remedy=remedy))
         elif theirs.ahead and is_free:
-            yield _of(
-                call, Finding("causal encoder", "warning", f"it alone is causal, in an encoder: {says}", remedy=remedy)
-            )
+            yield _of(call, Finding("causal encoder", "warning", f"it alone is causal: {says}", remedy=remedy))
 
 
 def _bias(stack: list[AuditedCall]) -> Iterator[Finding]:
@@ -100,8 +98,8 @@ def _bias(stack: list[AuditedCall]) -> Iterator[Finding]:
         if own is False and with_one:
             yield _of(
                 call, Finding(
-                    "bias", "warning", f"it adds no bias to its scores, where {with_one} of the {len(stack) - 1} layers "
-                    "beside it add one",
+                    "bias", "warning",
+                    f"it adds no bias to its scores, where {with_one} of the {len(stack) - 1} layers beside it add one",
                     cause="a relative bias is made in one layer, and was not handed on",
                     remedy="hand it the bias of the others",
                 ),

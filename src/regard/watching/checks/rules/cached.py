@@ -58,37 +58,24 @@ class OwnKeyRule(CallRule):
 
         def own(rows: range) -> Tensor:
             at = torch.arange(rows.start, rows.stop, device=call.device)[:, None] + offset
-            pairs = (places == at)[None]
+            # (Rows without any key are another question.)
+            live = call.facts.seen.live.unflatten(0, call.facts.seen.shape).any(1)[:, rows.start : rows.stop, None]
+            pairs = (places == at)[None] & live
             return pairs if is_step and call.keep is None else pairs & keep[:, None]
 
         count, first = hidden_pairs(call, own)
         if first is not None:
-            strict = call.facts.mask.pattern not in ("causal", "none")
+            strict = "a strict triangle hides the diagonal (tril(-1), or hiding triu(0))"
             yield Finding(
                 "itself hidden", "error",
                 f"{count} queries do not see their own key, the newest: query {first[1]} of sequence {first[0]} does "
                 f"not see key {first[2]}, and the mask that arrived is {call.facts.mask}",
                 numbers={"rows": count},
-                cause="a strict triangle hides the diagonal (tril(-1), or hiding triu(0))" if strict and not is_step else
-                "the mask is one step behind the cache" if is_step else "",
+                cause="the mask is one step behind the cache" if is_step else strict,
                 remedy="keep the keys up to the query's own: tril(0), or hide triu(1)",
             )  # fmt: skip
             return
-        if not is_step or call.before is None or _has_window(call) or call.facts.mask.is_unknown:
-            return
-        known = call.before.facts.seen.keys.unflatten(0, call.before.facts.seen.shape).any(1)
-        if (
-            call.step is None
-            or call.step.start
-            or call.step.origins is not None
-            or len(known) not in (1, call.sizes.flat_batch)
-        ):
-            return
-        known = (
-            torch.nn.functional.pad(known, (0, call.sizes.keys - known.shape[1]))
-            if known.shape[1] <= call.sizes.keys
-            else None
-        )
+        known = None if not is_step or call.facts.mask.is_unknown else _seen_before(call)
         if known is None:
             return
         count, first = hidden_pairs(call, lambda rows: known[:, None].expand(-1, len(rows), -1))
@@ -131,9 +118,20 @@ def _is_causal(call: AuditedCall) -> bool:
     return bool(((seen.last == place) | ~seen.live | (place < 0)).all()) and bool(seen.live.any())
 
 
-def _has_window(call: AuditedCall) -> bool:
+def _seen_before(call: AuditedCall) -> Tensor | None:
+    """The keys (B or 1, S) that the call before with the same cache saw; None where a window may hide old ones."""
+    before, step, keys = call.before, call.step, call.sizes.keys
     said = window_of(call)
-    return call.facts.mask.pattern == "window" or (said is not None and said.size is not None)
+    if before is None or step is None or step.start or step.origins is not None or (said is not None and said.size):
+        return None
+    own, known = (one.facts.seen.keys.unflatten(0, one.facts.seen.shape).any(1) for one in (call, before))
+    if len(known) not in (1, call.sizes.flat_batch) or known.shape[1] > keys:
+        return None
+    # Without a config, a window tells itself by nothing but the oldest keys, which it hides.
+    first = own.long().argmax(-1, keepdim=True)
+    places = torch.arange(keys, device=call.device)
+    is_window = call.config is None and bool((own | (places < first)).all())
+    return None if is_window else torch.nn.functional.pad(known, (0, keys - known.shape[1]))
 
 
 def _is_empty_beyond(call: AuditedCall, place: int) -> bool:

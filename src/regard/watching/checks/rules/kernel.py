@@ -125,16 +125,17 @@ class AddedMaskRule(CallRule):
         return "" if call.is_attention else "it is no attention over positions"
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        added = call.facts.mask.added
-        if added.startswith("0 and 1 are added") or "multiplied" in added:
+        factors, added = call.call.factors, call.facts.mask.added
+        bias = None if factors is None else factors.call.bias
+        # (Beside a mask that hides, two numbers may be a bias.)
+        hides = isinstance(bias, DenseBias) and bool((bias.tensor <= HIDDEN).any())
+        if (added.startswith("0 and 1 are added") or "multiplied" in added) and not hides:
             yield Finding(
                 "mask added", "error", f"{added}: a mask of zeros and ones changes scores a little, and hides nothing",
                 cause="a mask of zeros and ones was used as if it were an additive one",
                 remedy="scores.masked_fill(mask == 0, -inf), or hand it over as bool",
             )  # fmt: skip
             return
-        factors = call.call.factors
-        bias = None if factors is None else factors.call.bias
         if not isinstance(bias, DenseBias):
             return
         tensor = bias.tensor.detach()
@@ -187,8 +188,10 @@ class SinkRule(CallRule):
         live = call.facts.seen.live.unflatten(0, call.facts.seen.shape)[..., rows.start :].expand_as(taken)
         counted = taken[real & live]
         if counted.numel() and float(counted.max()) < 1e-6:
+            # (Without a sink beside the keys, the output may be scaled by it afterwards.)
             yield Finding(
-                "sink", "error", "its learned sinks take no weight: every row sums to 1 without them",
+                "sink", "error" if call.call.is_part else "warning",
+                "its learned sinks take no weight: every row sums to 1 without them",
                 numbers={"largest": float(counted.max())},
                 cause="the kernel did not get the sinks, or they are far below every score",
                 remedy="hand the sinks to the kernel (s_aux), or load them from the checkpoint",

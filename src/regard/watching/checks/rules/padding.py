@@ -91,14 +91,13 @@ def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, Allowed]]:
     def of_keys(real: Tensor) -> Allowed:
         return lambda rows: real[:, None].expand(-1, len(rows), -1)
 
+    live = call.facts.seen.live.unflatten(0, call.facts.seen.shape).any(1)
+    if queries == keys and bool((live == keep).all()):
+        said = "the padding mask hides queries in place of keys: it is turned"
+        yield said, lambda rows: keep[:, rows.start : rows.stop, None]
     if not call.facts.mask.added:
         yield "no padding mask arrived", of_keys(torch.ones_like(keep))
     yield "the padding mask is upside down", of_keys(~keep)
-    if queries == keys:
-        yield (
-            "the padding mask hides queries in place of keys: it is turned",
-            lambda rows: keep[:, rows.start : rows.stop, None],
-        )
     if batch == queries != 1:
         yield (
             "a mask (B, S) was read as (T, S): the batch has as many sequences as queries",

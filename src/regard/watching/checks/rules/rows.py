@@ -83,6 +83,8 @@ class NoKeyRule(CallRule):
                 numbers=numbers,
             )  # fmt: skip
             return
+        if not facts.seen.is_exact and keep is None:
+            return  # Weights of 0 may be a choice, as of one group for each key.
         yield Finding(
             "no key", "warning" if keep is None else "error",
             f"{facts.no_key} of {facts.rows} rows have no key, rows of real tokens among them, and the mask that "

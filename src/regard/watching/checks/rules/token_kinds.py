@@ -81,8 +81,8 @@ def blocks_of(call: AuditedCall) -> tuple[str, Tensor] | None:
 
 
 OF_IMAGES, OF_PREFIX = ("gemma3",), ("paligemma",)
-"""Types of transformers' configs whose token_type_ids are 1 for tokens of images that see both ways, or 0 for tokens of a
-prefix that does."""
+"""Types of configs of transformers: of the first, token_type_ids are 1 for the tokens of images, which see both ways;
+of the second, 0 for those of a prefix, which do."""
 
 
 def _is_all_prefix(call: AuditedCall) -> bool:

@@ -121,7 +121,7 @@ def window_of(call: AuditedCall) -> SaidWindow | None:
         return None
     kinds = getattr(config, "layer_types", None)
     if isinstance(kinds, list | tuple) and layer < len(kinds):
-        size = getattr(config, "sliding_window", None)
+        size = _said(config, "sliding_window", layer)
         if kinds[layer] == "sliding_attention" and _is_size(size):
             return SaidWindow(size, f"the config says sliding_window={size} for layer {layer}", layer)
         has_windows = "sliding_attention" in kinds and _is_size(size)
@@ -133,10 +133,16 @@ def window_of(call: AuditedCall) -> SaidWindow | None:
         is_local = kinds[layer] == "local"
         said = f"the config says {kinds[layer]} attention for layer {layer}, with window_size={size}"
         return SaidWindow(size if is_local else None, said, layer)
-    size = getattr(config, "sliding_window", None)
+    size = _said(config, "sliding_window", layer)
     if _is_size(size) and not hasattr(config, "layer_types") and getattr(config, "use_sliding_window", True):
         return SaidWindow(size, f"the config says sliding_window={size}", layer)
     return None
+
+
+def _said(config: Any, name: str, layer: int) -> Any:
+    """A setting of a layer: of configs whose layers differ, that of its own config."""
+    own = getattr(config, "per_layer_config", None)
+    return getattr(own[layer] if own is not None and layer in range(len(own)) else config, name, None)
 
 
 def _is_size(size: Any) -> bool:

@@ -1,0 +1,286 @@
+"""What arguments, configs and caches tell an audit, and the object that it gives."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import regard
+from regard.errors import NotKeptError, NotSeenError, ShapeError
+from regard.watching.checks import Checked
+from regard.watching.checks.audited_call import PadToken
+
+T, LENGTHS = 9, (9, 6, 4)
+
+
+def keep(side: str = "right") -> Tensor:
+    places, real = torch.arange(T), torch.tensor(LENGTHS)[:, None]
+    return places < real if side == "right" else places >= T - real
+
+
+class Model(nn.Module):
+    """Attention with a mask of one's own, for inputs under any names."""
+
+    def __init__(self, mask: Tensor | None = None, **flags: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mask, self.flags = mask, flags
+        self.tokens, self.into = nn.Embedding(30, 8, padding_idx=0), nn.Linear(8, 24)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any) -> Tensor:
+        q, k, v = (t.unsqueeze(1) for t in self.into(4 * self.tokens(input_ids)).chunk(3, -1))
+        found: Tensor = sdpa(q, k, v, attn_mask=self.mask, **self.flags)
+        return found
+
+
+def ids(side: str = "right") -> Tensor:
+    found = torch.randint(1, 30, (3, T), generator=torch.Generator().manual_seed(1))
+    return found.masked_fill(~keep(side), 0)
+
+
+def audited(model: nn.Module, told: dict[str, Any] | None = None, **given: Any) -> Checked:
+    with torch.no_grad(), regard.watch(model.eval()) as seen:
+        model(**given)
+    return seen.audit(**(told or {}))
+
+
+def reasons(found: Checked) -> list[tuple[str, str]]:
+    return [(one.reason, one.severity) for one in found.faults]
+
+
+def test_an_audit_is_a_sequence_that_is_false_without_a_fault() -> None:
+    clean = audited(Model(keep()[:, None, None]), input_ids=ids(), attention_mask=keep())
+    assert not clean
+    assert not clean.faults
+    assert repr(clean).startswith("Model: 1 layer, ")
+    assert "nothing found" in repr(clean)
+    assert str(clean).splitlines()[0] == repr(clean)
+    assert "not asked:" in str(clean)
+    found = audited(Model(), input_ids=ids(), attention_mask=keep())
+    assert found
+    assert (len(found), found[0].reason, [one.reason for one in found]) == (1, "padding", ["padding"])
+    assert found.errors == tuple(found)
+    assert found.warnings == found.infos == ()
+
+
+def test_a_finding_has_its_share_an_example_the_row_a_cause_and_a_remedy() -> None:
+    model = Model()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(input_ids=ids(), attention_mask=keep())
+    (found,) = seen.audit()
+    weights, hidden = seen[""].dense()[:, 0], ~keep()
+    on_padding = (weights * hidden[:, None]).sum(-1)[keep()]
+    assert found.numbers["share"] == pytest.approx(float(on_padding.mean()), abs=1e-6)
+    faulty = weights.masked_fill(~(hidden[:, None] & keep()[..., None]), 0.0)
+    assert found.example is not None
+    at = (found.example.sequence, found.example.query, found.example.key)
+    assert found.example.weight == pytest.approx(float(faulty.max()))
+    assert at == tuple(int(n) for n in torch.unravel_index(faulty.argmax(), faulty.shape))
+    torch.testing.assert_close(found.row, weights[at[:2]])
+    assert found.cause == "no padding mask arrived"
+    assert "True means attend" in found.remedy
+    assert str(found.example) in str(found)
+
+
+def test_the_record_for_programs() -> None:
+    record = json.loads(audited(Model(), input_ids=ids(), attention_mask=keep()).to_json())
+    (found,) = record["findings"]
+    assert (record["model"], record["layers"], found["reason"], found["example"]["head"]) == ("Model", 1, "padding", 0)
+    assert {one["name"] for one in record["questions"] if not one["asked"]} >= {"documents", "window"}
+
+
+@pytest.mark.parametrize(
+    ("mask", "cause"),
+    [
+        (None, "no padding mask arrived"),
+        (~keep()[:, None, None], "the padding mask is upside down"),
+        (keep()[:, None, :, None].expand(-1, 1, -1, T), "hides queries in place of keys"),
+        (keep()[:1, None, None], "no padding mask arrived"),  # whose first sequence has no padding
+        (keep().roll(1, 0)[:, None, None], "the mask of the one before it"),
+        (keep().flip(-1)[:, None, None], "the mask is on the other side"),
+        (keep()[:, None, None].float(), "0 and 1 are added to the scores"),
+    ],
+)
+def test_the_cause_of_a_wrong_padding_mask(mask: Tensor | None, cause: str) -> None:
+    found = audited(Model(mask), input_ids=ids(), attention_mask=keep().long())
+    (finding,) = [one for one in found.errors if one.reason == "padding"]
+    assert cause in finding.cause
+
+
+NAMES: list[tuple[str, bool]] = [("attention_mask", True), ("key_padding_mask", False), ("padding_mask", True)]
+
+
+@pytest.mark.parametrize(("name", "is_real"), NAMES)
+def test_the_name_of_a_mask_tells_its_meaning(name: str, is_real: bool) -> None:
+    given = {name: keep() if is_real else ~keep()}
+    assert reasons(audited(Model(), input_ids=ids().clamp_min(1), **given)) == [("padding", "error")]
+    assert not audited(Model(keep()[:, None, None]), input_ids=ids().clamp_min(1), **given)
+
+
+def test_padding_by_its_token_where_no_mask_tells_of_any() -> None:
+    for given in ({}, {"attention_mask": torch.ones(3, T)}):
+        found = audited(Model(), input_ids=ids("left"), **given)
+        assert reasons(found) == [("padding", "error")]
+        assert "the runs of padding token 0 at the ends of input_ids" in found[0].says
+    # A mask that tells of padding is believed, and a sequence of padding alone tells nothing.
+    other = keep("left") | (torch.arange(T) == 2)
+    told = audited(Model(other[:, None, None]), input_ids=ids("left"), attention_mask=other)
+    assert not told
+    assert not audited(Model(), input_ids=torch.zeros(3, T, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("row", "runs", "is_sure"),
+    [
+        ([0, 0, 5, 6, 7], [1, 1, 0, 0, 0], True),
+        ([5, 6, 7, 0, 0], [0, 0, 0, 1, 1], True),
+        ([5, 6, 7, 8, 0], [0, 0, 0, 0, 1], False),
+        ([0, 0, 5, 0, 7], [1, 1, 0, 0, 0], False),
+    ],
+)
+def test_the_runs_of_the_token_of_padding(row: list[int], runs: list[int], is_sure: bool) -> None:
+    found, sure = PadToken(0, False).found(torch.tensor([row]))
+    assert (found.long().tolist(), sure) == ([runs], is_sure)
+
+
+def test_a_token_with_another_meaning_ends_a_text_once() -> None:
+    found, sure = PadToken(2, True).found(torch.tensor([[5, 6, 2, 2, 2], [5, 6, 7, 8, 2], [2, 2, 5, 6, 7]]))
+    assert found.long().tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
+    assert not sure
+
+
+CAUSAL = torch.ones(T, T, dtype=torch.bool).tril()
+DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5])
+SAME = DOCUMENTS[:, None, :, None] == DOCUMENTS[:, None, None]
+TOLD: list[dict[str, Tensor]] = [
+    {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])},
+    {"cu_seqlens": torch.tensor([0, 4, 9], dtype=torch.int32)},
+    {"document_ids": DOCUMENTS},
+    {"seq_idx": DOCUMENTS},
+    {"attention_mask": DOCUMENTS + 1},
+]
+
+
+@pytest.mark.parametrize("told", TOLD, ids=[next(iter(one)) for one in TOLD])
+def test_documents_by_the_arguments(told: dict[str, Tensor]) -> None:
+    row = ids()[:1]
+    found = audited(Model(CAUSAL), input_ids=row, **told)
+    assert reasons(found) == [("documents", "error")]
+    assert found[0].example is not None
+    assert found[0].example.key < 4 <= found[0].example.query
+    assert not audited(Model(CAUSAL & SAME), input_ids=row, **told)
+
+
+def test_documents_by_the_user() -> None:
+    assert reasons(audited(Model(CAUSAL), {"documents": DOCUMENTS}, input_ids=ids()[:1])) == [("documents", "error")]
+    assert not audited(Model(CAUSAL & SAME), {"documents": DOCUMENTS}, input_ids=ids()[:1])
+    with pytest.raises(ShapeError, match="integer tensor"):
+        audited(Model(CAUSAL), {"documents": DOCUMENTS.float()}, input_ids=ids()[:1])
+
+
+@pytest.mark.parametrize("positions", [[1, 1, 1, 0, 1, 2, 3, 4, 5], [0, 0, 0, 0, 1, 2, 3, 4, 5], list(range(9))])
+def test_positions_of_padding_begin_no_document(positions: list[int]) -> None:
+    real = torch.arange(T) > 2
+    given = {"attention_mask": real[None], "position_ids": torch.tensor([positions])}
+    assert not audited(Model(CAUSAL & real | torch.eye(T, dtype=torch.bool)), input_ids=ids()[:1], **given)
+
+
+def test_a_user_says_the_direction() -> None:
+    assert not audited(Model(is_causal=True), input_ids=ids()[:1])
+    found = audited(Model(is_causal=True), {"causal": False}, input_ids=ids()[:1])
+    assert reasons(found) == [("causal encoder", "error")]
+    assert reasons(audited(Model(), {"causal": True}, input_ids=ids()[:1])) == [("future", "error")]
+
+
+def test_masks_that_are_off_by_one_need_no_hint() -> None:
+    later = torch.ones(T, T, dtype=torch.bool).tril(1)
+    (found,) = audited(Model(later), input_ids=ids()[:1]).errors
+    assert (found.reason, found.cause[:32]) == ("future", "the causal mask is off by one (a")
+    strict = torch.ones(T, T, dtype=torch.bool).tril(-1)
+    strict[0, 0] = True
+    (found,) = audited(Model(strict), input_ids=ids()[:1]).errors
+    assert found.reason == "itself hidden"
+    assert "tril(-1)" in found.cause
+
+
+def test_arguments_that_the_model_overwrites_are_as_they_were() -> None:
+    class Overwrites(Model):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any) -> Tensor:
+            found = super().forward(input_ids, attention_mask)
+            assert attention_mask is not None
+            attention_mask.fill_(True)
+            return found
+
+    mask = keep().clone()
+    mask[0, 0] = True  # a buffer, which was written before
+    assert reasons(audited(Overwrites(), input_ids=ids().clamp_min(1), attention_mask=mask)) == [("padding", "error")]
+
+
+def test_of_an_unread_part_an_audit_without_errors_refuses_and_with_errors_answers() -> None:
+    class OverHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into = nn.Linear(8, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.into(x).chunk(3, -1))
+            found: Tensor = (q @ k.mT).softmax(1) @ v
+            return found
+
+    with torch.no_grad(), regard.watch(model := OverHeads()) as seen:
+        model(torch.randn(2, 5, 8))
+    (found,) = seen.audit()
+    assert (found.reason, found.severity) == ("softmax over the wrong axis", "error")
+    assert "axis 1 of scores (2, 2, 5, 5)" in found.says
+    with pytest.raises(NotKeptError, match="no single row"):
+        _ = found.row
+    rnn = nn.GRU(8, 8, batch_first=True)
+    with torch.no_grad(), regard.watch(rnn) as seen:
+        rnn(torch.randn(2, 5, 8))
+    with pytest.raises(NotSeenError):
+        seen.audit()
+
+
+def test_dropout_in_evaluation_and_in_training() -> None:
+    for is_trained in (False, True):
+        model = Model(is_causal=True, dropout_p=0.5).train(is_trained)
+        with torch.no_grad(), regard.watch(model) as seen:
+            model(input_ids=ids()[:1])
+        assert [one.reason for one in seen.audit().faults] == ([] if is_trained else ["dropout in evaluation"])
+
+
+def test_the_sequences_of_a_batch_that_attend_to_each_other() -> None:
+    class Wrong(nn.Module):
+        def __init__(self, *, batch_first: bool) -> None:
+            super().__init__()
+            self.tokens, self.attention = nn.Embedding(30, 8), nn.MultiheadAttention(8, 2, batch_first=batch_first)
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            x = self.tokens(input_ids)
+            found: Tensor = self.attention(x, x, x)[0]
+            return found
+
+    (found,) = audited(Wrong(batch_first=False), input_ids=ids()).errors
+    assert (found.reason, "batch_first=True" in found.remedy) == ("softmax over the wrong axis", True)
+    assert not audited(Wrong(batch_first=True), input_ids=ids())
+
+
+def test_a_check_of_a_batch_that_is_padded_on_the_left_says_so() -> None:
+    checked = regard.check(Model(), {"input_ids": ids("left").clamp_min(1), "attention_mask": keep("left")})
+    assert "padded left" in checked.tried
+    assert "padded right" not in checked.tried
+    assert {"padding"} == {one.reason for one in checked.errors}
+
+
+def test_the_picture_of_a_faulty_row() -> None:
+    pytest.importorskip("matplotlib")
+    (found,) = audited(Model(), input_ids=ids(), attention_mask=keep())
+    assert found.example is not None
+    (ax,) = regard.views.faulty_row(found).axes
+    heights: list[Any] = [bar.get_height() for bar in ax.patches]  # type: ignore[attr-defined]
+    assert heights == pytest.approx(found.row.tolist())
+    others = {bar.get_facecolor() for n, bar in enumerate(ax.patches) if n != found.example.key}
+    assert ax.patches[found.example.key].get_facecolor() not in others

@@ -18,7 +18,7 @@ from tests.core import house
 
 FILES = house.python_files(Path(regard.__file__).parent)
 MEANINGS = {
-    "tokens": r"\bstr\b|\bTokenStrings\b|^Any$",
+    "tokens": r"\bstr\b|\bTokenTexts\b|^Any$",
     "ids": r"\bint\b|Tensor|Integers|^Any$|Input|NDArray",
     "backend": r"^Backend(Name \| None)?$",
 }

@@ -31,7 +31,7 @@ def image_of(figure: Figure) -> np.ndarray:
     return np.asarray(image.get_array().filled(np.nan))
 
 
-@pytest.mark.parametrize(("length", "cells", "times"), [(20, 20, 1), (20, 45, 2), (301, 32, 1)])
+@pytest.mark.parametrize(("length", "cells", "times"), [(20, 20, 14), (20, 45, 14), (301, 32, 9), (400, 400, 1)])
 @pytest.mark.parametrize("how", ["max", "mean"])
 def test_every_head_stands_in_its_place(length: int, cells: int, times: int, how: Any) -> None:
     maps = maps_of(length)
@@ -66,9 +66,18 @@ def test_layers_of_other_shapes_share_a_picture() -> None:
     q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 9, 4)
     cross = regard.attention(q, k, k, return_weights=True).weights
     dots = image_of(model_grid([cross, maps_of(9, 1, 4, 1)[0]], cells=9))
-    assert dots.shape == (9 + GAP + 9, 4 * 9 + 3 * GAP)
-    assert np.isnan(dots[5:9]).all()
-    assert np.isnan(dots[:9, 2 * 9 + GAP :]).all()
+    side, shorter = 24 * 9, 24 * 5
+    assert dots.shape == (side + GAP + side, 4 * side + 3 * GAP)
+    assert np.isnan(dots[shorter:side]).all()
+    assert np.isnan(dots[:side, 2 * side + GAP :]).all()
+
+
+def test_a_small_model_fills_the_figure() -> None:
+    """Its stripes are seen: the longer side is about six inches, whatever the number of values."""
+    for length in (13, 20, 23, 40, 60):
+        figure = model_grid(maps_of(length, 2, 4, 1))
+        box = figure.axes[0].get_position()
+        assert 4.5 <= figure.get_size_inches()[0] * box.width <= 6.05
 
 
 def test_a_watched_model_as_a_picture_and_as_a_page() -> None:

@@ -21,12 +21,12 @@ from regard.watching.module_names import Names
 from regard.watching.observed import Record
 from regard.watching.report import given_up, layers_of, maps_of_layers
 
-TokenStrings = Sequence[str] | Sequence[Sequence[str]]
+TokenTexts = Sequence[str] | Sequence[Sequence[str]]
 
 
 @torch.no_grad()
 def head_table(
-    maps: Maps, tokens: TokenStrings | None = None, *, ids: Tensor | None = None, skip: Names = ()
+    maps: Maps, tokens: TokenTexts | None = None, *, ids: Tensor | None = None, skip: Names = ()
 ) -> HeadTable:
     r"""Compute statistics of every head, each a mean over the queries with a key and over the batch.
 
@@ -95,7 +95,7 @@ def head_table(
     return table([name for name, _ in found], numbers, rest)
 
 
-def _ids_of(tokens: TokenStrings, ids: Tensor | None) -> Tensor:
+def _ids_of(tokens: TokenTexts, ids: Tensor | None) -> Tensor:
     """A number for each string, the same for equal ones."""
     if ids is not None:
         raise ArgumentError("tokens and ids are the same, as strings and as numbers: leave one of them out")

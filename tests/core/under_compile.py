@@ -126,6 +126,18 @@ def test_other_lengths_need_no_graph_of_their_own() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
 
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("options", [{}, {"mask": regard.causal()}, {"backend": "tiled"}], ids=str)
+def test_one_graph_has_every_size_dynamic(options: dict[str, Any], groups: int) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return regard.attention(q, k, v, **options)
+
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="eager")
+    for length in (9, 12):
+        inputs = tensors(length, length, groups=groups)
+        torch.testing.assert_close(compiled(*inputs), attend(*inputs), rtol=0, atol=1e-6)
+
+
 def test_dropout_in_a_graph_keeps_its_share_and_its_gradient_is_that_of_what_was_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -102,6 +102,22 @@ def test_a_static_cache_that_is_used_again_has_room_for_no_key(name: str) -> Non
             same(seen.joined(path).dense(), expected)
 
 
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_statistics_alone_have_room_for_no_key(length: int, steps: int) -> None:
+    what = regard.Summarize("received", "entropy", "top_key", "distance", "pooled")
+    model, inputs = FAMILIES["llama"].build(), tokens(None, length)
+    generated(model, inputs, steps=9, **STATIC)
+    ids, seen = generated(model, inputs, steps=steps, keep=what, **STATIC)
+    for path, expected in zip(names_of(seen), whole(FAMILIES["llama"], inputs, ids), strict=True):
+        joined = seen.joined(path)
+        assert joined.shape == expected.shape
+        torch.testing.assert_close(joined.received(), expected.sum(-2), rtol=0, atol=1e-5)
+        assert torch.equal(joined.top_key(), expected.argmax(-1))
+        if seen.calls[0].map.shape[-1] > length + steps - 1:
+            assert set(joined.source.kept) == {"received", "entropy", "top_key"}
+
+
 def test_recurrent_gemma() -> None:
     settings = {
         **LLAMA, "num_hidden_layers": 3, "num_key_value_heads": 1, "attention_window_size": 4, "lru_width": 32,

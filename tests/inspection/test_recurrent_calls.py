@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.errors import ArgumentError, NotSeenError, OverwrittenError
+from regard.errors import ArgumentError, NotSeenError, OverwrittenError, ShapeError
 from regard.models import DecoderOnly, DecoderOnlyConfig
 from regard.watching import head_table, rollout
 from regard.watching.kept.kept_recurrence import KeptRecurrence
@@ -126,6 +126,17 @@ def test_a_state_that_was_not_seen_is_said(qwen: tuple[nn.Module, str]) -> None:
     assert call.map is not None
     assert call.map.shape[-2:] == (1, 1)
     assert "begins with a state of earlier positions" in str(seen.report())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [1, 5])
+def test_statistics_alone_do_not_say_that_a_generation_begins_anew(length: int) -> None:
+    model, path = made("Bamba")
+    prompt = tokens(length)
+    with regard.watch(model, keep="summary") as seen:
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=3, min_new_tokens=3)
+    with pytest.raises(ShapeError, match="nothing is known of its keys by which it could be told"):
+        seen.joined(path)
 
 
 def test_gradients_reach_the_model(qwen: tuple[nn.Module, str]) -> None:

@@ -140,7 +140,9 @@ MODERN_DECODERS = {
     "qwen2, no window": modern("Qwen2"),
     "qwen3": modern("Qwen3", tie_word_embeddings=True),
     "gemma2": modern("Gemma2", query_pre_attn_scalar=9, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
-    "gemma3": modern("Gemma3", query_pre_attn_scalar=9, num_hidden_layers=6),
+    "gemma3": modern(
+        "Gemma3", query_pre_attn_scalar=9, num_hidden_layers=6, attn_logit_softcapping=3.0, final_logit_softcapping=5.0
+    ),
     "gemma3, scaled": modern(
         "Gemma3", layer_types=["full_attention", "sliding_attention"] * 2,
         rope_parameters={

@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.maps.attention_map import AttentionMap, stack
 from regard.maps.sources.summary import SummarySource
+from regard.maps.statistics import definitions as st
 from regard.watching.kept.sequences import CallSequence, SequenceStep, rows_before
 
 NAMED = 4
@@ -146,8 +147,11 @@ def _without_room(weights: AttentionMap, step: SequenceStep) -> AttentionMap:
     """The map of the keys that a static cache has: its buffer may have room for more, where no weight is."""
     queries, keys = weights.shape[-2:]
     filled = keys if step.filled is None else step.filled
-    if not queries <= filled < keys or isinstance(weights.source, SummarySource):
+    if not queries <= filled < keys:
         return weights
+    if isinstance(source := weights.source, SummarySource):
+        is_empty = not source.keeps(st.Received()) or not bool((weights.received()[..., filled:] != 0).any())
+        return AttentionMap(source.of_keys(filled)) if is_empty else weights
     if bool((weights.only(columns=slice(filled, keys)).received() != 0).any()):
         return weights  # Its last keys are zeros, which a query may attend to.
     return weights.only(columns=slice(0, filled))

@@ -197,6 +197,20 @@ class SummarySource(NamedSource):
         layout = (*self.leading, len(rows), self.keys)
         return replace(self, layout=layout, named=named, answers=answers)
 
+    def of_keys(self, count: int) -> "SummarySource":
+        """The statistics of the first `count` keys, where the others have no weight.
+
+        Pictures and distances are left out: they depend on the number of keys.
+        """
+        named = {name: s for name, s in self.named.items() if not isinstance(s, st.Pooled | st.Distance)}
+        if not named:
+            self.refuse("some keys of the map")
+        answers: Answers = {
+            s: tuple(t[:, :count] for t in self.answers[s]) if isinstance(s, st.PerKey) else self.answers[s]
+            for s in named.values()
+        }
+        return replace(self, layout=(*self.layout[:-1], count), named=named, answers=answers)
+
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "SummarySource":
         return replace(self, answers={s: tuple(map(change, found)) for s, found in self.answers.items()})
 

@@ -30,10 +30,14 @@ class Place:
 
 
 def gemma_score(settings: Settings) -> Score:
-    """A scale of its own, and a cap."""
-    score = ScaledDot(settings.get("query_pre_attn_scalar", float, 256.0) ** -0.5)
+    """A scale of its own."""
+    return ScaledDot(settings.get("query_pre_attn_scalar", float, 256.0) ** -0.5)
+
+
+def capped_gemma_score(settings: Settings) -> Score:
+    """A scale of its own, and a cap. The attention of Gemma 3 does not read the cap, in transformers' eager and sdpa."""
     cap = settings.optional("attn_logit_softcapping", float)
-    return score if cap is None else SoftCapped(score, cap)
+    return gemma_score(settings) if cap is None else SoftCapped(gemma_score(settings), cap)
 
 
 def each_head(norm: HeadNorm) -> HeadNorm:

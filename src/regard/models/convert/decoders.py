@@ -10,7 +10,7 @@ from torch import nn
 from regard.call.masks.patterns import window
 from regard.call.rotary.layouts import Interleaved
 from regard.errors import RunFolderError
-from regard.models.convert.decoder_attention import LatentReader, MultiHeadReader, Place, each_head, gemma_score
+from regard.models.convert.decoder_attention import LatentReader, MultiHeadReader, Place, capped_gemma_score, each_head, gemma_score
 from regard.models.convert.experts import Dense, Experts, StackedExperts, sigmoid_groups, softmax_groups, softmax_router
 from regard.models.convert.folder import TIED, Settings
 from regard.models.convert.rope import Rope
@@ -117,11 +117,11 @@ DECODERS: dict[str, DecoderFamily] = {
     ),
     "gemma2": DecoderFamily(
         "RMSNorm before and after each sublayer, a window in every second layer, capped scores and logits",
-        kind=_every(2), attention=MultiHeadReader(gemma_score), **_ROUND,
+        kind=_every(2), attention=MultiHeadReader(capped_gemma_score), **_ROUND,
     ),
     "gemma3_text": DecoderFamily(
-        "Gemma 2 without caps, with an RMSNorm of each head's queries and keys, a window in five of six layers, and "
-        "slower rotary positions in the others",
+        "Gemma 2 without capped scores, with an RMSNorm of each head's queries and keys, a window in five of six "
+        "layers, and slower rotary positions in the others",
         kind=_every(6), attention=MultiHeadReader(gemma_score, each_head),
         rope=Rope(base=1_000_000.0, local_base=10_000.0, scales_sliding=False), **_ROUND,
     ),

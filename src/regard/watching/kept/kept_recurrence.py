@@ -181,7 +181,9 @@ def kept_recurrence(
     if found is not None:
         chain, prints = (*found.chain, *chain), found.prints
     evidence: AnyEvidence = Evidence(given.query, given.key, given.key)
-    if policy.where != "summary" and (after is not None or found is not None):
+    if policy.where == "summary" and before is not None:
+        evidence = KnownEvidence(None)  # Its keys alone would say that it begins anew.
+    elif policy.where != "summary" and (after is not None or found is not None):
         evidence = KnownEvidence(joined_prints(prints, evidence.printed()))
         if after is not None:
             ended[:] = [*ended[1 - OPEN :], Ended(after.detach(), chain, evidence.prints)]

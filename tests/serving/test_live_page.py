@@ -1,5 +1,6 @@
 """The live page in Chromium: a teacher, a translator and a researcher, by light and dark, at three widths."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,10 @@ def test_a_teacher_types_by_the_keyboard_alone(browser: Chromium, server: Runnin
     opened(browser, server)
     browser.run("document.getElementById('model').focus();")
     reached = []
-    for _ in range(4):
+    for _ in range(3):
         browser.press("Tab")
         reached.append(browser.run("return document.activeElement.id;"))
-    assert reached == ["other", "text", "go", ""]
+    assert reached == ["other", "text", "go"]
     browser.run("document.getElementById('text').focus();")
     browser.call("Input.insertText", text="we see two cats")
     browser.press("Enter")
@@ -107,6 +108,14 @@ def test_the_page_begins_with_an_answer_in_the_words_of_the_model(browser: Chrom
     text = server.desk.models[WRITER].examples[0]
     assert browser.run(EXAMPLES)[0] == text
     assert answers(browser) == [expected(server, model=WRITER, text=text, max_tokens=24)]
+
+
+def test_no_style_of_the_page_around_is_one_of_the_view(server: Running) -> None:
+    """The styles of the live page also reach into the view: a class of both has the sizes of both."""
+    _, style, _ = server.ask("/live.css")
+    around, within = (set(re.findall(rf"^\.{name} \.(\w+)", style.decode(), re.M)) for name in ("live-page", "regard"))
+    assert around & within == set()
+    assert min(len(around), len(within)) > 2
 
 
 def test_examples_are_sentences_as_they_were_written(server: Running, tmp_path_factory: pytest.TempPathFactory) -> None:

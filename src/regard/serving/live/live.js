@@ -49,6 +49,8 @@ function languageName(code) {
 
 const subjectOf = ({ id, languages }) => (languages && !languages.includes("und") ? languages.map(languageName).join(" to ") : id);
 
+const isExample = (text) => models.some(({ examples }) => examples.includes(text));
+
 function choose() {
   const model = chosen("model"), words = wordsOf(model), mine = part("text").value;
   part("title").textContent = `${subjectOf(model)}: ${words.go.toLowerCase()} a text, and see what the model looks at`;
@@ -72,7 +74,7 @@ function choose() {
   drawEdits();
   say(words.advice);
   // The page begins with an answer: no stranger knows of an empty one what it is for.
-  if (!mine.trim() || models.some(({ examples }) => examples.includes(mine))) part("text").value = model.examples[0] ?? "";
+  if (!mine.trim() || isExample(mine)) part("text").value = model.examples[0] ?? "";
   if (part("text").value) answer();
 }
 
@@ -215,6 +217,9 @@ part("text").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey) return;
   event.preventDefault();
   answer();
+});
+part("text").addEventListener("focus", ({ target }) => {
+  if (isExample(target.value)) target.select();
 });
 part("stop").addEventListener("click", () => running?.abort());
 part("cut").addEventListener("click", change);

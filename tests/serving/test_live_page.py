@@ -1,10 +1,12 @@
 """The live page in Chromium: a teacher, a translator and a researcher, by light and dark, at three widths."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from regard.serving.served import example_texts
 from tests.serving.conftest import TRANSLATOR, WRITER, Running
 from tests.views.chromium import Chromium
 from tests.views.test_page_access import AXE, serious
@@ -53,10 +55,10 @@ def test_a_teacher_types_by_the_keyboard_alone(browser: Chromium, server: Runnin
     opened(browser, server)
     browser.run("document.getElementById('model').focus();")
     reached = []
-    for _ in range(4):
+    for _ in range(3):
         browser.press("Tab")
         reached.append(browser.run("return document.activeElement.id;"))
-    assert reached == ["other", "temperature", "text", "prefix"]
+    assert reached == ["other", "text", "go"]
     browser.run("document.getElementById('text').focus();")
     browser.call("Input.insertText", text="we see two cats")
     browser.press("Enter")
@@ -77,30 +79,56 @@ def test_a_teacher_types_by_the_keyboard_alone(browser: Chromium, server: Runnin
     assert f"{found['top_weights'][1][0]:.3f}" in strongest, strongest
 
 
-WORDS = "return ['go', 'given', 'advice'].map((id) => document.getElementById(id).textContent).join('|');"
-HELP = "return [...document.querySelectorAll('#help:not([hidden]) #examples button')].map((one) => one.textContent);"
+WORDS = "return [document.title, ...['title', 'go', 'given'].map((id) => document.getElementById(id).textContent)].join('|');"
+EXAMPLES = "return [...document.querySelectorAll('#try:not([hidden]) #examples button')].map((one) => one.textContent);"
 
 
-def test_an_empty_page_helps_in_the_words_of_the_model(browser: Chromium, server: Running) -> None:
+def test_the_page_begins_with_an_answer_in_the_words_of_the_model(browser: Chromium, server: Running) -> None:
     opened(browser, server)
+    settle(browser)
     examples = server.desk.models[TRANSLATOR].examples
-    assert browser.run(HELP) == examples == ["we see one cats", "we see one trees", "we see one stars"]
-    assert browser.run(WORDS).startswith("Translate|Text to translate|Type a text")
+    assert browser.run(EXAMPLES) == examples == ["we see one cats", "we see one trees", "we see one stars"]
+    assert answers(browser) == [expected(server, text=examples[0])]
+    assert "Press a word" in browser.run("return document.querySelector('.said .hint').textContent;")
+    pair = "English to French"
+    assert browser.run(WORDS).startswith(f"{pair} · regard|{pair}: translate a text, and see what")
+    assert browser.run("return document.body.innerText.match(/Temperature/g).length;") == 1
     for _ in range(9):
         browser.press("Tab")
-        if browser.run("return document.activeElement.textContent;") == examples[0]:
+        if browser.run("return document.activeElement.textContent;") == examples[1]:
             break
     browser.press("Enter")
     settle(browser)
-    assert answers(browser) == [expected(server, text=examples[0])]
-    assert browser.run(HELP) == []
+    assert answers(browser) == [expected(server, text=examples[1])]
     # Nothing of one model is shown under the name of another.
     browser.run(f"""const one = document.getElementById("model"); one.value = "{WRITER}";
                     one.dispatchEvent(new Event("change"));""")
-    assert browser.run(WORDS).startswith("Continue|Text to continue|Type the beginning")
-    assert browser.run(HELP) == server.desk.models[WRITER].examples != []
-    assert answers(browser) == []
-    assert browser.run("return document.getElementById('heads').hidden && document.getElementById('regard').hidden;")
+    assert browser.run(WORDS).startswith(f"{WRITER} · regard|{WRITER}: continue a text, and see what")
+    settle(browser)
+    text = server.desk.models[WRITER].examples[0]
+    assert browser.run(EXAMPLES)[0] == text
+    assert answers(browser) == [expected(server, model=WRITER, text=text, max_tokens=24)]
+
+
+def test_no_style_of_the_page_around_is_one_of_the_view(server: Running) -> None:
+    """The styles of the live page also reach into the view: a class of both has the sizes of both."""
+    _, style, _ = server.ask("/live.css")
+    around, within = (set(re.findall(rf"^\.{name} \.(\w+)", style.decode(), re.M)) for name in ("live-page", "regard"))
+    assert around & within == set()
+    assert min(len(around), len(within)) > 2
+
+
+def test_examples_are_sentences_as_they_were_written(server: Running, tmp_path_factory: pytest.TempPathFactory) -> None:
+    run = next(tmp_path_factory.getbasetemp().glob(f"served*/{TRANSLATOR}"))
+    texts = run / "data" / "valid.jsonl"
+    before = texts.read_text()
+    try:
+        texts.write_text('{"source": "I zzyzx  you, naïve one.", "target": "x"}\n')  # words that no tokenizer knows
+        assert example_texts(run, "translation") == ["I zzyzx  you, naïve one."]
+    finally:
+        texts.write_text(before)
+    lines = run.parent / WRITER
+    assert all("\ufffd" not in text and text for text in example_texts(lines, "language-model"))
 
 
 def test_a_translator_forces_another_word_and_sees_the_alignment_change(browser: Chromium, server: Running) -> None:
@@ -146,7 +174,8 @@ def test_two_models_answer_side_by_side(browser: Chromium, server: Running) -> N
 
 def test_the_page_keeps_within_its_policy_and_tells_errors(browser: Chromium, server: Running) -> None:
     opened(browser, server)
-    browser.run("document.getElementById('go').click();")
+    settle(browser)
+    browser.run("document.getElementById('text').value = ''; document.getElementById('go').click();")
     browser.until("document.getElementById('status').textContent.includes('empty')")
     broken = [one for one in browser.errors if "400" not in one]
     assert broken == []

@@ -7,11 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from regard.cli.main import run_command
+from regard.serving.asking import Desk
+from regard.serving.served import Served
+from regard.serving.server import ListeningPlace, listening_at, serve_forever
+from regard.serving.settings import Entrance, RequestLimits
+from regard.tasks.training.interrupts import ending_at_once
 from tests.serving.conftest import WRITER, Running
 
 
@@ -37,6 +44,40 @@ def test_a_token_of_other_bytes_is_told_in_a_line(tmp_path: Path, capsys: pytest
     (tmp_path / "token").write_bytes(b"\xff\xfe\x00")
     assert run_command(["serve", str(tmp_path), "--token-file", str(tmp_path / "token")]) == 2
     assert "must have a secret in ASCII" in capsys.readouterr().err
+
+
+def test_a_port_of_another_is_told_before_models_are_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(*_: object) -> None:
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr("regard.serving.server.load_models", loaded)
+    monkeypatch.setattr("regard.cli.serve.task_name_of", lambda _: "translation")
+    with listening_at(ListeningPlace("127.0.0.1", 0, 1.0, logs_requests=False)) as other:
+        port = str(other.getsockname()[1])
+        assert run_command(["serve", str(tmp_path), "--port", port]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert f"127.0.0.1:{port} cannot be listened on (Address already in use); give another --port" in said[-1]
+    assert sum("regard:" in line for line in said) == 1
+
+
+def test_a_second_sigterm_is_one_more(models: dict[str, Served]) -> None:
+    ended = []
+
+    @contextmanager
+    def beside(_: Desk) -> Iterator[None]:
+        yield
+        signal.raise_signal(signal.SIGTERM)  # after the loop has ended, while threads end
+        ended.append(True)
+
+    place = ListeningPlace("127.0.0.1", 0, 1.0, logs_requests=False)
+    with ending_at_once(), listening_at(place) as listening:
+        entrance = Entrance(hosts=frozenset({"127.0.0.1"}), token=None)
+        serve_forever(
+            models, listening, place, entrance, RequestLimits(), lambda _: signal.raise_signal(signal.SIGTERM), beside
+        )
+    assert ended
 
 
 def test_sigterm_lets_answers_end_and_tells_those_that_do_not(

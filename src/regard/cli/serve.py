@@ -76,21 +76,25 @@ class ServeCommand(Command):
     def work(self) -> None:
         with loading():
             from regard.serving.guard import allowed_hosts
-            from regard.serving.server import CheckpointWatch, ListeningPlace, load_model, load_models, serve_forever
+            from regard.serving.server import (
+                CheckpointWatch, ListeningPlace, listening_at, load_model, load_models, serve_forever,
+            )  # fmt: skip
 
         entrance = Entrance(hosts=allowed_hosts(self.host, self.allow_host), token=self._token())
         place = ListeningPlace(self.host, self.port, self.grace, self.log_requests)
         threads = self.workers or usable_cores()
         load = partial(load_model, device=self.device, limits=self.limits, threads=threads, tell=say)
-        models = load_models(self.models, self.languages, load)
-        runs = dict(zip(models, self.models, strict=True))
+        with listening_at(place) as listening:
+            models = load_models(self.models, self.languages, load)
+            runs = dict(zip(models, self.models, strict=True))
 
-        def watched(desk: Any) -> AbstractContextManager[None]:
-            return CheckpointWatch(desk, runs, load, say) if self.watch_run else nullcontext()
+            def watched(desk: Any) -> AbstractContextManager[None]:
+                return CheckpointWatch(desk, runs, load, say) if self.watch_run else nullcontext()
 
-        serve_forever(
-            models, place, entrance, self.limits, lambda at: say(f"serving at {at} (Ctrl-C ends it)"), watched
-        )
+            serve_forever(
+                models, listening, place, entrance, self.limits,
+                lambda at: say(f"serving at {at} (Ctrl-C ends it)"), watched,
+            )  # fmt: skip
 
     def _token(self) -> str | None:
         if self.token_file is None:

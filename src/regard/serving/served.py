@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from secrets import randbelow
 from threading import Event
@@ -29,23 +29,29 @@ from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.corpus import open_text
 from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
-from regard.tasks.pictures.validation_examples import short_pairs
 from regard.tasks.registry import task_name_of
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.codec import finished_text
-from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.translation.attend import forced_attention
-from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.corpus import load_tokenizers
+from regard.tasks.translation.corpus import held_out_pairs
 from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import ALTERNATIVES, Translator
 
 EXAMPLES, READ_TOKENS, SHOWN_CHARACTERS = 3, 400, 48
+MOST_READ, SENTENCE_CHARACTERS = 200, 120
+USUAL = {
+    "de": "Die Katze sitzt auf dem Teppich, weil sie müde ist.",
+    "en": "The cat sits on the carpet because it is tired.",
+    "es": "El gato está en la alfombra porque está cansado.",
+    "fr": "Le chat est sur le tapis parce qu'il est fatigué.",
+}
+"""A sentence in the language of a model whose folder has no held-out text."""
 
 
 def example_texts(folder: Path, task: str) -> list[str]:
-    """Sentences that a translator was not trained on, or beginnings of lines of a language model's held-out text.
+    """Sentences that a translator was not trained on, as they were written, or beginnings of lines of a language
+    model's held-out text.
 
     >>> example_texts(Path("nowhere"), TRANSLATION)
     []
@@ -58,16 +64,17 @@ def example_texts(folder: Path, task: str) -> list[str]:
 
 
 def _sentences(run: RunFolder) -> list[str]:
-    tokenizers = load_tokenizers(run.read_config(TRANSLATION, TranslationConfig), run)
-    valid = TokenStore.open(run.data / "valid.tokens", *tokenizers)
-    return [tokenizers[0].decode(valid.source(index).tolist()) for index in short_pairs(valid, 4 * EXAMPLES)]
+    texts = [source for source, _ in islice(held_out_pairs(run), MOST_READ)]
+    return [text for text in texts if len(text) <= SENTENCE_CHARACTERS] or sorted(texts, key=len)
 
 
 def _beginnings(run: RunFolder) -> list[str]:
+    """The text is kept as tokens alone: an example ends before a word that they lack."""
     corpus, found = open_text(run), []
     for start in (number * len(corpus.valid.tokens) // EXAMPLES for number in range(EXAMPLES)):
         lines = corpus.tokenizer.decode(corpus.valid.tokens[start : start + READ_TOKENS].tolist()).split("\n")
-        line = max(lines[1:-1] or lines, key=len)  # the first and the last may be pieces of lines
+        known = (line.partition("\ufffd")[0] for line in lines[1:-1] or lines)  # those at the ends may be pieces of lines
+        line = max(known, key=len)
         cut = line[:SHOWN_CHARACTERS]
         found.append(line if cut == line else cut.rpartition(" ")[0] or cut)
     return found
@@ -105,7 +112,6 @@ class Done(NamedTuple):
 def drawn_seed() -> int:
     """A seed for a question without one."""
     return randbelow(2**32)
-    """Of several answers, which one."""
 
 
 def checked_logits(logits: Tensor, progress: Progress) -> Tensor:
@@ -372,7 +378,8 @@ def served(folder: Path, *, name: str, device: str, limits: RequestLimits) -> Se
         found = ServedLanguageModel(name, LanguageModel.load(folder, device=device), limits)
     else:
         raise ArgumentError(f"translators and language models are served; {folder} is a run of the task {task!r}")
-    found.examples = example_texts(folder, task)
+    language = "en" if found.languages is None else found.languages[0]
+    found.examples = example_texts(folder, task) or [text for code, text in USUAL.items() if code == language]
     return found
 
 

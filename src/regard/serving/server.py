@@ -1,9 +1,10 @@
 """The process of a server: models are loaded, and anew from new checkpoints; SIGTERM or Ctrl-C ends it cleanly."""
 
 import signal
+import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -168,40 +169,50 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+@contextmanager
+def listening_at(place: ListeningPlace) -> Iterator[socket.socket]:
+    """The socket of a server, from before its models are loaded: clients that come meanwhile wait.
+
+    Raises:
+        ArgumentError: the address cannot be listened on, for example because another server does.
+    """
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    try:
+        listening = socket.create_server((place.host, place.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        why = str(error.strerror).partition(" (while")[0]  # Python adds the address
+        raise ArgumentError(
+            f"{place.host}:{place.port} cannot be listened on ({why}); give another --port (0 takes a free one) or --host"
+        ) from None
+    with listening:
+        yield listening
+
+
 def serve_forever(
     models: dict[str, Served],
+    listening: socket.socket,
     place: ListeningPlace,
     entrance: Entrance,
     limits: RequestLimits,
     begun: Callable[[str], None],
     beside: Callable[[Desk], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C.
-
-    Raises:
-        ArgumentError: the address cannot be listened on.
-    """
+    """Serve until SIGTERM or Ctrl-C."""
     with ExitStack() as stack:
         desk = Desk(models, limits, version=__version__)
+        server = _Server(_uvicorn(application(desk, entrance), place), desk, place.grace)
+        # uvicorn raises the signal that ended it again, and a user may send another while the threads end.
+        stack.enter_context(handled(server.handle_exit, signal.SIGINT, signal.SIGTERM))
         stack.callback(desk.close)
         stack.enter_context(beside(desk))
-        _run(application(desk, entrance), desk, place, begun)
+        begun("http://{}:{}".format(*listening.getsockname()[:2]))
+        server.run(sockets=[listening])
 
 
-def _run(app: Guard, desk: Desk, place: ListeningPlace, begun: Callable[[str], None]) -> None:
+def _uvicorn(app: Guard, place: ListeningPlace) -> uvicorn.Config:
     logs = uvicorn.config.LOGGING_CONFIG if place.logs_requests else None
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app, host=place.host, port=place.port, log_config=logs, lifespan="off", ws="none",
         access_log=place.logs_requests, log_level="info" if place.logs_requests else "critical", server_header=False,
         timeout_graceful_shutdown=max(1, round(place.grace)), proxy_headers=False, backlog=BACKLOG,
     )  # fmt: skip
-    server = _Server(config, desk, place.grace)
-    try:
-        listening = config.bind_socket()
-    except SystemExit:
-        raise ArgumentError(f"host and port cannot be listened on: {place.host}:{place.port}") from None
-    listening.listen(BACKLOG)  # who reads the line may come at once
-    begun("http://{}:{}".format(*listening.getsockname()[:2]))
-    # uvicorn raises the signal that ended it again, for the handlers from before.
-    with listening, handled(lambda *_: None, signal.SIGINT, signal.SIGTERM):
-        server.run(sockets=[listening])

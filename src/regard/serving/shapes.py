@@ -134,7 +134,7 @@ class ModelCard(Struct, kw_only=True):
     heads: int
     languages: list[str] | None = None
     examples: list[str] = []
-    """Texts to try it with, from the held-out data of its run."""
+    """Texts to try it with: from the held-out data of its run, where it has some."""
     object: Literal["model"] = "model"
     owned_by: str = "regard"
 

@@ -26,38 +26,56 @@ async function begin() {
   if (part("token").value) sessionStorage.setItem("token", part("token").value);
   part("key").hidden = true;
   part("model").replaceChildren(...models.map(({ id }) => element("option", { value: id }, id)));
-  part("other").replaceChildren(element("option", { value: "" }, "no other"), ...models.map(({ id }) => element("option", { value: id }, id)));
-  part("beside").hidden = models.length < 2;
-  say("");
+  part("other").replaceChildren(element("option", { value: "" }, "none"), ...models.map(({ id }) => element("option", { value: id }, id)));
+  part("several").hidden = models.length < 2;
   choose();
 }
 
 /** The words of the page for a translator, and for a model that continues texts. */
 const TRANSLATING = { go: "Translate", given: "Text to translate", said: "Translation", during: "translates", cut: "The translation was cut off by the limit of tokens.",
-  advice: "Type a text and press Enter: its translation comes as it is written, and below it the attention of every layer and head. Press a word of the translation to see which others were likely there." };
+  advice: "Type a text and press Enter: its translation comes as it is written, and below it the attention of every layer and head." };
 const WRITING = { go: "Continue", given: "Text to continue", said: "Continuation", during: "writes", cut: "",
   advice: "Type the beginning of a text and press Enter: its continuation comes as it is written, and below it the attention of every layer and head to the text." };
 const wordsOf = (model) => (isTranslator(model) ? TRANSLATING : WRITING);
 
+/** The name of a language in English; a code that is none of a language stays. */
+function languageName(code) {
+  try {
+    return new Intl.DisplayNames(["en"], { type: "language" }).of(code);
+  } catch {
+    return code;
+  }
+}
+
+const subjectOf = ({ id, languages }) => (languages && !languages.includes("und") ? languages.map(languageName).join(" to ") : id);
+
+const isExample = (text) => models.some(({ examples }) => examples.includes(text));
+
 function choose() {
-  const model = chosen("model"), words = wordsOf(model);
+  const model = chosen("model"), words = wordsOf(model), mine = part("text").value;
+  part("title").textContent = `${subjectOf(model)}: ${words.go.toLowerCase()} a text, and see what the model looks at`;
+  document.title = `${subjectOf(model)} · regard`;
   part("beginning").hidden = !isTranslator(model);
   part("length").hidden = isTranslator(model);
-  for (const id of ["go", "given", "advice"]) part(id).textContent = words[id];
-  part("examples").replaceChildren(...model.examples.map((text) => element("li", {}, element("button", { type: "button", dir: "auto", onclick: () => {
+  for (const id of ["go", "given"]) part(id).textContent = words[id];
+  part("try").hidden = !model.examples.length;
+  part("examples").replaceChildren(...model.examples.map((text) => element("button", { type: "button", dir: "auto", onclick: () => {
     part("text").value = text;
-    part("text").focus();
+    part("prefix").value = "";
     answer();
-  } }, text))));
+  } }, text)));
   running?.abort();
   view?.remove();
   view = null;
   part("texts").replaceChildren();
-  say("");
   root.hidden = part("heads").hidden = true;
-  part("help").hidden = false;
+  part("prefix").value = "";
   edits = [];
   drawEdits();
+  say(words.advice);
+  // The page begins with an answer: no stranger knows of an empty one what it is for.
+  if (!mine.trim() || isExample(mine)) part("text").value = model.examples[0] ?? "";
+  if (part("text").value) answer();
 }
 
 const say = (text) => { part("status").textContent = text; };
@@ -78,7 +96,6 @@ async function answer() {
   running?.abort();
   const mine = (running = new AbortController());
   part("stop").disabled = false;
-  part("help").hidden = true;
   const all = asked(), cards = all.map((one) => cardOf(one));
   part("texts").replaceChildren(...cards.map(({ card }) => card));
   try {
@@ -96,6 +113,7 @@ async function answer() {
     cards.forEach((card, at) => fillTokens(card, all[at], given.examples[at]));
     say(cards.map(({ done }, at) => noteOn(done, wordsOf(modelOf(all[at])))).find(Boolean) ?? "");
   } catch (error) {
+    if (mine !== running) return;
     if (error.name === "AbortError") say("Stopped.");
     else if (error.status === 401) await begin();
     else say(error.message);
@@ -118,6 +136,7 @@ function fillTokens({ tokens, done }, question, example) {
   const map = example.maps.find(({ alternatives }) => alternatives !== null);
   if (!map) return;
   const others = example.alternatives[map.alternatives], labels = example.labels[map.rows].texts;
+  tokens.before(element("small", { class: "hint" }, "Press a word to see the likeliest others in its place, and to go on from one of them:"));
   tokens.replaceChildren(...labels.map((label, at) => {
     const made = element("button", { type: "button", "aria-expanded": "false", title: "other words in this place" }, label);
     made.addEventListener("click", () => {
@@ -139,6 +158,7 @@ const plain = (label) => label.replace(/[␣▁]/gu, " ").replace(/<[^>]*>/g, ""
 
 function force(text) {
   part("prefix").value = text.trim();
+  part("options").open = true;
   answer();
 }
 
@@ -156,6 +176,7 @@ async function look(subjects, signal) {
   const start = { ...before, view: subjects.length > 1 ? "compare" : before.view === "compare" ? "matrix" : before.view };
   view = render(root, data, { start, reader, onLink: (changed) => { link = changed; } });
   await view.ready;
+  signal.throwIfAborted();
   part("heads").hidden = false;
 }
 
@@ -196,6 +217,9 @@ part("text").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey) return;
   event.preventDefault();
   answer();
+});
+part("text").addEventListener("focus", ({ target }) => {
+  if (isExample(target.value)) target.select();
 });
 part("stop").addEventListener("click", () => running?.abort());
 part("cut").addEventListener("click", change);

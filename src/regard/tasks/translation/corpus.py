@@ -117,8 +117,12 @@ def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
     train, valid = (TokenStore.open(folder.data / f"{part}.tokens", *tokenizers) for part in ("train", "valid"))
     links = None if config.alignment_data is None else TokenStore.open(folder.data / LINKS, *tokenizers)
     aligned = read_aligned(folder.data / ALIGNED, valid) if _has_valid_links(config) else []
-    texts = list(read_pairs(folder.data / TEXTS, format="jsonl"))
-    return Corpus(*tokenizers, train, valid, links, aligned, texts)
+    return Corpus(*tokenizers, train, valid, links, aligned, list(held_out_pairs(folder)))
+
+
+def held_out_pairs(folder: RunFolder) -> Reader[Pair]:
+    """The pairs for validation as they were written."""
+    return read_pairs(folder.data / TEXTS, format="jsonl")
 
 
 def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:

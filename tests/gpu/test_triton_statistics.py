@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.maps.loop import triton_statistics
+from regard.maps.loop import triton_plan, triton_statistics
 from regard.maps.statistics import tiles
 from tests.gpu.planted import planted
 from tests.maps.dense_maps import bins
@@ -45,7 +45,7 @@ Calls = list[bool]
 def answered() -> Iterator[Calls]:
     """Whether the kernel has answered, each time that it was asked. Small blocks make many of few keys."""
     found: Calls = []
-    real = triton_statistics.in_one_kernel
+    real = triton_statistics.in_kernels
 
     def watched(*asked: Any) -> Any:
         answers = real(*asked)
@@ -53,8 +53,10 @@ def answered() -> Iterator[Calls]:
         return answers
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "in_one_kernel", watched)
-        patch.setattr(triton_statistics, "tile_of", lambda width, dtype: (16, 16, 16, 4))
+        patch.setattr(tiles, "in_kernels", watched)
+        patch.setattr(triton_plan, "row_tile", lambda *asked: triton_plan.Tile(16, 16, 4))
+        patch.setattr(triton_plan, "column_tile", lambda *asked: triton_plan.Tile(16, 16, 4))
+        patch.setattr(triton_plan, "RANK_TILE", triton_plan.Tile(64, 32, 4))
         yield found
 
 
@@ -117,7 +119,7 @@ def test_a_row_state_that_is_known_and_one_with_a_sink(answered: Calls) -> None:
 
 def test_keys_in_parts(answered: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a few queries of many keys, whose row state is known."""
-    monkeypatch.setattr(triton_statistics, "parts_of", lambda programs, keys: 2)
+    monkeypatch.setattr(triton_plan, "parts_of", lambda programs, keys: 2)
     for mask in ("none", "several", "no key at first"):
         weights, dense = made(MASKS[mask], torch.float32)
         answered.clear()
@@ -175,11 +177,11 @@ def test_what_goes_by_tiles_and_explain_says_so(answered: Calls) -> None:
             weights = regard.attention(q, q, q, mask=mask, return_weights=True).weights
         assert asked(weights, *USUAL) == [reason is None]
         said = str(regard.explain(q, q, q, mask=mask))
-        assert "statistics of its weights: by one kernel (Triton)" in said or reason is not None
+        assert "statistics of its weights: by kernels of our own (Triton)" in said or reason is not None
         assert reason is None or reason in said
     assert asked(weights, *USUAL, "top_p_count") == [False]
     assert asked(weights.average(), *USUAL) == [False]
-    assert "the kernel has no torch.float64" in str(regard.explain(*[q.double()] * 3))
+    assert "the kernels have no torch.float64" in str(regard.explain(*[q.double()] * 3))
     assert "3 queries are fewer" in str(regard.explain(q[:, :, :3], q, q))
     assert "the kernel has no bias" in str(regard.explain(q, q, q, bias=torch.zeros(20, 20)))
     leaf = q.clone().requires_grad_()
@@ -223,5 +225,5 @@ def test_planted_faults_are_seen(name: str, tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(AssertionError):  # noqa: PT012, any of the checks may see it
         check(*made(MASKS["several"], torch.float32))
         check_ties()
-        monkeypatch.setattr(triton_statistics, "parts_of", lambda programs, keys: 2)
+        monkeypatch.setattr(triton_plan, "parts_of", lambda programs, keys: 2)
         check(*made(MASKS["none"], torch.float32))

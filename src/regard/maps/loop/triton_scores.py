@@ -55,7 +55,7 @@ def capped(scores, scale, cap):
     """cap tanh(scale scores), without the cancellation of 1 - exp(-2 |x|) near 0."""
     x = scores * scale
     size = tl.abs(x)
-    power = tl.exp2(-2 * LOG2_E * size)
+    power = tl.exp2(size * (-2 * LOG2_E))
     far = (1 - power) / (1 + power)
     square = x * x
     near = size * (1 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))

@@ -5,14 +5,21 @@ import triton.language as tl
 
 from regard.maps.loop.triton_scores import LOG2_E, capped, ends_of, wide
 
-KEY_BITS, LAST_KEY = tl.constexpr(32), tl.constexpr(4294967295)
-"""A weight's bits and its key make one integer: of equal weights the first key makes the larger one."""
-SIZE_BITS = tl.constexpr(2147483647)
+KEY_BITS, LAST_KEY = tl.constexpr(31), tl.constexpr(2147483647)
+"""A score's bits, in the order of the scores, and its key make one integer: of equal scores the first key makes the
+larger one.
+"""
+
+
+@triton.jit
+def _in_order(bits):
+    """The bits of a float32 as an integer in the order of the numbers, and back."""
+    return bits ^ ((bits >> 31) & 2147483647)
 
 
 @triton.jit
 def rank_groups(
-    query, key, lse, first, stop, keep, slopes, groups, values, places,
+    query, key, lse, largest, first, stop, keep, slopes, groups, values, places,
     scale, cap, heads, group, queries, keys, width,
     query_batch, query_head, query_row, key_batch, key_head, key_row,
     first_batch, first_row, stop_batch, stop_row, keep_batch, slope_head,
@@ -24,6 +31,8 @@ def rank_groups(
     """Rank the visible keys of some groups for ROWS queries of a head, FEW keys at a time, DIMS of a vector at a time.
 
     Args:
+        lse: (B * H, T), NaN for rows whose weights all are.
+        largest: (B * H, T), the largest weight, to which the others are relative.
         groups: (B * H, T, group_count), the first key of each group of SIZE keys; -1 for no group.
         values: (B * H, T, ranked), output: the largest weights in order; 0 where there are no more.
         places: the same, their keys; -1 where there are no more.
@@ -41,7 +50,6 @@ def rank_groups(
         HAS_FIRST, HAS_STOP,
     )  # fmt: skip
     out = flat_head.to(tl.int64) * queries + rows
-    level = tl.load(lse + out, mask=live, other=0.0)
     # Each empty place has its own value, so that the smallest is unique.
     best = tl.zeros([ROWS, PLACES], tl.int64) - 1 - order[None, :].to(tl.int64)
     for begun in range(0, group_count * SIZE, FEW):
@@ -65,10 +73,8 @@ def rank_groups(
         if SLOPED:
             slope = tl.load(slopes + head * slope_head).to(tl.float32) * LOG2_E
             scores -= slope * tl.abs((rows + bias_offset)[:, None] - at).to(tl.float32)
-        weights = tl.where(seen, tl.exp2(scores - level[:, None]), 0.0)
-        # (The size of a NaN, which may have a sign, is above every number.)
-        bits = (weights.to(tl.int32, bitcast=True) & SIZE_BITS).to(tl.int64) << KEY_BITS
-        waiting = tl.where(weights == 0.0, 0, bits + (LAST_KEY - at.to(tl.int64)))
+        bits = _in_order(scores.to(tl.int32, bitcast=True)).to(tl.int64) + LAST_KEY + 1
+        waiting = tl.where(seen & (scores == scores), (bits << KEY_BITS) + (LAST_KEY - at), 0)
         found, least = tl.max(waiting, 1), tl.min(best, 1)
         better = (found > 0) & (found > least)
         while tl.max(better.to(tl.int32), 0) > 0:
@@ -77,9 +83,16 @@ def rank_groups(
             waiting = tl.where(waiting == found[:, None], 0, waiting)
             found, least = tl.max(waiting, 1), tl.min(best, 1)
             better = (found > 0) & (found > least)
+    is_nan, most = tl.load(lse + out, mask=live, other=0.0), tl.load(largest + out, mask=live, other=0.0)
+    is_nan = is_nan != is_nan
+    first_score = tl.zeros([ROWS], tl.float32)
     for rank in range(ranked):
-        largest = tl.max(best, 1)
-        weight = (largest >> KEY_BITS).to(tl.int32).to(tl.float32, bitcast=True)
-        tl.store(values + out * ranked + rank, tl.where(largest < 0, 0.0, weight), mask=live)
-        tl.store(places + out * ranked + rank, tl.where(largest < 0, -1, LAST_KEY - (largest & LAST_KEY)), mask=live)
-        best = tl.where(best == largest[:, None], -1 - PLACES, best)
+        top = tl.max(best, 1)
+        score = _in_order(((top >> KEY_BITS) - LAST_KEY - 1).to(tl.int32)).to(tl.float32, bitcast=True)
+        first_score = tl.where(rank == 0, score, first_score)
+        share = tl.exp2(score - first_score)
+        weight = tl.where((top < 0) | (share == 0.0), 0.0, share * most)
+        place = tl.where(weight == 0.0, -1, LAST_KEY - (top & LAST_KEY))
+        tl.store(values + out * ranked + rank, tl.where(is_nan, most, weight), mask=live)
+        tl.store(places + out * ranked + rank, tl.where(is_nan, tl.minimum(begin + rank, end - 1), place), mask=live)
+        best = tl.where(best == top[:, None], -1 - PLACES, best)

@@ -56,6 +56,16 @@ class Compiled:
         assert usage is not None
         self.registers, self.stack = map(int, usage.groups())
 
+    @property
+    def ttgir(self) -> str:
+        """The program before its layouts are lost."""
+        return str(self.kernel.asm["ttgir"])
+
+    @property
+    def loops(self) -> str:
+        """The innermost loops of it."""
+        return "\n".join(re.findall(r"scf\.for(?:(?!scf\.for).)*?scf\.yield", self.ttgir, re.DOTALL))
+
     def _printed(self, option: str) -> str:
         import triton
 

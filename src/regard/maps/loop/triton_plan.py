@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -160,25 +159,19 @@ class Asked:
 
 
 class Memory:
-    """Tensors in one allocation, by name."""
+    """Tensors by name, in one allocation for each dtype."""
 
     def __init__(self, **shapes: tuple[tuple[int, ...], torch.dtype]) -> None:
-        units = [math.prod(shape) * (2 if dtype == torch.int64 else 1) for shape, dtype in shapes.values()]
-        ends = list(accumulate((-(-count // ALIGNED) * ALIGNED for count in units), initial=0))
-        self.count = ends[-1]
+        self._counts: dict[torch.dtype, int] = {}
         self._views = []
-        for (name, (shape, dtype)), start in zip(shapes.items(), ends, strict=False):
-            strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
-            start //= 2 if dtype == torch.int64 else 1
+        for name, (shape, dtype) in shapes.items():
+            start, strides = self._counts.get(dtype, 0), [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+            self._counts[dtype] = start + -(-math.prod(shape) // ALIGNED) * ALIGNED
             self._views.append((name, dtype, shape, strides, start))
 
     def made(self, device: torch.device) -> dict[str, Tensor]:
-        base = torch.empty(self.count, device=device)
-        kinds = {torch.float32: base}
-        for _, dtype, *_ in self._views:
-            if dtype not in kinds:
-                kinds[dtype] = base.view(dtype)
-        return {name: kinds[dtype].as_strided(*place) for name, dtype, *place in self._views}
+        whole = {dtype: torch.empty(count, dtype=dtype, device=device) for dtype, count in self._counts.items()}
+        return {name: whole[dtype].as_strided(*place) for name, dtype, *place in self._views}
 
 
 class Plan:
@@ -328,6 +321,6 @@ _MAYBE = ("state", "first", "stop", "keep", "slopes", "sums", "peaks", "pooled_s
 
 
 @lru_cache(maxsize=64)
-def plan_of(form: Form, statistics: tuple[Statistic, ...]) -> Plan:
+def plan_of(form: Form, asked: Asked) -> Plan:
     """The plan for a call of this form."""
-    return Plan(form, Asked.of(statistics))
+    return Plan(form, asked)

@@ -17,7 +17,7 @@ from regard.call.normalizations import Softmax
 from regard.call.scores.base import SoftCapped
 from regard.kernels.base import Call
 from regard.maps.loop.one_loop import Wanted
-from regard.maps.loop.triton_plan import LOG2_E, Form, plan_of
+from regard.maps.loop.triton_plan import LOG2_E, Asked, Form, plan_of
 from regard.maps.sources.source import SoftmaxCall, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.tensors.guards import has_values, in_forward_mode, in_transform, is_recorded
@@ -98,11 +98,13 @@ def _has_all(statistics: Sequence[Statistic]) -> bool:
 
 
 def _read(made: SoftmaxCall, ranges: RowRanges, statistics: tuple[Statistic, ...]) -> list[tuple[Tensor, ...]]:
-    call, state = made.call, made.state
+    call, asked = made.call, Asked.of(statistics)
     score, slopes = call.score, call.bias.slopes if isinstance(call.bias, ALiBi) else None
     inner = score.score if isinstance(score, SoftCapped) else score
     query, key = (row_contiguous(t) for t in (call.query, call.key))
     width, has_sink = query.shape[-1], type(call.normalization) is not Softmax
+    # The program for rows finds their log-sum-exp by the way, apart from a sink.
+    state = made.state() if has_sink or not asked.reads_rows else None
     form = Form(
         sizes=call.sizes, width=width, dtype=query.dtype, strides=Form.strides_of(query, key, ranges),
         lower=ranges.lower, upper=ranges.upper, scale=inner.dot_scale(width),
@@ -110,7 +112,7 @@ def _read(made: SoftmaxCall, ranges: RowRanges, statistics: tuple[Statistic, ...
         slopes=None if slopes is None else (slopes.stride(0), call.bias.offset),
         has_state=state is not None, has_sink=has_sink, card=card_of(query.device), is_interpreted=is_interpreted(),
     )  # fmt: skip
-    plan = plan_of(form, statistics)
+    plan = plan_of(form, asked)
     given = {"query": query, "key": key, "first": ranges.first, "stop": ranges.stop, "slopes": slopes}
     if ranges.keep is not None:
         given["keep"] = ranges.keep.view(torch.uint8)

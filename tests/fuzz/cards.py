@@ -40,10 +40,11 @@ def case(drawn: Drawn) -> None:
     if drawn.chance(4):
         options["normalization"] = regard.SoftmaxWithSink(drawn.of([0.0, -2.0]))
     tiles = [(rows, columns) for rows in (16, 32) for columns in (16, 32)]
+    of_rows, of_columns, parts = drawn.of(tiles), drawn.of(tiles), drawn.number(1, 3)
     made = {
-        "row_tile": lambda *asked, tile=drawn.of(tiles): triton_plan.Tile(*tile, 4),
-        "column_tile": lambda *asked, tile=drawn.of(tiles): triton_plan.Tile(*tile, 4),
-        "parts_of": lambda programs, length, parts=drawn.number(1, 3): parts,
+        "row_tile": lambda *asked: triton_plan.Tile(*of_rows, 4),
+        "column_tile": lambda *asked: triton_plan.Tile(*of_columns, 4),
+        "parts_of": lambda programs, length: parts,
         "SCRATCH": drawn.of([1 << 26, 4 * sides.keys]),
         "RANK_TILE": triton_plan.Tile(64, 32, 4),
     }

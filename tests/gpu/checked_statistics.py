@@ -10,9 +10,7 @@ from tests.maps.dense_maps import bins
 USUAL = ("received", "entropy", "top_keys", "pooled_sum", "pooled_mean", "pooled_max", "distance", "top_weight")
 
 
-def check(
-    weights: Any, dense: Tensor, *, k: int = 5, rows: int = 5, columns: int = 4, tolerance: float = 1e-6
-) -> None:
+def check(weights: Any, dense: Tensor, *, k: int = 5, rows: int = 5, columns: int = 4, tolerance: float = 1e-6) -> None:
     """Every statistic against float64: to 1e-6, and sums to 1e-6 of the largest sum."""
     with torch.no_grad():
         found: Any = weights.summary(*USUAL, k=k, rows=rows, columns=columns)

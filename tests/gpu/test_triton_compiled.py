@@ -23,7 +23,7 @@ SHARED = 99 * 1024
 """The shared memory of a block on GPUs of desktops, in bytes; those of data centres have more."""
 FIVE = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
 SLOTS = {
-    # Of 128 in a clock and multiprocessor, for each weight of the loop without a mask: rows, rows with a ranking, columns.
+    # Of 128 in a clock, for each weight of the loop without a mask: rows, rows with a ranking, columns.
     80: (12.5, 17.5, 9.5), 90: (8.5, 11.0, 7.5), 100: (7.0, 10.0, 6.0),
 }  # fmt: skip
 
@@ -54,7 +54,9 @@ def launched(capability: int, ask: Callable[[], object]) -> dict[str, Compiled]:
     found = {}
     for launch in made:
         told = dict(zip(launch.program.arg_names[len(launch.names) :], launch.rest, strict=True))
-        found[launch.program.__name__] = Compiled(next(iter(launch.kept.values())), told.get("ROWS", 1) * told.get("COLUMNS", 1))
+        found[launch.program.__name__] = Compiled(
+            next(iter(launch.kept.values())), told.get("ROWS", 1) * told.get("COLUMNS", 1)
+        )
     return found
 
 
@@ -66,7 +68,7 @@ def question(width: int, dtype: torch.dtype, *names: str, k: int = 4, **mask: An
 
 @pytest.mark.parametrize("capability", SLOTS)
 def test_the_slots_of_a_weight(capability: int) -> None:
-    """Of the loops without a mask, in bf16 at width 128. They do not spill, no sum is atomic, no key changes threads."""
+    """Of the loops without a mask, in bf16 at width 128: they do not spill, and no sum is atomic or crosses threads."""
     rows, ranked, columns = SLOTS[capability]
     five = launched(capability, question(128, torch.bfloat16, *FIVE))
     assert five["read_rows"].body.slots <= ranked

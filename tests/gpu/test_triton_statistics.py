@@ -33,6 +33,9 @@ MASKS: dict[str, Any] = {
     "window on both sides": regard.window(7, side="both"),
     "lengths": regard.lengths(torch.tensor([0, 33])),
     "lengths per query": regard.lengths(torch.arange(2 * QUERIES).reshape(2, QUERIES) % KEYS, per_query=True),
+    "lengths in turns": regard.lengths(
+        torch.where(torch.arange(QUERIES) % 2 > 0, KEYS, 5).expand(2, -1), per_query=True
+    ),
     "padding": regard.padding(torch.arange(2 * KEYS).reshape(2, KEYS) % 3 > 0),
     "prefix": regard.prefix(20),
     "documents": regard.documents(
@@ -162,7 +165,9 @@ def test_values_that_are_not_finite_pass_into_the_answers(side: int, bad: float,
         weights = regard.map_of(*vectors, mask=regard.causal())
         dense = weights.dense()
         answered.clear()
-        found: Any = weights.summary("received", "entropy", "top_keys", "pooled_max", "distance", k=3, rows=4, columns=4)
+        found: Any = weights.summary(
+            "received", "entropy", "top_keys", "pooled_max", "distance", k=3, rows=4, columns=4
+        )
         assert answered == [True]
 
     def same(ours: Tensor, theirs: Tensor) -> None:
@@ -172,8 +177,12 @@ def test_values_that_are_not_finite_pass_into_the_answers(side: int, bad: float,
     same(found["pooled_max"], dense.unflatten(-1, (4, 5)).unflatten(-3, (4, 5)).amax((-1, -3)))
     same(found["distance"], (dense * (torch.arange(20)[:, None] - torch.arange(20)).clamp_min(0)).sum(-1))
     values, indices = found["top_keys"]
-    same(values, dense.topk(3).values.where(~dense.isnan().all(-1, keepdim=True), torch.nan) if bad == bad else
-         torch.where(dense.isnan().any(-1, keepdim=True), torch.nan, dense.topk(3).values))
+    same(
+        values,
+        dense.topk(3).values.where(~dense.isnan().all(-1, keepdim=True), torch.nan)
+        if bad == bad
+        else torch.where(dense.isnan().any(-1, keepdim=True), torch.nan, dense.topk(3).values),
+    )
     assert ((indices == -1) == (values == 0)).all()
     assert bool((found["entropy"].isnan() >= dense.isnan().any(-1)).all())
 
@@ -235,23 +244,25 @@ def test_what_goes_by_tiles_and_explain_says_so(answered: Calls) -> None:
     assert "3 queries are fewer" in str(regard.explain(q[:, :, :3], q, q))
     assert "the kernels have no" in str(regard.explain(q, q, q, bias=torch.zeros(20, 20)))
     assert "by kernels of our own" in str(regard.explain(q, q, q, bias=regard.ALiBi(2)))
-    assert "no scale of -1" in str(regard.explain(q, q, q, scale=-1.0))
+    assert "no scale of -1" in str(regard.explain(q, q, q, score=regard.ScaledDot(-1.0)))
     leaf = q.clone().requires_grad_()
     assert asked(regard.attention(leaf, q, q, return_weights=True).weights, *USUAL) == [False]
 
 
 FAULTS = {
     "a mask dropped": ("rows", "(places[None, :] < end[:, None])", "(places[None, :] < keys)", "several"),
-    "the last block is left out": ("rows", "tl.where(seeing, end, 0), 0)", "tl.where(seeing, end, 0), 0) - 16", "several"),
+    "the last block is left out": ("rows", "(seeing, end, 0), 0)", "(seeing, end, 0), 0) - 16", "several"),
     "a lane forgets its largest": ("rows", "total * shrink + mass", "total + mass", "several"),
     "equal groups in the wrong order": ("rows", "is_larger = value > best[i]", "is_larger = value >= best[i]", "none"),
     "a later pass begins anew": ("rows", "(found < last_value) |", "(found < last_value + 9.0) |", "none"),
     "a part is read twice": ("rows", "tl.minimum(high, low + length)", "tl.minimum(high, low + 2 * length)", "none"),
     "the key head of another group": ("rows", "(head // group)", "(head % group)", "none"),
-    "a query of a bin is lost": ("columns", "_edge(number + 1, queries, bins), high", "_edge(number + 1, queries, bins) - 1, high", "none"),
+    "a query of a bin is lost": ("columns", "bins), high)", "bins) - 1, high)", "none"),
     "hidden keys are summed": ("columns", "tl.where(kept, total, 0.0)", "total", "padding"),
-    "queries that are not side by side": ("columns", "count == all_high - all_low", "count >= 0", "lengths per query"),
-    "top-k that loses a tie": ("ranks", "waiting == found[:, None]", "(waiting >> KEY_BITS) == (found >> KEY_BITS)[:, None]", "none"),
+    "queries that are not side by side": ("columns", "count == all_high - all_low", "count >= 0", "lengths in turns"),
+    "top-k that loses a tie": (
+        "ranks", "waiting == found[:, None]", "(waiting >> KEY_BITS) == (found >> KEY_BITS)[:, None]", "none",
+    ),
 }  # fmt: skip
 PROGRAMS = {"rows": ("read_rows", "join_parts"), "columns": ("read_columns", "pool_keys"), "ranks": ("rank_groups",)}
 

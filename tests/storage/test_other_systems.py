@@ -38,7 +38,8 @@ import builtins
 builtins.open = without_proc
 import regard
 for found in pkgutil.walk_packages(regard.__path__, "regard."):
-    if "." in found.name and not found.name.endswith(("__main__", ".worker", ".triton_rows", ".triton_additive")):
+    if "." in found.name and not found.name.endswith(("__main__", ".worker", ".triton_rows", ".triton_columns", ".triton_ranks",
+        ".triton_scores", ".triton_additive"):
         importlib.import_module(found.name)
 def refused(*_, **__):
     raise TypeError("Fabric moves what it sums to the device, and Apple's GPUs have no float64")

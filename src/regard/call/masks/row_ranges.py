@@ -120,6 +120,4 @@ def _documents(mask: Documents) -> RowRanges | None:
         return None
     keys = mask.key_ids.contiguous()
     queries = mask.ids.contiguous()
-    return RowRanges(
-        first=torch.searchsorted(keys, queries), stop=torch.searchsorted(keys, queries, right=True)
-    )
+    return RowRanges(first=torch.searchsorted(keys, queries), stop=torch.searchsorted(keys, queries, right=True))

@@ -32,10 +32,7 @@ def _block(
     here = start + rows
     at = q_at + wide(start) * query_row + of_rows
     q = vectors(at, here, row_stop, dims, width, MASKED, EXACT, WIDENS)
-    if MASKED:
-        level = tl.load(lse_at + here, mask=here < row_stop, other=NEVER)
-    else:
-        level = tl.load(lse_at + here)
+    level = tl.load(lse_at + here, mask=here < row_stop, other=NEVER) if MASKED else tl.load(lse_at + here)
     scores = tl.dot(k, q, input_precision="ieee")
     if CAPPED:
         scores = capped(scores, scale, cap)

@@ -203,7 +203,7 @@ def read_rows(
     if SLOPED:
         slope = tl.load(slopes + head * slope_head).to(tl.float32) * LOG2_E / (1.0 if CAPPED else scale)
     if LATER:
-        last = (flat_head.to(tl.int64) * queries + rows) * group_count + begun + part * RANKED - (parts - 1) * RANKED - 1
+        last = (flat_head.to(tl.int64) * queries + rows) * group_count + begun + (part - parts + 1) * RANKED - 1
         last_value = tl.load(group_values + last, mask=live, other=0.0)[:, None]
         last_group = tl.load(groups + last, mask=live, other=0)[:, None]
     top = tl.full([ROWS, LANES], -NEVER, tl.float32)
@@ -212,7 +212,8 @@ def read_rows(
     nothing, no_group = tl.full([ROWS, GROUPS], -float("inf"), tl.float32), tl.full([ROWS, GROUPS], -1, tl.int32)
     best, found = (), ()
     for _ in tl.static_range(RANKED):
-        best, found = best + (nothing,), found + (no_group,)
+        best += (nothing,)
+        found += (no_group,)
     here, bias_here, keep_at = rows + offset, rows + bias_offset, keep + batch * keep_batch
     for start in range(low, all_low, COLUMNS):
         top, total, spread, far, best, found = _block(
@@ -253,12 +254,16 @@ def read_rows(
             # Each column of the lists is in order: the first of their heads is next.
             value = tl.max(best[0], 1)
             is_largest = best[0] == value[:, None]
-            group_at = tl.where(found[0] < 0, NO_GROUP, found[0] + (tl.arange(0, GROUPS) * (COLUMNS // GROUPS))[None, :])
+            group_at = tl.where(
+                found[0] < 0, NO_GROUP, found[0] + (tl.arange(0, GROUPS) * (COLUMNS // GROUPS))[None, :]
+            )
             chosen = tl.min(tl.where(is_largest, group_at, NO_GROUP), 1)
             tl.store(group_values + to + rank, value, mask=live)
             tl.store(groups + to + rank, tl.where(chosen == NO_GROUP, -1, chosen), mask=live)
             takes = is_largest & (group_at == chosen[:, None])
-            below, groups_below = best[1:] + (nothing,), found[1:] + (no_group,)
+            below, groups_below = best[1:], found[1:]
+            below += (nothing,)
+            groups_below += (no_group,)
             kept, kept_groups = (), ()
             for i in tl.static_range(RANKED):
                 kept += (tl.where(takes, below[i], best[i]),)

@@ -84,7 +84,7 @@ class SoftmaxCall:
 
     call: Call
     state: Callable[[], Tensor | None]
-    """The log-sum-exp of each row (B, H, T), None if not yet computed. Asked by those that read it: it may be checked."""
+    """The log-sum-exp of each row (B, H, T), None if not yet computed. It may be checked when it is asked for."""
 
 
 class Scratch:

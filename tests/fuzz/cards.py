@@ -42,11 +42,11 @@ def case(drawn: Drawn) -> None:
     tiles = [(rows, columns) for rows in (16, 32) for columns in (16, 32)]
     of_rows, of_columns, parts = drawn.of(tiles), drawn.of(tiles), drawn.number(1, 3)
     made = {
-        "row_tile": lambda *asked: triton_plan.Tile(*of_rows, 4),
-        "column_tile": lambda *asked: triton_plan.Tile(*of_columns, 4),
+        "row_tile": lambda *asked: triton_plan.KernelTile(*of_rows, 4),
+        "column_tile": lambda *asked: triton_plan.KernelTile(*of_columns, 4),
         "parts_of": lambda programs, length: parts,
         "SCRATCH": drawn.of([1 << 26, 4 * sides.keys]),
-        "RANK_TILE": triton_plan.Tile(64, 32, 4),
+        "RANK_TILE": triton_plan.KernelTile(64, 32, 4),
     }
     sizes = {"k": drawn.number(1, min(sides.keys, 12)), "rows": drawn.of([1, 3, 40]), "columns": drawn.number(1, 40)}
     sizes |= {"rows": min(sizes["rows"], sides.queries), "columns": min(sizes["columns"], sides.keys)}

@@ -97,7 +97,7 @@ def test_the_tiles_are_the_cheapest_of_their_kind(monkeypatch: pytest.MonkeyPatc
     candidates = {"row": [(128, 64, 4), (64, 64, 4), (128, 32, 4)], "column": [(64, 128, 4), (64, 64, 4), (32, 128, 4)]}
     for side, program in (("row", "read_rows"), ("column", "read_columns")):
         for tile in candidates[side]:
-            monkeypatch.setattr(triton_plan, f"{side}_tile", lambda *asked, tile=tile: triton_plan.Tile(*tile))
+            monkeypatch.setattr(triton_plan, f"{side}_tile", lambda *asked, tile=tile: triton_plan.KernelTile(*tile))
             found = launched(90, question(128, torch.bfloat16, "received", "entropy", "top_weight"))
             cost[side][tile] = found[program].cycles(128)
         one = chosen[side]

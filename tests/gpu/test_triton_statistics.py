@@ -59,10 +59,10 @@ def answered() -> Iterator[Calls]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "in_kernels", watched)
-        patch.setattr(triton_plan, "row_tile", lambda *asked: triton_plan.Tile(32, 16, 4))
-        patch.setattr(triton_plan, "column_tile", lambda *asked: triton_plan.Tile(16, 32, 4))
+        patch.setattr(triton_plan, "row_tile", lambda *asked: triton_plan.KernelTile(32, 16, 4))
+        patch.setattr(triton_plan, "column_tile", lambda *asked: triton_plan.KernelTile(16, 32, 4))
         triton_plan.plan_of.cache_clear()
-        patch.setattr(triton_plan, "RANK_TILE", triton_plan.Tile(64, 32, 4))
+        patch.setattr(triton_plan, "RANK_TILE", triton_plan.KernelTile(64, 32, 4))
         yield found
 
 

@@ -36,7 +36,7 @@ Strides = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class KernelTile:
     """The rows and columns of a block of a program, in (T, S), its warps and the blocks that are loaded ahead."""
 
     rows: int
@@ -45,31 +45,31 @@ class Tile:
     stages: int = 3
 
 
-RANK_TILE = Tile(4, 32, 4)
+RANK_TILE = KernelTile(4, 32, 4)
 """The queries and the keys that `rank_groups` looks at together."""
 
 
-def row_tile(width: int, dtype: torch.dtype, queries: int, card: tuple[int, int]) -> Tile:
+def row_tile(width: int, dtype: torch.dtype, queries: int, card: tuple[int, int]) -> KernelTile:
     """The blocks of `read_rows`: those of the fewest cycles by `tests.gpu.sass`, of the candidates that do not spill.
 
     >>> row_tile(128, torch.bfloat16, 8192, (9, 0)), row_tile(128, torch.bfloat16, 8192, (8, 0)).warps
-    (Tile(rows=128, columns=64, warps=4, stages=3), 8)
+    (KernelTile(rows=128, columns=64, warps=4, stages=3), 8)
     """
     if dtype == torch.float32:
-        return Tile(32, 32, 8, 2)
+        return KernelTile(32, 32, 8, 2)
     # A product that a warp waits for takes registers for its factors.
-    return Tile(min(128 if width <= 128 else 64, _power(queries)), 64, 4 if _is_asynchronous(card) else 8)
+    return KernelTile(min(128 if width <= 128 else 64, _power(queries)), 64, 4 if _is_asynchronous(card) else 8)
 
 
-def column_tile(width: int, dtype: torch.dtype, queries: int, card: tuple[int, int]) -> Tile:
+def column_tile(width: int, dtype: torch.dtype, queries: int, card: tuple[int, int]) -> KernelTile:
     """The blocks of `read_columns` for bins of so many queries.
 
     >>> column_tile(128, torch.bfloat16, 8192, (9, 0)), column_tile(128, torch.bfloat16, 9, (9, 0)).rows
-    (Tile(rows=64, columns=128, warps=4, stages=3), 16)
+    (KernelTile(rows=64, columns=128, warps=4, stages=3), 16)
     """
     if dtype == torch.float32:
-        return Tile(min(32, _power(queries)), 32, 8, 2)
-    return Tile(min(64, _power(queries)), 128 if width <= 128 else 64, 4)
+        return KernelTile(min(32, _power(queries)), 32, 8, 2)
+    return KernelTile(min(64, _power(queries)), 128 if width <= 128 else 64, 4)
 
 
 def _is_asynchronous(card: tuple[int, int]) -> bool:
@@ -92,7 +92,7 @@ def parts_of(programs: int, length: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CallForm:
     """What the programs are told of a call, apart from its tensors."""
 
     sizes: Sizes
@@ -174,10 +174,10 @@ class Memory:
         return {name: whole[dtype].as_strided(*place) for name, dtype, *place in self._views}
 
 
-class Plan:
+class LaunchPlan:
     """The launches for one form of a call."""
 
-    def __init__(self, form: Form, asked: Asked) -> None:
+    def __init__(self, form: CallForm, asked: Asked) -> None:
         from regard.maps.loop import triton_columns, triton_ranks, triton_rows
 
         sizes, number, whole = form.sizes, torch.float32, torch.int32
@@ -218,7 +218,7 @@ class Plan:
             if parts > 1:
                 rows = 16
                 self._add(
-                    triton_rows.join_parts, (-(-flat_heads * queries // rows), 1), Tile(rows, 1, 4),
+                    triton_rows.join_parts, (-(-flat_heads * queries // rows), 1), KernelTile(rows, 1, 4),
                     rows_in_all=flat_heads * queries, parts=parts, PARTS=1 << (parts - 1).bit_length(), **fixed,
                 )  # fmt: skip
             if asked.ranked:
@@ -254,7 +254,7 @@ class Plan:
                 pool = None
                 if grid is not None:
                     pool = self._made(
-                        triton_columns.pool_keys, (several * bins, -(-grid.columns.count // 16)), Tile(1, 1, 4),
+                        triton_columns.pool_keys, (several * bins, -(-grid.columns.count // 16)), KernelTile(1, 1, 4),
                         row_bins=bins, column_bins=grid.columns.count, largest_bin=grid.columns.largest,
                         first_head=first, SUM="sum" in asked.pictures, MEAN="mean" in asked.pictures, MAX=has_peaks,
                         BINS=16, KEYS=min(64, 1 << (grid.columns.largest - 1).bit_length()),
@@ -269,7 +269,7 @@ class Plan:
     def _add(self, *launch: Any, **told: Any) -> None:
         self.launches.append(self._made(*launch, **told))
 
-    def _made(self, program: Any, grid: tuple[int, int], tile: Tile, **told: Any) -> Launch:
+    def _made(self, program: Any, grid: tuple[int, int], tile: KernelTile, **told: Any) -> Launch:
         """A launch with the numbers and constants that its program names."""
         form, sizes = self.form, self.form.sizes
         query, key, first, stop, keep = (one or (0, 0) for one in form.strides)
@@ -321,6 +321,6 @@ _MAYBE = ("state", "first", "stop", "keep", "slopes", "sums", "peaks", "pooled_s
 
 
 @lru_cache(maxsize=64)
-def plan_of(form: Form, asked: Asked) -> Plan:
+def plan_of(form: CallForm, asked: Asked) -> LaunchPlan:
     """The plan for a call of this form."""
-    return Plan(form, asked)
+    return LaunchPlan(form, asked)

@@ -17,7 +17,7 @@ from regard.call.normalizations import Softmax
 from regard.call.scores.base import SoftCapped
 from regard.kernels.base import Call
 from regard.maps.loop.one_loop import Wanted
-from regard.maps.loop.triton_plan import LOG2_E, Asked, Form, plan_of
+from regard.maps.loop.triton_plan import LOG2_E, Asked, CallForm, plan_of
 from regard.maps.sources.source import SoftmaxCall, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.tensors.guards import has_values, in_forward_mode, in_transform, is_recorded
@@ -105,8 +105,8 @@ def _read(made: SoftmaxCall, ranges: RowRanges, statistics: tuple[Statistic, ...
     width, has_sink = query.shape[-1], type(call.normalization) is not Softmax
     # The program for rows finds their log-sum-exp by the way, apart from a sink.
     state = made.state() if has_sink or not asked.reads_rows else None
-    form = Form(
-        sizes=call.sizes, width=width, dtype=query.dtype, strides=Form.strides_of(query, key, ranges),
+    form = CallForm(
+        sizes=call.sizes, width=width, dtype=query.dtype, strides=CallForm.strides_of(query, key, ranges),
         lower=ranges.lower, upper=ranges.upper, scale=inner.dot_scale(width),
         cap=score.cap if isinstance(score, SoftCapped) else None,
         slopes=None if slopes is None else (slopes.stride(0), call.bias.offset),

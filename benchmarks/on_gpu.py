@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
 
@@ -158,25 +161,52 @@ def flash(place: Place) -> Iterator[Measured]:
         yield place.compare(f"{what}: forward and backward", gradients(sdpa, q, k, v), gradients(plain, q, k, v))
 
 
-def statistic(place: Place) -> Iterator[Measured]:
-    """Five statistics together, and column sums alone, against a forward pass of flash."""
-    names = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
-    for length in (place.size(2048, 64), place.size(8192, 96)):
-        q, k, v = (place.normal(1, place.size(32, 2), length, 128) for _ in range(3))
-        with torch.no_grad():
+LIMITS = {(8, 128): 1.0, (9, 128): 1.17, (9, 64): 2.2, (10, 128): 2.0}
+"""Forward passes that rows and columns take at least where every unit is busy, by the compute capability and the width:
+docs/design/gpu.md has the instructions that they were counted from.
+"""
 
-            def sdpa(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
+
+def statistic(place: Place) -> Iterator[Measured]:
+    """Five statistics together, and column sums alone, against forward passes of cuDNN and flash.
+
+    Then column sums against kernels of others, where they are installed.
+    """
+    names = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
+    kernels = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+    card = torch.cuda.get_device_capability(place.device)[0] if place.is_gpu else 0
+    for width, length in product((128, 64), (place.size(2048, 64), place.size(8192, 96), place.size(65_536, 128))):
+        heads = place.size(32 if length < 10_000 else 4, 2)
+        q, k, v = (place.normal(1, heads, length, width) for _ in range(3))
+        limit = LIMITS.get((card, width))
+        bar = "" if limit is None else f"limit {1 / limit:.2f}"
+        what = f"T = {length}, {heads} heads of {width}, causal, bf16"
+
+        def sdpa(kernel: str, q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
+            with sdpa_kernel(kernels[kernel] if place.is_gpu else SDPBackend.MATH):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-            def five(q: Tensor = q, k: Tensor = k) -> object:
-                return regard.map_of(q, k, mask=regard.causal()).summary(*names)
+        def five(q: Tensor = q, k: Tensor = k) -> object:
+            return regard.map_of(q, k, mask=regard.causal()).summary(*names)
 
-            def columns(q: Tensor = q, k: Tensor = k) -> object:
-                return regard.map_of(q, k, mask=regard.causal()).received()
+        def columns(q: Tensor = q, k: Tensor = k) -> object:
+            return regard.map_of(q, k, mask=regard.causal()).received()
 
-            what = f"T = {length}, 32 heads of 128, causal, bf16, against flash forward"
-            yield place.compare(f"five statistics, {what}", sdpa, five, "1.0")
-            yield place.compare(f"column sums, {what}", sdpa, columns, "1.0")
+        with torch.no_grad():
+            for kernel in kernels:
+                peer = partial(sdpa, kernel)
+                yield place.compare(f"five statistics, {what}, against {kernel} forward", peer, five, bar)
+                yield place.compare(f"column sums, {what}, against {kernel} forward", peer, columns, bar)
+            if place.is_gpu and find_spec("flash_colreduce"):
+                from flash_colreduce import flash_colreduce
+
+                theirs = partial(flash_colreduce, q, k, is_causal=True)
+                yield place.compare(f"column sums, {what}, against flash-colreduce", theirs, columns)
+            if place.is_gpu and find_spec("flag_attn"):
+                from flag_attn import flash_attention
+
+                theirs = partial(flash_attention, q, k, v, causal=True, return_total_attention=True)
+                yield place.compare(f"column sums, {what}, against output and sums of FlagAttention", theirs, columns)
 
 
 def million(place: Place) -> Iterator[Measured]:

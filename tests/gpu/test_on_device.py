@@ -79,7 +79,7 @@ def test_statistics(mask: str, dtype: torch.dtype, device: torch.device) -> None
     """Together (one kernel, where Triton is) and one by one, against float64 on the CPU."""
     query, key, _ = drawn(dtype, 300, 270, 64, 4, 2)
     where = MASKS[mask](300, 270)
-    names = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
+    names = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max", "distance", "top_weight")
     with torch.no_grad():
         ours = regard.map_of(query.to(device), key.to(device), mask=where)
         theirs = regard.map_of(query.double(), key.double(), mask=where)
@@ -87,6 +87,11 @@ def test_statistics(mask: str, dtype: torch.dtype, device: torch.device) -> None
         for name in names:
             one, other = (f[name].values if name == "top_keys" else f[name] for f in (found, expected))
             within(one, other, 2e-5)
+        same = dict[str, Any](ours.summary(*names, k=4, rows=32, columns=32))
+        # No sum is atomic: the same question has the same bits.
+        for name in names:
+            pair = [f[name] if name != "top_keys" else f[name].values for f in (found, same)]
+            assert torch.equal(*pair), name
         within(ours.received(), theirs.received(), 2e-5)
         within(ours.entropy(), theirs.entropy(), 2e-5)
         x = torch.randn(270, 3)

@@ -1,22 +1,31 @@
 """The Triton programs compiled for GPUs that are not there: the interpreter takes programs that no GPU would."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+import regard
 from regard.call.scores.additive_kernel import BLOCK
-from regard.maps.loop.triton_statistics import tile_of
+from regard.maps.loop import triton_plan
+from regard.tensors.triton_use import Launch
+from tests.gpu.absent_card import absent_card
+from tests.gpu.sass import Compiled
 
 triton: Any = pytest.importorskip("triton", reason="Triton comes with the builds of torch for CUDA: make interpret")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SHARED = 99 * 1024
 """The shared memory of a block on GPUs of desktops, in bytes; those of data centres have more."""
+FIVE = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
+SLOTS = {
+    # Of 128 in a clock, for each weight of the loop without a mask: rows, rows with a ranking, columns.
+    80: (12.5, 17.5, 9.5), 90: (8.5, 11.0, 7.5), 100: (7.0, 10.0, 6.0),
+}  # fmt: skip
 
 
 def compiled(program: Any, pointers: dict[str, str], scalars: dict[str, str], fixed: dict[str, Any], **how: Any) -> Any:
@@ -30,26 +39,86 @@ def compiled(program: Any, pointers: dict[str, str], scalars: dict[str, str], fi
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=how)
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype", "width", "finds"),
-    [(90, "bf16", 128, True), (80, "fp16", 64, False), (90, "fp32", 64, True), (120, "bf16", 256, True)],
-)
-def test_the_statistics(capability: int, dtype: str, width: int, finds: bool) -> None:
-    from regard.maps.loop.triton_rows import read_rows
+def launched(capability: int, ask: Callable[[], object]) -> dict[str, Compiled]:
+    """The kernels that a question launches, by the names of their programs, as they are compiled for it."""
+    made: list[Launch] = []
+    real = Launch.__init__
 
-    rows, columns, wide, warps = tile_of(width, DTYPES[dtype])
-    kinds = {
-        **dict.fromkeys(("state", "received", "entropy", "sums", "peaks"), "*fp32"),
-        **dict.fromkeys(("query", "key"), f"*{dtype}"), **dict.fromkeys(("first", "stop"), "*i32"),
-        "keep": "*u8", "best": "*i64",
-    }  # fmt: skip
-    fixed = {
-        "HAS_KEEP": True, "FINDS_STATE": finds, "RANKED": 8, "POOLED": True, "WIDENS": False, "ROWS": rows,
-        "COLUMNS": columns, "WIDTH": wide,
-    }  # fmt: skip
-    found = compiled(read_rows, kinds, {"scale": "fp32"}, fixed, capability=capability, num_warps=warps)
-    assert len(found.asm["cubin"])
-    assert found.metadata.shared <= SHARED
+    def watched(self: Launch, *given: Any) -> None:
+        real(self, *given)
+        made.append(self)
+
+    with absent_card(capability), torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Launch, "__init__", watched)
+        ask()
+    found = {}
+    for launch in made:
+        told = dict(zip(launch.program.arg_names[len(launch.names) :], launch.rest, strict=True))
+        found[launch.program.__name__] = Compiled(
+            next(iter(launch.kept.values())), told.get("ROWS", 1) * told.get("COLUMNS", 1)
+        )
+    return found
+
+
+def question(width: int, dtype: torch.dtype, *names: str, k: int = 4, **mask: Any) -> Callable[[], object]:
+    """Statistics of a causal call of 512 queries and keys: lengths divide by 16, as lengths mostly do."""
+    q, key = torch.zeros(1, 4, 512, width, dtype=dtype), torch.zeros(1, 2, 512, width, dtype=dtype)
+    return lambda: regard.map_of(q, key, mask=mask.get("mask", regard.causal())).summary(*names, k=k, rows=8)
+
+
+@pytest.mark.parametrize("capability", SLOTS)
+def test_the_slots_of_a_weight(capability: int) -> None:
+    """Of the loops without a mask, in bf16 at width 128: they do not spill, and no sum is atomic or crosses threads."""
+    rows, ranked, columns = SLOTS[capability]
+    five = launched(capability, question(128, torch.bfloat16, *FIVE))
+    assert five["read_rows"].body.slots <= ranked
+    assert five["read_columns"].body.slots <= columns
+    few = launched(capability, question(128, torch.bfloat16, "received", "entropy", "top_weight"))
+    assert few["read_rows"].body.slots <= rows
+    for name in ("read_rows", "read_columns"):
+        kernel = five[name]
+        assert kernel.body.of("spill") <= 0.05, name
+        assert kernel.body.of("atomic") == 0, name
+        if capability != 80:  # where the same layout takes one shuffle of four weights
+            assert kernel.body.of("shuffle") == 0, name
+        # Factors come while others are multiplied.
+        assert "async" in kernel.ttgir
+    assert "ttg.convert_layout" not in five["read_columns"].loops
+    assert five["read_columns"].stack == few["read_rows"].stack == 0
+
+
+def test_the_tiles_are_the_cheapest_of_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the cycles of `tests.gpu.sass` on Hopper, of the tiles of which two programs fit a multiprocessor."""
+    cost: dict[str, dict[tuple[int, int, int], float]] = {"row": {}, "column": {}}
+    chosen = {
+        "row": triton_plan.row_tile(128, torch.bfloat16, 512, (9, 0)),
+        "column": triton_plan.column_tile(128, torch.bfloat16, 512, (9, 0)),
+    }
+    candidates = {"row": [(128, 64, 4), (64, 64, 4), (128, 32, 4)], "column": [(64, 128, 4), (64, 64, 4), (32, 128, 4)]}
+    for side, program in (("row", "read_rows"), ("column", "read_columns")):
+        for tile in candidates[side]:
+            monkeypatch.setattr(triton_plan, f"{side}_tile", lambda *asked, tile=tile: triton_plan.KernelTile(*tile))
+            found = launched(90, question(128, torch.bfloat16, "received", "entropy", "top_weight"))
+            cost[side][tile] = found[program].cycles(128)
+        one = chosen[side]
+        assert min(cost[side], key=cost[side].__getitem__) == (one.rows, one.columns, one.warps), cost
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "width", "mask"),
+    [
+        (90, torch.float16, 64, regard.window(100)),
+        (80, torch.float32, 64, None),
+        (90, torch.float32, 128, None),
+        (120, torch.bfloat16, 256, regard.causal() & regard.lengths(torch.tensor([300]))),
+        (100, torch.bfloat16, 80, regard.causal() & regard.padding(torch.arange(512)[None] > 3)),
+    ],
+)
+def test_the_statistics(capability: int, dtype: torch.dtype, width: int, mask: Any) -> None:
+    kernels = launched(capability, question(width, dtype, *FIVE, "distance", k=20, mask=mask))
+    assert set(kernels) == {"read_rows", "rank_groups", "read_columns", "pool_keys"}
+    for name, kernel in kernels.items():
+        assert kernel.shared <= SHARED, name
 
 
 @pytest.mark.parametrize("capability", [80, 90])

@@ -37,8 +37,9 @@ def without_proc(path, *arguments, **options):
 import builtins
 builtins.open = without_proc
 import regard
+alone = ("__main__", ".worker", *(f".triton_{name}" for name in ("additive", "rows", "columns", "ranks", "scores")))
 for found in pkgutil.walk_packages(regard.__path__, "regard."):
-    if "." in found.name and not found.name.endswith(("__main__", ".worker", ".triton_rows", ".triton_additive")):
+    if "." in found.name and not found.name.endswith(alone):
         importlib.import_module(found.name)
 def refused(*_, **__):
     raise TypeError("Fabric moves what it sums to the device, and Apple's GPUs have no float64")

@@ -136,7 +136,7 @@ class CallSource(NamedSource):
         if not isinstance(call.normalization, Softmax):
             return None
         may_be_found = type(call.normalization) is Softmax and call.query.dtype != call.compute_dtype
-        return SoftmaxCall(call, self.factors.known_state if may_be_found else self.state)
+        return SoftmaxCall(call, lambda: self.factors.known_state if may_be_found else self.state)
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
         call, state = self.factors.reading

@@ -83,8 +83,8 @@ class SoftmaxCall:
     """A call with softmax weights."""
 
     call: Call
-    state: Tensor | None
-    """The log-sum-exp of each row (B, H, T); None if not yet computed."""
+    state: Callable[[], Tensor | None]
+    """The log-sum-exp of each row (B, H, T), None if not yet computed. It may be checked when it is asked for."""
 
 
 class Scratch:

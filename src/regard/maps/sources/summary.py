@@ -1,7 +1,9 @@
 """The source of a map with some statistics, without weights."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NoReturn
 
 import torch
@@ -14,6 +16,9 @@ from regard.maps.statistics import definitions as st
 from regard.maps.statistics.by_name import USUAL, Answers, How, by_name, check_names
 from regard.maps.statistics.pooling import Grid
 from regard.maps.statistics.tiles import ask_all
+
+SLACK = 16
+"""The bytes by which a kernel may round up the place of an answer in a storage of several."""
 
 
 class Summarize:
@@ -96,7 +101,7 @@ class SummarySource(NamedSource):
         if source.has_signs:
             named = {name: one for name, one in named.items() if not one.reads_shares} or named
         asked = list(dict.fromkeys(named.values()))
-        answers = dict(zip(asked, map(_small, ask_all(source, asked)), strict=True))
+        answers = dict(zip(asked, _small(ask_all(source, asked)), strict=True))
         return cls(tuple(source.shape), source.dtype, what, named, source.dimensions, answers)
 
     @property
@@ -279,7 +284,13 @@ def _moved(indices: Tensor, start: int) -> Tensor:
     return torch.where(indices < 0, indices, indices + start)
 
 
-def _small(answers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Copy answers that hold larger storages; indices of keys fit into 32 bits."""
-    small = (t if t.is_floating_point() else t.int() for t in answers)
-    return tuple(t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t for t in small)
+def _small(answers: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+    """Copy answers whose storages hold more than answers; indices of keys fit into 32 bits."""
+    small = [tuple(t if t.is_floating_point() else t.int() for t in several) for several in answers]
+    used = Counter[int]()
+    for t in chain.from_iterable(small):
+        used[t.untyped_storage().data_ptr()] += t.numel() * t.element_size() + SLACK
+    return [
+        tuple(t.clone() if t.untyped_storage().nbytes() > used[t.untyped_storage().data_ptr()] else t for t in several)
+        for several in small
+    ]

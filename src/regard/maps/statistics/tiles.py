@@ -14,7 +14,7 @@ from regard.call.shapes import without_autocast
 from regard.errors import ArgumentError
 from regard.kernels.tiled import Tile
 from regard.maps.loop.one_loop import in_one_loop
-from regard.maps.loop.triton_statistics import in_one_kernel
+from regard.maps.loop.triton_statistics import in_kernels
 from regard.maps.sources.source import Part, Scratch, Source, Statistic
 from regard.maps.statistics.tile_groups import groups
 from regard.tensors.guards import is_recorded
@@ -27,24 +27,26 @@ def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
 
 def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
     """The answers of several statistics, in one pass if one of them always needs tiles."""
+    _refuse_signs(source, statistics)
     with without_autocast(source.device):
+        by_kernels = in_kernels(source, statistics)
+        if by_kernels is not None:
+            return by_kernels  # They leave out rounding themselves.
         answers = _answers(source, statistics)
         return [one.without_rounding(answer) for one, answer in zip(statistics, answers, strict=True)]
 
 
+def _refuse_signs(source: Source, statistics: Sequence[Statistic]) -> None:
+    if source.has_signs and any(one.reads_shares for one in statistics):
+        shares = ", ".join(str(one) for one in statistics if one.reads_shares)
+        raise ArgumentError(
+            f"{shares} reads the weights of a query as shares of a whole, and some weights of this map are "
+            f"below 0: it is {source}; dense(), received() and map @ x are exact, signs and all"
+        )
+
+
 def _answers(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    has_blocks, any_tiles = source.has_blocks, False
-    for statistic in statistics:
-        any_tiles = any_tiles or statistic.needs_tiles
-        if statistic.reads_shares and source.has_signs:
-            shares = ", ".join(str(one) for one in statistics if one.reads_shares)
-            raise ArgumentError(
-                f"{shares} reads the weights of a query as shares of a whole, and some weights of this map are "
-                f"below 0: it is {source}; dense(), received() and map @ x are exact, signs and all"
-            )
-    by_kernel = in_one_kernel(source, statistics)
-    if by_kernel is not None:
-        return by_kernel
+    has_blocks, any_tiles = source.has_blocks, any(one.needs_tiles for one in statistics)
     share = has_blocks and len(statistics) > 1 and any_tiles
     answers = dict[int, tuple[Tensor, ...]]()
     missing = list[Statistic]()

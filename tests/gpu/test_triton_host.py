@@ -1,0 +1,102 @@
+"""What the host does for statistics on a card: operators, waits and launches, for a card that is not there."""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import regard
+
+pytest.importorskip("triton", reason="Triton comes with the builds of torch for CUDA: make interpret")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter launches nothing", allow_module_level=True)
+
+from regard.tensors.triton_use import Launch
+from tests.gpu.absent_card import AbsentCard, absent_card
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+FIVE = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
+MOST_OPERATORS = 6
+VIEWS = {
+    "view", "_unsafe_view", "reshape", "expand", "slice", "select", "unsqueeze", "transpose", "as_strided", "alias",
+    "detach", "_reshape_alias", "empty", "empty_strided", "promote_types",
+}  # fmt: skip
+"""Operators that launch nothing."""
+WAITS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero"}
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = Counter[str]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        self.seen[function.overloadpacket.__name__] += 1
+        return function(*given, **(named or {}))
+
+
+def counted(ask: Callable[[], object]) -> Counter[str]:
+    """The operators of a call that launch something, once its plan is made."""
+    ask()
+    with Operators() as operators:
+        ask()
+    return Counter({name: count for name, count in operators.seen.items() if name not in VIEWS})
+
+
+def names_of(card: AbsentCard) -> list[str]:
+    return [name for name, _ in card.launched]
+
+
+MASKS: dict[str, Any] = {
+    "none": None, "causal": regard.causal(), "window": regard.window(9), "lengths": regard.lengths(torch.tensor([30])),
+    "padding": regard.padding(torch.arange(64)[None] > 3) & regard.causal(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_few_operators_and_no_wait(name: str) -> None:
+    q, k = torch.randn(1, 4, 64, 16).bfloat16(), torch.randn(1, 2, 64, 16).bfloat16()
+    questions: dict[str, Callable[[], object]] = {
+        "five": lambda: regard.map_of(q, k, mask=MASKS[name]).summary(*FIVE),
+        "columns": lambda: regard.map_of(q, k, mask=MASKS[name]).received(),
+        "entropy": lambda: regard.map_of(q, k, mask=MASKS[name]).entropy(),
+    }
+    launches = {
+        "five": ["read_rows", "rank_groups", "read_columns", "pool_keys"],
+        "columns": ["read_rows", "read_columns"],
+        "entropy": ["read_rows"],
+    }
+    with absent_card(90) as card, torch.no_grad():
+        for asked, ask in questions.items():
+            seen = counted(ask)
+            assert seen.total() <= MOST_OPERATORS, (asked, seen)
+            assert not WAITS & set(seen), (asked, seen)
+            assert names_of(card) == 2 * launches[asked], asked
+            card.launched.clear()
+
+
+def test_a_kernel_is_kept_for_what_it_was_decided_from() -> None:
+    """The launch of a program has one kernel for each alignment; another offset of the mask is another plan."""
+    whole = torch.randn(1, 4, 65, 16).bfloat16()
+    odd = torch.randn(1 + whole.numel()).bfloat16()[1:].view_as(whole)
+    with absent_card(90) as card, torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        made: list[Launch] = []
+        real = Launch.__init__
+
+        def watched(self: Launch, *given: Any) -> None:
+            real(self, *given)
+            made.append(self)
+
+        patch.setattr(Launch, "__init__", watched)
+        for at, offset, plans, kernels in ((whole, 3, 1, 1), (whole, 3, 1, 1), (odd, 3, 1, 2), (whole, 4, 2, 1)):
+            regard.map_of(at, at, mask=regard.causal(offset)).entropy()
+            assert len(made) == plans
+            assert len(made[-1].kept) == kernels
+            name, given = card.launched[-1]
+            assert name == "read_rows"
+            assert given[0].data_ptr() == at.data_ptr()
+            assert dict(zip(made[-1].program.arg_names, given, strict=True))["upper"] == offset + 1

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import regard
 from tests.audit_bench import models as m
 from tests.audit_bench.faults import Made, Packed, Prefixed, Tagger, Translator, _translated, described
-from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS
+from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, Family
 
 CLEAN: dict[str, Callable[[], Made]] = {}
 
@@ -195,7 +195,10 @@ class Pooled(nn.Module):
 
 
 _read("learned queries", lambda: Pooled().eval(), m.batch)
-CLEAN |= {
-    f"family: {name}": (lambda one=family: (one.build(), one.inputs()))
-    for name, family in (FAMILIES | IN_BLOCKS).items()
-}  # type: ignore[misc]
+
+
+def _family(of: Family) -> Callable[[], Made]:
+    return lambda: (of.build(), of.inputs())
+
+
+CLEAN |= {f"family: {name}": _family(family) for name, family in (FAMILIES | IN_BLOCKS).items()}

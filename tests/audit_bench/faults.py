@@ -264,7 +264,7 @@ def lost_in_all_layers(is_faulty: bool) -> Made:
     model = m.gpt2()
     if is_faulty:
         for one in m.parts(model, "attn"):
-            one.is_causal = False
+            one.is_causal = False  # type: ignore[assignment]
     return model, m.plain()
 
 
@@ -557,7 +557,7 @@ class Packed(nn.Module):
         same = document_ids[:, None, :, None] == document_ids[:, None, None]
         mask = m.triangle(input_ids.shape[1]) & (torch.tensor(True) if self.is_faulty else same)
         for layer in self.model.layers:
-            layer.attend = lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=mask)
+            layer.attend = lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=mask)  # type: ignore[assignment]
         found: Tensor = self.model(input_ids)
         return found
 
@@ -583,7 +583,7 @@ class Prefixed(nn.Module):
             torch.tensor(False) if self.is_faulty else (token_type_ids == 0)[:, None, None]
         )
         for layer in self.model.layers:
-            layer.attend = lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=mask)
+            layer.attend = lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=mask)  # type: ignore[assignment]
         found: Tensor = self.model(input_ids)
         return found
 

@@ -1,6 +1,6 @@
 """What reached the kernel: kinds of masks, shares of weight against the dense map, and findings of faulty models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -244,7 +244,7 @@ def test_of_thousands_of_calls_the_report_looks_into_some(monkeypatch: pytest.Mo
     assert (looked[0], looked[-1]) == (0, 39)
 
 
-def reasons(found: list[Finding]) -> list[tuple[str, str]]:
+def reasons(found: Iterable[Finding]) -> list[tuple[str, str]]:
     return [(one.reason, one.path) for one in found if one.severity != "info"]
 
 

@@ -41,7 +41,7 @@ def ids(side: str = "right") -> Tensor:
     return found.masked_fill(~keep(side), 0)
 
 
-def audited(model: nn.Module, told: dict[str, Any] | None = None, **given: Any) -> Checked:
+def audited(model: nn.Module, told: Any = None, **given: Any) -> Checked:
     with torch.no_grad(), regard.watch(model.eval()) as seen:
         model(**given)
     return seen.audit(**(told or {}))

@@ -292,7 +292,8 @@ def test_rows_without_a_key() -> None:
     x = torch.randn(2, 9, 8)
     assert not check(Sees(own=True), x, causal=True).faults
     checked = check(Sees(own=False), x, causal=True)
-    assert found(checked) == {"no key"}
+    assert found(checked) == {"no key", "itself hidden"}
+    assert "strict triangle" in next(one for one in checked if one.reason == "itself hidden").cause
 
 
 def test_results_that_are_not_numbers() -> None:

@@ -3,8 +3,8 @@
 import torch
 
 from regard.errors import ShapeError
-from regard.watching.checks.audited_call import Run, UserTold, run_of
-from regard.watching.checks.checked import Checked, Question
+from regard.watching.checks.audited_call import AuditedRun, UserTold, run_of
+from regard.watching.checks.checked import AuditQuestion, Checked
 from regard.watching.checks.finding import Finding, by_module
 from regard.watching.checks.rules import FIRST, RULES
 from regard.watching.checks.rules.rows import is_finite
@@ -30,9 +30,11 @@ def audit(record: Record, told: UserTold) -> Checked:
     run = run_of(record, told)
     found = [Finding("not seen", "info", reason, call.name, call.index) for call, reason in run.unread]
     found += of_unread(record)
-    questions: list[Question] = []
+    questions: list[AuditQuestion] = []
     for rule in (FIRST, *RULES):
-        question, findings = rule.ask(run if rule is FIRST else Run([one for one in run.calls if is_finite(one)]))
+        question, findings = rule.ask(
+            run if rule is FIRST else AuditedRun([one for one in run.calls if is_finite(one)])
+        )
         questions.append(question)
         found += findings
     model = type(record.modules[""]).__name__

@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.watching.checks.facts import Facts, facts_of
 from regard.watching.checks.roles import Role, config_of, is_of_decoder, role_of
-from regard.watching.checks.told import Part, Told, documents_of, end_runs, ids_of, masks_of, part_of, place, types_of
+from regard.watching.checks.told import (
+    SequencePart,
+    Told,
+    documents_told,
+    end_runs,
+    ids_of,
+    masks_of,
+    part_of,
+    place,
+    types_of,
+)
 from regard.watching.checks.visible import allowed_pairs
 from regard.watching.kept.sequences import CallSequence, SequenceStep
 from regard.watching.observed import EmbeddedIds, Observed, Record
@@ -87,12 +97,12 @@ class AuditedCall:
         return role_of(self)
 
     @cached_property
-    def part(self) -> Part | None:
+    def part(self) -> SequencePart | None:
         """The sequence of the queries."""
         return part_of(self.call, is_of_decoder(self.modules, self.name))
 
     @cached_property
-    def key_part(self) -> Part | None:
+    def key_part(self) -> SequencePart | None:
         """The sequence of the keys."""
         has_target = self.part == "target"
         return self.part if not self.crosses else "source" if has_target or self.part == "own" else None
@@ -187,7 +197,7 @@ class AuditedCall:
             return Told(given.to(self.device), "documents=") if given.shape == shape else None
         if self._is_of_another_tower:
             return None
-        told = documents_of(self.call, None if self.keep is None else self.keep.values)
+        told = documents_told(self.call, None if self.keep is None else self.keep.values)
         return told if told is None or told.values.device == self.device else None
 
     @cached_property
@@ -261,7 +271,7 @@ class AuditedCall:
         return self.facts.seen.is_exact
 
 
-def masks_of_queries(call: Observed, part: Part) -> Iterator[Tensor]:
+def masks_of_queries(call: Observed, part: SequencePart) -> Iterator[Tensor]:
     """Masks of the sequence of the queries, where that is not the sequence of the keys: bool (B, T)."""
     for frame in call.arguments:
         for name in ("decoder_attention_mask",) if part == "target" else ():
@@ -290,7 +300,8 @@ class PadToken:
                 marks = (getattr(one, name, None) for one in owners for name in MARKS)
                 flat = [n for mark in marks for n in (mark if isinstance(mark, list) else [mark])]
                 return cls(found, found in flat)
-        indices = {one.padding_idx for one in modules.values() if isinstance(one, nn.Embedding)} - {None}
+        tables = [one for one in modules.values() if isinstance(one, nn.Embedding)]
+        indices = {one.padding_idx for one in tables if one.padding_idx is not None}
         return cls(indices.pop(), False) if len(indices) == 1 else None
 
     def found(self, ids: Tensor) -> tuple[Tensor, bool]:
@@ -320,7 +331,7 @@ def _inner(modules: Iterable[nn.Module]) -> list[Any]:
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class AuditedRun:
     """All audited calls of a watch."""
 
     calls: list[AuditedCall] = field(default_factory=list)
@@ -331,11 +342,13 @@ class Run:
 NOT_AUDITED = ("compression", "attention over depth")
 
 
-def run_of(record: Record, user: UserTold) -> Run:
+def run_of(record: Record, user: UserTold) -> AuditedRun:
     """The calls of a watch in their order, with the facts of their masks."""
     steps = _steps(record)
     pads = PadToken.of(record.modules)
-    run, known, latest = Run(), {}, {}
+    run = AuditedRun()
+    known: dict[tuple[str, int], AuditedCall] = {}
+    latest: dict[str, AuditedCall] = {}
     for call in (call for call in record.calls if call.kind not in NOT_AUDITED):
         keep = user.keep
         fits = keep is not None and call.map is not None and keep.shape == (call.sizes.flat_batch, call.sizes.keys)
@@ -355,12 +368,12 @@ def run_of(record: Record, user: UserTold) -> Run:
     return run
 
 
-Place = tuple[CallSequence, SequenceStep, int | None]
+StepPlace = tuple[CallSequence, SequenceStep, int | None]
 
 
-def _steps(record: Record) -> dict[tuple[str, int], Place]:
+def _steps(record: Record) -> dict[tuple[str, int], StepPlace]:
     """The place of each call in its sequence, and the number of the call before it."""
-    found: dict[tuple[str, int], Place] = {}
+    found: dict[tuple[str, int], StepPlace] = {}
     for name, sequences in record.sequences.of.items():
         for sequence in sequences:
             before = None

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError
-from regard.watching.checks.checked import Checked, joined
+from regard.watching.checks.checked import Checked, as_one
 from regard.watching.checks.given_subject import GivenSubject
 from regard.watching.checks.huggingface_subject import HuggingFaceSubject, is_huggingface_model
 from regard.watching.checks.own_subject import OwnSubject, is_own_model
@@ -60,7 +60,7 @@ def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) ->
         audits = [trials.audited(seen, keep) for seen, keep in trials.seen]
         if batch is not None:
             audits.insert(0, _run_on(model, batch).audit(causal=causal or None, skip="*"))
-    return joined(type(model).__name__, audits, trials.found, trials.tried)
+    return as_one(type(model).__name__, audits, trials.found, trials.tried)
 
 
 def _run_on(model: nn.Module, batch: Any) -> Seen:

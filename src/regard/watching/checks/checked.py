@@ -10,7 +10,7 @@ from regard.watching.checks.finding import Finding, Severity, by_module, grouped
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AuditQuestion:
     """One question of an audit: the modules that it was asked of, and the reasons where it was not."""
 
     name: str
@@ -35,7 +35,7 @@ MOST_REASONS = 2
 class Checked(Displayed, Sequence[Finding]):
     """The findings of an audit or a check, errors first: a sequence, false without an error and a warning. `print` it.
 
-    >>> checked = Checked("GPT", 12, (), (Question("future", ("h.0.attn",), ()),))
+    >>> checked = Checked("GPT", 12, (), (AuditQuestion("future", ("h.0.attn",), ()),))
     >>> print(checked)
     GPT: 12 layers, 1 question, nothing found
     asked:
@@ -48,7 +48,7 @@ class Checked(Displayed, Sequence[Finding]):
     layers: int
     """The number of modules whose attention was read."""
     findings: tuple[Finding, ...]
-    questions: tuple[Question, ...] = ()
+    questions: tuple[AuditQuestion, ...] = ()
     tried: tuple[str, ...] = ()
     """The trials by results; empty for the audit of a watch alone."""
 
@@ -73,7 +73,7 @@ class Checked(Displayed, Sequence[Finding]):
         return (*self.errors, *self.warnings)
 
     @property
-    def not_asked(self) -> tuple[Question, ...]:
+    def not_asked(self) -> tuple[AuditQuestion, ...]:
         """The questions that could be asked of no module."""
         return tuple(question for question in self.questions if not question.asked)
 
@@ -120,7 +120,7 @@ class Checked(Displayed, Sequence[Finding]):
         return json.dumps(record, indent=1)
 
 
-def _listed(title: str, questions: Iterable[Question]) -> list[str]:
+def _listed(title: str, questions: Iterable[AuditQuestion]) -> list[str]:
     lines = [f"  {question}" for question in questions]
     return [title, *lines] if lines else []
 
@@ -129,7 +129,7 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
-def joined(model: str, audits: Sequence[Checked], found: Iterable[Finding], tried: Iterable[str]) -> Checked:
+def as_one(model: str, audits: Sequence[Checked], found: Iterable[Finding], tried: Iterable[str]) -> Checked:
     """One object for several audits of a model and the findings of its trials: a question was asked of a module if one
     audit did."""
     findings = [*found, *(finding for audit in audits for finding in audit)]
@@ -140,6 +140,6 @@ def joined(model: str, audits: Sequence[Checked], found: Iterable[Finding], trie
         same = [question for question in every if question.name == name]
         asked = dict.fromkeys(path for question in same for path in question.asked)
         left = {path: reason for question in reversed(same) for path, reason in question.not_asked if path not in asked}
-        questions.append(Question(name, tuple(asked), tuple(left.items())))
+        questions.append(AuditQuestion(name, tuple(asked), tuple(left.items())))
     layers = len({path for question in every for path in (*question.asked, *dict(question.not_asked))})
     return Checked(model, layers, tuple(by_module(findings)), tuple(questions), tuple(tried))

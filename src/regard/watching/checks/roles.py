@@ -2,14 +2,11 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
 from regard.watching.checks.told import ids_of
-
-if TYPE_CHECKING:
-    from regard.watching.checks.audited_call import AuditedCall
 
 PREFIXED = ("cpmant",)
 """Model types with a bidirectional prefix as prompt, missing from their configs."""
@@ -27,8 +24,8 @@ class Role(NamedTuple):
 UNKNOWN = Role("unknown", "nothing says whether it is causal: audit(causal=True) or audit(causal=False)")
 
 
-def role_of(call: "AuditedCall") -> Role:
-    """The direction of a call's self-attention; that of cross-attention is unknown."""
+def role_of(call: Any) -> Role:
+    """The direction of the self-attention of an `AuditedCall`; that of cross-attention is unknown."""
     modules, path = call.modules, call.name
     if call.crosses or not call.is_attention:
         return Role("unknown", "it attends to another sequence")
@@ -78,7 +75,7 @@ def is_masked_encoder(config: Any) -> bool:
     return is_masked and has_tokens and not getattr(config, "is_decoder", False)
 
 
-def _generates(call: "AuditedCall") -> bool:
+def _generates(call: Any) -> bool:
     """True for a model of one's own that generates with transformers, and is no pair."""
     library: Any = sys.modules.get("transformers.generation.utils")
     mappings: Any = sys.modules.get("transformers.models.auto.configuration_auto")
@@ -90,16 +87,16 @@ def _generates(call: "AuditedCall") -> bool:
     return is_own and config is call.config and not is_pair(config) and not sees_both_sides(config)
 
 
-def _is_of_torchs_decoder(call: "AuditedCall") -> bool:
+def _is_of_torchs_decoder(call: Any) -> bool:
     around = call.modules.get(call.name.rpartition(".")[0])
     if not isinstance(around, nn.TransformerDecoderLayer) or around.self_attn is not call.module:
         return False
     # (The queries of a detector are learned, not tokens.)
     parts = ("target", "own")
-    return any(ids_of(call.call, part, call.sizes.queries) is not None for part in parts)  # type: ignore[arg-type]
+    return any(ids_of(call.call, part, call.sizes.queries) is not None for part in parts)
 
 
-def _by_cache(call: "AuditedCall") -> Role:
+def _by_cache(call: Any) -> Role:
     """Keys in a cache were made before the later ones: rows that see later keys contradict those before them."""
     if not call.grows or call.sizes.queries < 2:
         return UNKNOWN

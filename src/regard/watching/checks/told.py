@@ -14,14 +14,14 @@ from torch import Tensor
 from regard.watching.kept.arguments import KeptArguments
 from regard.watching.observed import Observed
 
-Part = Literal["own", "source", "target"]
+SequencePart = Literal["own", "source", "target"]
 """The sequence that an argument describes: that of the module itself, or one of the two of a pair."""
 
 
 class Meaning(NamedTuple):
     """The meaning of an argument's name."""
 
-    part: Part
+    part: SequencePart
     is_real: bool = True
     """True if True marks a word, False if it marks padding."""
 
@@ -39,7 +39,7 @@ MASKS: Mapping[str, Meaning] = {
     "memory_key_padding_mask": Meaning("source", is_real=False),
 }
 """Masks of padding (B, L) by name."""
-IDS: Mapping[str, Part] = {
+IDS: Mapping[str, SequencePart] = {
     **dict.fromkeys(("input_ids", "tokens", "ids", "token_ids", "idx", "x", "src", "source", "src_ids"), "own"),
     **dict.fromkeys(("decoder_input_ids", "tgt", "target", "trg", "target_input", "tgt_ids"), "target"),
 }
@@ -65,7 +65,7 @@ def place(of: KeptArguments, name: str) -> str:
     return f"{name} of {of.path or 'the model'}"
 
 
-def part_of(call: Observed, module_is_decoder: bool | None) -> Part | None:
+def part_of(call: Observed, module_is_decoder: bool | None) -> SequencePart | None:
     """Which sequence the queries of a call are of, in a pair; "own" outside of one, and None if that is not known."""
     pairs = [frame for frame in call.arguments if _is_pair(frame)]
     if not pairs:
@@ -86,7 +86,7 @@ def part_of(call: Observed, module_is_decoder: bool | None) -> Part | None:
     return None if at_target == at_source else "target" if at_target else "source"
 
 
-def masks_of(call: Observed, part: Part) -> Iterator[Told]:
+def masks_of(call: Observed, part: SequencePart) -> Iterator[Told]:
     """The masks of padding of one sequence, True for words, (B, S); those that were handed over first come first."""
     batch, keys = call.sizes.flat_batch, call.sizes.keys
     for frame in call.arguments:
@@ -95,7 +95,7 @@ def masks_of(call: Observed, part: Part) -> Iterator[Told]:
             meaning = MASKS.get(name)
             if meaning is None or tensor.dim() != 2 or tensor.shape[1] != keys or len(tensor) not in (1, batch):
                 continue
-            own: Part = "source" if meaning.part == "own" and has_target else meaning.part
+            own: SequencePart = "source" if meaning.part == "own" and has_target else meaning.part
             if own != part and not (own == "own" and part == "source" and call.sizes.queries != keys):
                 continue
             real = tensor if tensor.dtype == torch.bool else _flags(tensor)
@@ -103,7 +103,7 @@ def masks_of(call: Observed, part: Part) -> Iterator[Told]:
                 yield Told((real if meaning.is_real else ~real).expand(batch, keys), place(frame, name))
 
 
-def ids_of(call: Observed, part: Part, length: int) -> Told | None:
+def ids_of(call: Observed, part: SequencePart, length: int) -> Told | None:
     """The ids of the tokens of one sequence, (B, L)."""
     for frame in call.arguments:
         has_target = _is_pair(frame)
@@ -126,7 +126,7 @@ def numbered_by_mask(call: Observed) -> Told | None:
     return None
 
 
-def documents_of(call: Observed, keep: Tensor | None) -> Told | None:
+def documents_told(call: Observed, keep: Tensor | None) -> Told | None:
     """The documents of the keys of a whole pass, from ids of documents, ends of documents, or positions that begin
     anew; None if nothing tells of more than one."""
     batch, keys = call.sizes.flat_batch, call.sizes.keys
@@ -184,7 +184,7 @@ def _is_pair(frame: KeptArguments) -> bool:
     return any(IDS.get(name) == "target" for name in frame.tensors)
 
 
-def _ids(frame: KeptArguments) -> Iterator[tuple[Part, Tensor]]:
+def _ids(frame: KeptArguments) -> Iterator[tuple[SequencePart, Tensor]]:
     return ((IDS[name], tensor) for name, tensor in _tensors(frame) if name in IDS and tensor.dim() == 2)
 
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 
 from regard.call.biases.base import DenseBias
-from regard.watching.checks.audited_call import AuditedCall, Run
-from regard.watching.checks.checked import Question
+from regard.watching.checks.audited_call import AuditedCall, AuditedRun
+from regard.watching.checks.checked import AuditQuestion
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.rules.base import Rule, asked_of
 from regard.watching.checks.rules.window import window_of
@@ -27,7 +27,7 @@ class LikeTheOthersRule(Rule):
 
     name: ClassVar = "like the others"
 
-    def ask(self, run: Run) -> tuple[Question, list[Finding]]:
+    def ask(self, run: AuditedRun) -> tuple[AuditQuestion, list[Finding]]:
         stacks: dict[tuple[object, ...], list[AuditedCall]] = {}
         for call in run.calls:
             if call.is_attention:

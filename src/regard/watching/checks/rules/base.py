@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from regard.watching.checks.audited_call import AuditedCall, Run
-from regard.watching.checks.checked import Question
+from regard.watching.checks.audited_call import AuditedCall, AuditedRun
+from regard.watching.checks.checked import AuditQuestion
 from regard.watching.checks.finding import Finding
 
 
@@ -17,7 +17,7 @@ class Rule(ABC):
     """The question, in a word or two."""
 
     @abstractmethod
-    def ask(self, run: Run) -> tuple[Question, list[Finding]]:
+    def ask(self, run: AuditedRun) -> tuple[AuditQuestion, list[Finding]]:
         """Ask it of all calls of a run."""
 
 
@@ -32,7 +32,7 @@ class CallRule(Rule):
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         """The findings of a call that it can be asked of; path and index are added to them."""
 
-    def ask(self, run: Run) -> tuple[Question, list[Finding]]:
+    def ask(self, run: AuditedRun) -> tuple[AuditQuestion, list[Finding]]:
         asked: dict[str, None] = {}
         not_asked: dict[str, str] = {}
         found: list[Finding] = []
@@ -45,11 +45,11 @@ class CallRule(Rule):
                 replace(one, path=call.name, call=call.call.index, observed=call.call) for one in self.of_call(call)
             ]
         left = tuple((path, reason) for path, reason in not_asked.items() if path not in asked)
-        return Question(self.name, tuple(asked), left), found
+        return AuditQuestion(self.name, tuple(asked), left), found
 
 
-def asked_of(name: str, asked: Sequence[AuditedCall], not_asked: Sequence[tuple[AuditedCall, str]]) -> Question:
+def asked_of(name: str, asked: Sequence[AuditedCall], not_asked: Sequence[tuple[AuditedCall, str]]) -> AuditQuestion:
     """The question of a rule that compares calls."""
     paths = dict.fromkeys(call.name for call in asked)
     left = {call.name: reason for call, reason in not_asked if call.name not in paths}
-    return Question(name, tuple(paths), tuple(left.items()))
+    return AuditQuestion(name, tuple(paths), tuple(left.items()))

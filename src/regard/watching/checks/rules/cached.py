@@ -63,7 +63,7 @@ class OwnKeyRule(CallRule):
             pairs = (places == at)[None] & live
             return pairs if is_step and call.keep is None else pairs & keep[:, None]
 
-        count, first = hidden_pairs(call, own)
+        count, first = (0, None) if _see_themselves(call, offset) else hidden_pairs(call, own)
         if first is not None:
             strict = "a strict triangle hides the diagonal (tril(-1), or hiding triu(0))"
             yield Finding(
@@ -116,6 +116,18 @@ def _is_causal(call: AuditedCall) -> bool:
     # A strict triangle: each row sees all keys up to the one before its own.
     place = torch.arange(call.sizes.queries, device=call.device) + (call.offset or 0) - 1
     return bool(((seen.last == place) | ~seen.live | (place < 0)).all()) and bool(seen.live.any())
+
+
+def _see_themselves(call: AuditedCall, offset: int) -> bool:
+    """True if all rows with a key see their own, by the range of keys that each sees: a few numbers a row."""
+    seen, queries, keys = call.facts.seen, call.sizes.queries, call.sizes.keys
+    if offset < 0 or offset + queries > keys:
+        return False
+    own = torch.arange(queries, device=call.device) + offset
+    rank = torch.nn.functional.pad(seen.keys.long().cumsum(-1), (1, 0))
+    within = rank.gather(1, (seen.last + 1).clamp(0, keys)) - rank.gather(1, seen.first.clamp(0, keys))
+    is_seen = (seen.first <= own) & (own <= seen.last) & seen.keys[:, own] & (within == seen.count)
+    return bool((is_seen | ~seen.live).all())
 
 
 def _seen_before(call: AuditedCall) -> Tensor | None:

@@ -11,7 +11,7 @@ from regard.watching.checks.breach import LEAST, breach
 from regard.watching.checks.finding import Finding, Severity
 from regard.watching.checks.rules.base import CallRule
 from regard.watching.checks.rules.padding import TRUE
-from regard.watching.checks.rules.token_kinds import blocks_of
+from regard.watching.checks.rules.token_kinds import two_way_blocks
 
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted", "documents, causal")
 """Patterns that show each query nothing after its own position, or nothing before."""
@@ -45,7 +45,7 @@ class FutureRule(CallRule):
         assert offset is not None
         if call.facts.later is not None and call.facts.later <= LEAST and offset == mask.offset:
             return
-        blocks = blocks_of(call)
+        blocks = two_way_blocks(call)
 
         def later_keys(rows: range) -> Tensor:
             own = torch.arange(rows.start, rows.stop, device=call.device)[:, None] + offset

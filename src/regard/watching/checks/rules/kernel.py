@@ -215,7 +215,7 @@ class ScaleRule(CallRule):
     def why_not(self, call: AuditedCall) -> str:
         factors = call.call.factors
         if factors is None or not isinstance(factors.call.score, ScaledDot):
-            return "its scale is not read: regard.check(model, reference=...)"
+            return "its weights tell no scale"
         return ""
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:

@@ -81,14 +81,14 @@ def cause_of(call: AuditedCall, keep: Tensor) -> str:
     return ""
 
 
-Allowed = Callable[[range], Tensor]
+PairsAllowed = Callable[[range], Tensor]
 
 
-def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, Allowed]]:
+def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, PairsAllowed]]:
     batch, keys = keep.shape
     queries = call.sizes.queries
 
-    def of_keys(real: Tensor) -> Allowed:
+    def of_keys(real: Tensor) -> PairsAllowed:
         return lambda rows: real[:, None].expand(-1, len(rows), -1)
 
     live = call.facts.seen.live.unflatten(0, call.facts.seen.shape).any(1)
@@ -103,7 +103,7 @@ def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, Allowed]]:
             "a mask (B, S) was read as (T, S): the batch has as many sequences as queries",
             lambda rows: keep[None, rows.start : rows.stop].expand(batch, -1, -1),
         )
-    if batch > 1:
+    if batch > 1 and not call.facts.mask.added:
         yield "the mask of the first sequence reached all of them", of_keys(keep[:1].expand_as(keep))
         yield "each sequence got the mask of the one before it", of_keys(keep.roll(1, 0))
         yield "each sequence got the mask of the one after it", of_keys(keep.roll(-1, 0))
@@ -113,7 +113,7 @@ def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, Allowed]]:
     yield "the mask is shifted by one", of_keys(keep.roll(-1, -1))
 
 
-def _agrees(call: AuditedCall, gives: Allowed) -> bool:
+def _agrees(call: AuditedCall, gives: PairsAllowed) -> bool:
     """True if the rows of real tokens that see a key see those of a slip, and no others but later ones."""
     live = call.facts.seen.live.unflatten(0, call.facts.seen.shape).any(1) & call.real_queries
     step = fitting(CHUNK_ELEMENTS, call.sizes.flat_batch * call.sizes.heads * call.sizes.keys)

@@ -24,10 +24,12 @@ class TokenKindsRule(CallRule):
             return "it is no attention over positions"
         if call.types is None and not _is_all_prefix(call):
             return "no token_type_ids were given"
-        return "" if blocks_of(call) is not None else "its token_type_ids are no part of a mask, as far as is known"
+        return (
+            "" if two_way_blocks(call) is not None else "its token_type_ids are no part of a mask, as far as is known"
+        )
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        found = blocks_of(call)
+        found = two_way_blocks(call)
         assert found is not None
         kind, of = found
         keep = torch.ones_like(of, dtype=torch.bool) if call.keep is None else call.keep.values
@@ -62,7 +64,7 @@ def window_of_config(call: AuditedCall) -> int | None:
     return None if said is None else said.size
 
 
-def blocks_of(call: AuditedCall) -> tuple[str, Tensor] | None:
+def two_way_blocks(call: AuditedCall) -> tuple[str, Tensor] | None:
     """The kind of the blocks that see both ways, and the number of its block for each key (B, S), -1 outside; None if
     the kinds of tokens are no part of the mask, as far as is known."""
     if call.types is None:

@@ -77,14 +77,15 @@ def test_the_slots_of_a_weight(capability: int) -> None:
     assert few["read_rows"].body.slots <= rows
     for name in ("read_rows", "read_columns"):
         kernel = five[name]
-        assert kernel.body.of("spill") <= 0.05, name
+        assert kernel.body.of("spill") <= (0.1 if capability == 100 else 0.0), name
         assert kernel.body.of("atomic") == 0, name
         if capability != 80:  # where the same layout takes one shuffle of four weights
             assert kernel.body.of("shuffle") == 0, name
         # Factors come while others are multiplied.
         assert "async" in kernel.ttgir
     assert "ttg.convert_layout" not in five["read_columns"].loops
-    assert five["read_columns"].stack == few["read_rows"].stack == 0
+    assert few["read_rows"].stack == few["read_columns"].stack == 0
+    assert max(kernel.stack for kernel in five.values()) <= 64
 
 
 def test_the_tiles_are_the_cheapest_of_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +120,17 @@ def test_the_statistics(capability: int, dtype: torch.dtype, width: int, mask: A
     assert set(kernels) == {"read_rows", "rank_groups", "read_columns", "pool_keys"}
     for name, kernel in kernels.items():
         assert kernel.shared <= SHARED, name
+
+
+def test_soft_caps_slopes_sinks_and_parts() -> None:
+    """Of a few queries of many keys, which have parts."""
+    q, key = torch.zeros(1, 2, 16, 32).bfloat16(), torch.zeros(1, 2, 8192, 32).bfloat16()
+    options: dict[str, Any] = {
+        "score": regard.SoftCapped(regard.ScaledDot(), 5.0), "bias": regard.ALiBi(2),
+        "normalization": regard.SoftmaxWithSink(0.5),
+    }  # fmt: skip
+    kernels = launched(90, lambda: regard.map_of(q, key, **options).summary("received", "entropy", "top_keys", k=3))
+    assert set(kernels) == {"read_rows", "join_parts", "rank_groups", "read_columns"}
 
 
 @pytest.mark.parametrize("capability", [80, 90])

@@ -118,6 +118,22 @@ def test_statistics_alone_have_room_for_no_key(length: int, steps: int) -> None:
             assert set(joined.source.kept) == {"received", "entropy", "top_key"}
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("prompt", [[0], [5, 0], [5, 6, 0, 0], [5, 6, 7]], ids=str)
+@pytest.mark.parametrize("written", [[4, 5], [0, 5], [5, 0, 0, 6], [0, 0, 0]], ids=str)
+def test_a_token_of_padding_may_have_a_key_of_zeros(prompt: list[int], written: list[int]) -> None:
+    model = FAMILIES["llama"].build()
+    model.model.embed_tokens.weight[0] = 0.0
+    cache = None
+    with regard.watch(model) as seen:
+        for ids in (prompt, *([token] for token in written)):
+            cache = model(torch.tensor([ids]), past_key_values=cache, use_cache=True).past_key_values
+    with regard.watch(model) as at_once:
+        model(torch.tensor([prompt + written]))
+    for path in names_of(seen):
+        same(seen.joined(path).dense(), at_once[path].dense())
+
+
 def test_recurrent_gemma() -> None:
     settings = {
         **LLAMA, "num_hidden_layers": 3, "num_key_value_heads": 1, "attention_window_size": 4, "lru_width": 32,

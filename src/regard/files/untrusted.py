@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import stat
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -75,6 +76,7 @@ def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
         MissingExtraError: safetensors is not installed.
     """
     library = safetensors_library()
+    _require_file(path)
     with tensor_errors(path), library.safe_open(os.fspath(path), framework="pt") as file:
         yield file
 
@@ -91,6 +93,7 @@ def check_tensors(path: str | os.PathLike[str]) -> None:
         import safetensors
     except ImportError:
         raise MissingExtraError("safetensors", extra="train") from None
+    _require_file(path)
     try:
         with safetensors.safe_open(os.fspath(path), framework="np"):
             pass
@@ -125,6 +128,14 @@ def read_torch_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     if wrong := [name for name, one in found.items() if not isinstance(one, torch.Tensor)]:
         raise DataError(f"{path} holds {type(found[wrong[0]]).__name__} for {wrong[0]!r:.80}, expected tensors by name")
     return found
+
+
+def _require_file(path: str | os.PathLike[str]) -> None:
+    """Refuse what safetensors would wait for, or fail to map."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        raise DataError(f"{path} is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a safetensors file")
 
 
 @contextmanager

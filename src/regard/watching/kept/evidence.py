@@ -102,8 +102,10 @@ def _printed(queries: Tensor | SavedTensor, keys: Tensor | SavedTensor, memory: 
         return None
     # Without this a watch would take the products computed here for calls of the model.
     with undisturbed(), DisableTorchFunction():
-        prints = _print(keys)
-        return Prints(_print(queries), prints, memory, _filled(prints))
+        prints, asked = _print(keys), _print(queries)
+        # Of self-attention each query has a key, which may be zeros: that of a token of padding, without an embedding.
+        filled = max(_filled(prints), min(asked.shape[1], prints.shape[1]))
+        return Prints(asked, prints, memory, filled)
 
 
 def same_rows(one: Tensor, other: Tensor) -> Tensor:

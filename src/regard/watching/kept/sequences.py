@@ -9,7 +9,7 @@ self-attention of the same step continues too, or the keys are still in the same
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -155,7 +155,13 @@ class Sequences:
             return None
         # Two calls of each step make two sequences: of those of the latest step, the oldest continues first.
         ends = sorted(self._ends.setdefault(name, []), key=lambda end: (-(end.last.when.begun or 0), end.order))
-        found, why = self._grown(prints, ends), ""
+        # The zeros at the end may be new keys, and not room.
+        whole = replace(prints, filled=prints.keys.shape[1])
+        found, why = self._grown(whole, ends), ""
+        if found is not None:
+            prints = whole
+        elif prints.filled < whole.filled:
+            found = self._grown(prints, ends)
         if found is None:
             found, why = self._fixed(prints, ends, when)
         if found is None:

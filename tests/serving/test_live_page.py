@@ -110,6 +110,18 @@ def test_the_page_begins_with_an_answer_in_the_words_of_the_model(browser: Chrom
     assert answers(browser) == [expected(server, model=WRITER, text=text, max_tokens=24)]
 
 
+def test_a_model_without_examples_says_how_to_begin(
+    browser: Chromium, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.desk.models[WRITER], "examples", [])
+    opened(browser, server)
+    settle(browser)
+    browser.run(f"""const one = document.getElementById("model"); one.value = "{WRITER}";
+                    one.dispatchEvent(new Event("change"));""")
+    assert browser.run(EXAMPLES) == answers(browser) == []
+    assert browser.run("return document.getElementById('status').textContent;").startswith("Type the beginning")
+
+
 def test_no_style_of_the_page_around_is_one_of_the_view(server: Running) -> None:
     """The styles of the live page also reach into the view: a class of both has the sizes of both."""
     _, style, _ = server.ask("/live.css")

@@ -79,7 +79,8 @@ def test_a_teacher_types_by_the_keyboard_alone(browser: Chromium, server: Runnin
     assert f"{found['top_weights'][1][0]:.3f}" in strongest, strongest
 
 
-WORDS = "return [document.title, ...['title', 'go', 'given'].map((id) => document.getElementById(id).textContent)].join('|');"
+WORDS = """return [document.title, ...["title", "go", "given"].map((id) => document.getElementById(id).textContent)]
+    .join("|");"""
 EXAMPLES = "return [...document.querySelectorAll('#try:not([hidden]) #examples button')].map((one) => one.textContent);"
 
 

@@ -77,7 +77,12 @@ class ServeCommand(Command):
         with loading():
             from regard.serving.guard import allowed_hosts
             from regard.serving.server import (
-                CheckpointWatch, ListeningPlace, listening_at, load_model, load_models, serve_forever,
+                CheckpointWatch,
+                ListeningPlace,
+                listening_at,
+                load_model,
+                load_models,
+                serve_forever,
             )  # fmt: skip
 
         entrance = Entrance(hosts=allowed_hosts(self.host, self.allow_host), token=self._token())

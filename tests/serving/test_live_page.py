@@ -79,7 +79,8 @@ def test_a_teacher_types_by_the_keyboard_alone(browser: Chromium, server: Runnin
     assert f"{found['top_weights'][1][0]:.3f}" in strongest, strongest
 
 
-WORDS = "return [document.title, ...['title', 'go', 'given'].map((id) => document.getElementById(id).textContent)].join('|');"
+WORDS = """return [document.title, ...["title", "go", "given"].map((id) => document.getElementById(id).textContent)]
+    .join("|");"""
 EXAMPLES = "return [...document.querySelectorAll('#try:not([hidden]) #examples button')].map((one) => one.textContent);"
 
 
@@ -108,6 +109,18 @@ def test_the_page_begins_with_an_answer_in_the_words_of_the_model(browser: Chrom
     text = server.desk.models[WRITER].examples[0]
     assert browser.run(EXAMPLES)[0] == text
     assert answers(browser) == [expected(server, model=WRITER, text=text, max_tokens=24)]
+
+
+def test_a_model_without_examples_says_how_to_begin(
+    browser: Chromium, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.desk.models[WRITER], "examples", [])
+    opened(browser, server)
+    settle(browser)
+    browser.run(f"""const one = document.getElementById("model"); one.value = "{WRITER}";
+                    one.dispatchEvent(new Event("change"));""")
+    assert browser.run(EXAMPLES) == answers(browser) == []
+    assert browser.run("return document.getElementById('status').textContent;").startswith("Type the beginning")
 
 
 def test_no_style_of_the_page_around_is_one_of_the_view(server: Running) -> None:

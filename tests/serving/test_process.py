@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from regard.serving.asking import Desk
 from regard.serving.served import Served
 from regard.serving.server import ListeningPlace, listening_at, serve_forever
 from regard.serving.settings import Entrance, RequestLimits
-from regard.tasks.training.interrupts import ending_at_once
+from regard.tasks.training.interrupts import Interrupted, ending_at_once
 from tests.serving.conftest import WRITER, Running
 
 
@@ -72,8 +72,8 @@ def test_a_second_sigterm_is_one_more(models: dict[str, Served]) -> None:
         ended.append(True)
 
     place = ListeningPlace("127.0.0.1", 0, 1.0, logs_requests=False)
-    with ending_at_once(), listening_at(place) as listening:
-        entrance = Entrance(hosts=frozenset({"127.0.0.1"}), token=None)
+    entrance = Entrance(hosts=frozenset({"127.0.0.1"}), token=None)
+    with suppress(Interrupted), ending_at_once(), listening_at(place) as listening:
         serve_forever(
             models, listening, place, entrance, RequestLimits(), lambda _: signal.raise_signal(signal.SIGTERM), beside
         )

@@ -72,7 +72,9 @@ class CTranslate2Search:
         """Search by threads of this process, one for each batch."""
         from regard.tasks.exports.engine import searching_by_ctranslate2
 
-        threads = workers or (usable_cores() if translator.device.type == "cpu" else 1)
+        threads = workers
+        if threads is None:
+            threads = usable_cores() if translator.device.type == "cpu" else 1
         or_own = None if self.insists else _say
         return self._or_own(
             searching_by_ctranslate2(translator, run, precision=self.precision, threads=threads, or_own=or_own)

@@ -87,7 +87,7 @@ class ServeCommand(Command):
 
         entrance = Entrance(hosts=allowed_hosts(self.host, self.allow_host), token=self._token())
         place = ListeningPlace(self.host, self.port, self.grace, self.log_requests)
-        threads = self.workers or usable_cores()
+        threads = usable_cores() if self.workers is None else self.workers
         load = partial(load_model, device=self.device, limits=self.limits, threads=threads, tell=say)
         with listening_at(place) as listening:
             models = load_models(self.models, self.languages, load)

@@ -73,9 +73,7 @@ def _beginnings(run: RunFolder) -> list[str]:
     corpus, found = open_text(run), []
     for start in (number * len(corpus.valid.tokens) // EXAMPLES for number in range(EXAMPLES)):
         lines = corpus.tokenizer.decode(corpus.valid.tokens[start : start + READ_TOKENS].tolist()).split("\n")
-        known = (
-            line.partition("\ufffd")[0] for line in lines[1:-1] or lines
-        )  # those at the ends may be pieces of lines
+        known = (line.partition("\ufffd")[0] for line in lines[1:-1] or lines)  # the ends may be pieces
         line = max(known, key=len)
         cut = line[:SHOWN_CHARACTERS]
         found.append(line if cut == line else cut.rpartition(" ")[0] or cut)

@@ -182,7 +182,8 @@ def listening_at(place: ListeningPlace) -> Iterator[socket.socket]:
     except OSError as error:
         why = str(error.strerror).partition(" (while")[0]  # Python adds the address
         raise ArgumentError(
-            f"{place.host}:{place.port} cannot be listened on ({why}); give another --port (0 takes a free one) or --host"
+            f"{place.host}:{place.port} cannot be listened on ({why}); give another --port (0 takes a free one) "
+            "or --host"
         ) from None
     with listening:
         yield listening

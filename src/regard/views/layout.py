@@ -88,10 +88,12 @@ def flow(
     >>> [(round(box.left, 2), round(box.top, 2)) for box in boxes]
     [(0.65, 0.65), (2.45, 0.65), (0.65, 2.45)]
     """
-    rows = [list(range(i, min(i + across, len(sizes)))) for i in range(0, len(sizes), across)] if across else []
+    rows = _fill(sizes)
+    if across is not None:
+        rows = [list(range(i, min(i + across, len(sizes)))) for i in range(0, len(sizes), across)]
     boxes: list[Box] = []
     top = MARGIN + 1.5 * LINE * bool(title)
-    for row in rows or _fill(sizes):
+    for row in rows:
         above = max(sizes[i].above for i in row)
         left = MARGIN
         for i in row:

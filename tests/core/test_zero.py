@@ -1,0 +1,78 @@
+"""Zero is a number: where a number may be absent, `is None` asks for it, and no truth value."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import regard
+from tests.core import house
+
+FILES = house.python_files(Path(regard.__file__).parent)
+
+
+def _may_be_absent(annotation: ast.expr | None) -> bool:
+    parts = set() if annotation is None else {part.strip() for part in ast.unparse(annotation).split("|")}
+    return "None" in parts and bool(parts & {"int", "float"})
+
+
+def _annotated(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """Each name of a tree that has a type: parameters, variables, fields, and the results of properties."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.arg, node.annotation
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id, node.annotation
+        elif isinstance(node, ast.FunctionDef) and any(ast.unparse(one) == "property" for one in node.decorator_list):
+            yield node.name, node.returns
+
+
+def asked_for_truth(trees: dict[str, ast.Module]) -> list[str]:
+    """The places where `x or y`, `x and y`, `not x` or `if x` asks a number that may be absent for its truth."""
+    kinds: dict[str, set[bool]] = {}
+    for tree in trees.values():
+        for name, annotation in _annotated(tree):
+            kinds.setdefault(name, set()).add(_may_be_absent(annotation))
+    fields = {name for name, found in kinds.items() if found == {True}}  # a field of that name, of whatever class
+    found = []
+    for module, tree in trees.items():
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            own = {name for name, annotation in _annotated(function) if _may_be_absent(annotation)}
+            for node in ast.walk(function):
+                for asked in _asked(node):
+                    is_name = isinstance(asked, ast.Name) and asked.id in own
+                    if is_name or (isinstance(asked, ast.Attribute) and asked.attr in fields):
+                        found.append(f"{module}: {ast.unparse(node).splitlines()[0]}")
+    return sorted(set(found))
+
+
+def _asked(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.BoolOp):
+        last = node.values[-1]
+        is_zero = isinstance(node.op, ast.Or) and isinstance(last, ast.Constant) and last.value == 0
+        return [] if is_zero else node.values[:-1]  # `x or 0` gives 0 for 0
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return [node.operand]
+    return [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
+
+
+def test_no_number_that_may_be_absent_is_asked_for_its_truth() -> None:
+    assert asked_for_truth(FILES) == []
+
+
+def test_each_way_to_ask_for_truth_is_found() -> None:
+    planted = """
+class One:
+    limit: int | None
+    name: str | None
+def use(one: One, seed: int | None, size: int, share: float | None = None):
+    a = seed or 7, seed or 0, size or 3, one.name or "x"
+    if not share: pass
+    b = 1 if one.limit else 2
+    return share and 3, seed is not None and seed
+"""
+    found = asked_for_truth({"planted": ast.parse(planted)})
+    assert found == [
+        "planted: 1 if one.limit else 2", "planted: not share", "planted: seed or 7", "planted: share and 3",
+    ]  # fmt: skip

@@ -83,6 +83,27 @@ def test_the_tables_are_current(page: str, script: str, make: str) -> None:
     assert names[make]() == (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
 
 
+def test_the_list_at_the_left_is_short_and_reaches_every_page() -> None:
+    """At most 25 entries; design notes and pages of the project are folded under one each."""
+    trees = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
+
+    def entries(page: Path) -> list[Path]:
+        found: list[Path] = []
+        for tree in trees.findall(page.read_text(encoding="utf-8")):
+            names = [line for line in tree.splitlines() if line and not line.startswith(":")]
+            found += [one for name in names for one in page.parent.glob(f"{name}.md") if one != page]
+        return [one.resolve() for one in found]
+
+    docs = ROOT / "docs"
+    first = entries(docs / "index.md")
+    assert len(first) <= 25
+    reached, waiting = {docs / "index.md"}, first
+    while waiting:
+        reached |= set(waiting)
+        waiting = [one for page in waiting for one in entries(page) if one not in reached]
+    assert {page for page in docs.rglob("*.md") if "_extensions" not in page.parts} - reached == set()
+
+
 def test_each_promise_on_security_names_tests_that_exist() -> None:
     rows = [line for line in (ROOT / "SECURITY.md").read_text().splitlines() if line.startswith("|")][2:]
     assert rows

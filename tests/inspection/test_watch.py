@@ -346,6 +346,19 @@ def test_unknown_names_are_refused_at_the_door() -> None:
         regard.watch(no_module)
 
 
+def test_a_module_called_several_times_has_a_list_by_name() -> None:
+    model = Two()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x()), model(x())
+    with pytest.raises(ArgumentError, match=r"maps of 2 calls: seen\.calls_of\('first'\) is their list, and seen"):
+        seen["first"]
+    with pytest.raises(ArgumentError, match="maps of 2 calls"):
+        seen.softmax("first")
+    assert seen.calls_of("first") == [seen["first", 0], seen["first", 1]]
+    with pytest.raises(NotSeenError, match="no attention of 'secnd'"):
+        seen.calls_of("secnd")
+
+
 def test_what_was_not_seen_is_said() -> None:
     model = Two()
     with torch.no_grad(), regard.watch(model, "first") as seen:

@@ -142,3 +142,14 @@ def test_the_centre_of_a_patch_has_the_colour_of_its_weight(upsampling: Upsampli
     is_flat = np.abs(dot(0.4, 0) - coloured(float(weights[0]))).max() <= 3
     assert is_flat == is_whole
     assert patches(axes).ravel().tolist() == pytest.approx(weights.tolist())
+
+
+def test_a_diffuse_map_leaves_the_image_as_it_is() -> None:
+    """Colours begin at the smallest weight of a patch; the query is named by the title or the bar."""
+    weights = torch.full((7, 7), 1 / 7)
+    weights[0, 1], weights[0, 2] = 1 / 7 - 0.01, 1 / 7 + 0.01
+    axes = overlay(torch.rand(3, 28, 42), weights, extra=1)
+    assert axes.get_images()[-1].norm.vmin == pytest.approx(1 / 7 - 0.01)
+    assert axes.get_title(loc="left").startswith("class token · ")
+    figure = overlay_grid(torch.rand(3, 28, 42), [("head 0", weights)], token=2)
+    assert figure.axes[-1].get_xlabel().endswith("; of the patch 2")

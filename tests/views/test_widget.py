@@ -235,6 +235,16 @@ def test_without_anywidget_a_picture_says_what_to_install(monkeypatch: pytest.Mo
     assert re.search(r"no picture: .*regard\[view\].*\n.*regard\[notebook\]", made._repr_mimebundle_()[0]["text/plain"])
 
 
+def test_the_picture_of_a_view_shows_words() -> None:
+    """Below the grid of every head stands one map with its labels."""
+    maps = [one.weights for one in (regard.attention(*torch.randn(3, 1, 2, 3, 4), return_weights=True),) * 2]
+    with carried_comms():
+        worded: Any = regard.view(maps, ["le", "chat", "dort"])
+        bare: Any = regard.view(maps)
+    assert [one.picture().count("<img ") for one in (worded, bare)] == [2, 1]
+    assert 'alt="1, mean of 2 heads"' in worded.picture()
+
+
 def test_a_notebook_without_widgets_has_a_picture_of_all_but_long_maps() -> None:
     with carried_comms():
         short: Any = regard.view(causal_map(*factors()))
@@ -242,7 +252,7 @@ def test_a_notebook_without_widgets_has_a_picture_of_all_but_long_maps() -> None
     assert short.picture().count("<img ") == 1
     assert "<img" not in long.picture()
     for one in (short, long):
-        assert "pip install &#x27;regard[notebook]&#x27;" in one.picture()
+        assert "run the cell to point at its words" in one.picture()
 
 
 def test_each_view_answers_over_its_own_comm_and_outlives_a_bad_question() -> None:

@@ -39,6 +39,7 @@ from regard.watching.analysis.attn_lrp import AttentionRelevance
 from regard.watching.analysis.relevance import AttentionStep, Relevance
 from regard.watching.analysis.tables import HeadTable
 from regard.watching.checks.finding import Finding
+from regard.watching.report import count
 from regard.watching.watch import Seen
 
 if TYPE_CHECKING:
@@ -142,11 +143,19 @@ def _(shown: Map) -> Bundle:
 
 @display_of.register
 def _(shown: Example) -> Bundle:
-    """The heads of one map with their labels if these are few, else every head of every map."""
+    """The heads of one map with their labels if these are few, else every head of every map, and one map in words."""
     require_matplotlib()
     found = {name: as_heads(name, one.weights) for name, one in shown.maps.items()}
     if len(found) > 1 or any(len(heads) > MOST_LABELLED or max(heads.shape) > CELLS for heads in found.values()):
-        return picture_bundle(model_grid(found, cells=CELLS, title=shown.title))
+        data, metadata = picture_bundle(model_grid(found, cells=CELLS, title=shown.title))
+        name = shown.show or list(found)[-1]
+        heads, one = found[name], shown.maps[name]
+        if one.rows is not None and max(heads.shape[-2:]) <= CELLS:
+            title = f"{name}, mean of {count(len(heads), 'head')}"
+            words = heatmap(heads.average(), one.rows, one.columns, title=title).get_figure(root=True)
+            drawn = picture_bundle(words)[0]["text/html"]
+            data["text/html"] += drawn.replace("<img ", f'<img alt="{escape(title)}" ', 1)
+        return data, metadata
     (heads,), (one,) = found.values(), shown.maps.values()
     return picture_bundle(heatmap_grid(head_panels(heads, one.rows, one.columns), title=shown.title))
 

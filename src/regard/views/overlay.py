@@ -27,7 +27,7 @@ from regard.views.figures import (
 )
 from regard.views.fonts import letter
 from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box, FigureSize, flow
-from regard.views.scales import ColourScale, Numbers, ScaleName
+from regard.views.scales import ColourScale, Limits, Numbers, ScaleName
 from regard.views.themes import LIGHT, Theme
 from regard.watching.report import count
 
@@ -143,8 +143,9 @@ def overlay(
 ) -> "Axes":
     """Draw an image and, over it, the attention of one token of an image model to each of its patches.
 
-    The image is grey, under each patch's colour. The title gives the weight of the class token and the registers, which
-    have no position in the image.
+    The image is grey, under each patch's colour. The title names the query of a whole map, and gives the weight of the
+    class token and the registers, which have no position in the image. The colours begin at the smallest weight of a
+    patch, so that a diffuse map does not tint the whole image; the bar has this number.
 
     Args:
         image: (height, width, 3) or (3, height, width), floats in 0..1 or integers in 0..255; or (height, width) in
@@ -193,7 +194,8 @@ def overlay(
     row = _row(weights, token, grid)
     patches, others = row[grid.extra :].reshape(grid.rows, grid.columns), float(row[: grid.extra].sum())
     note = f"{others:.0%} on {count(grid.extra, 'other token')}" if grid.extra else ""
-    heading = " · ".join(part for part in (title, note) if part)
+    query = _query(token) if len(shape) == 2 else ""
+    heading = " · ".join(part for part in (title, query, note) if part)
     missing = _drawn(ax, pixels, patches, heading, look, strength, upsampling, colour_bar)
     warn_of_missing(missing[1])
     return missing[0]
@@ -203,6 +205,7 @@ def overlay_grid(
     image: Any,
     panels: Sequence[tuple[str, Any]],
     *,
+    token: int | str | None = None,
     title: str = "",
     scale: ScaleName | ColourScale = "sqrt",
     limits: tuple[float, float] | None = None,
@@ -212,8 +215,9 @@ def overlay_grid(
 
     Args:
         image: as in `overlay`; or a list of images of one size, one a panel, as the frames of a video.
-        panels: titles, and the weights of heads: maps (T, T), of which the class token's row is drawn, or without one
-            the mean over all patches; or rows (T,).
+        panels: titles, and the weights of heads: maps (T, T), or rows (T,).
+        token: the query of maps, as in `overlay`; None is the class token, or without one the mean over all patches.
+            The bar names it.
         title: printed above the grid.
         scale: as in `heatmap`.
         limits: as in `heatmap`, one pair for all panels.
@@ -238,11 +242,12 @@ def overlay_grid(
     frames = _frames(image, len(panels))
     pixels = frames[0]
     grids = [patch_grid(weights.shape[-1], pixels.shape[:2]) for _, weights in panels]
-    rows = [_row(one, "class" if grid.extra else "mean", grid) for (_, one), grid in zip(panels, grids, strict=True)]
+    query = ("class" if grids[0].extra else "mean") if token is None else token
+    rows = [_row(one, query, grid) for (_, one), grid in zip(panels, grids, strict=True)]
     look = Colouring.chosen(scale, limits, False, theme, None)
     values = [look.scale.prepared(row[grid.extra :], np.ones(grid.rows * grid.columns, bool))
               for row, grid in zip(rows, grids, strict=True)]  # fmt: skip
-    limits = look.limits or look.scale.limits(np.concatenate(values))
+    limits = _limits(np.concatenate(values), look)
     inches = SIDE_IN_GRID / max(pixels.shape[:2])
     height, width = inches * pixels.shape[0], inches * pixels.shape[1]
     widest_title = max(one.inches(TITLE_POINTS) for one in letter([name for name, _ in panels]))
@@ -252,7 +257,8 @@ def overlay_grid(
     for ax, frame, row, (name, _) in zip(axes, frames, rows, panels, strict=True):
         overlay(frame, row, ax=ax, title=name, scale=scale, limits=limits, colour_bar=False, theme=theme)
     span = min(float(one.min()) for one in values), max(float(one.max()) for one in values)
-    colour_bar(axes[-1].get_images()[-1], span, limits, look.scale, theme, cax=foot(figure))
+    whose = f"; of the {_query(query)}" if all(one.ndim == 2 for _, one in panels) else ""
+    colour_bar(axes[-1].get_images()[-1], span, limits, look.scale, theme, beside=whose, cax=foot(figure))
     warn_of_missing(missing)
     return figure
 
@@ -268,7 +274,7 @@ def _drawn(
     with_bar: bool,
 ) -> "tuple[Axes, str]":
     values = look.scale.prepared(patches, np.ones_like(patches, bool))
-    limits = look.limits or look.scale.limits(values)
+    limits = _limits(values, look)
     figure = None
     if ax is None:
         inches = SIDE / max(pixels.shape[:2])
@@ -292,6 +298,16 @@ def _drawn(
         where: dict[str, Any] = {"cax": foot(figure)} if figure is not None else {"ax": ax}
         colour_bar(shown, (float(values.min()), float(values.max())), limits, look.scale, look.theme, **where)
     return ax, missing
+
+
+def _limits(values: Numbers, look: Colouring) -> Limits:
+    """The caller's limits, or those of the data from its own floor."""
+    found, floor = look.limits or look.scale.limits(values), float(values.min())
+    return found._replace(low=floor) if look.limits is None and found.low < floor < found.high else found
+
+
+def _query(token: int | str) -> str:
+    return {"class": "class token", "mean": "mean over patches"}.get(str(token), f"patch {token}")
 
 
 def _row(weights: Any, token: int | str, grid: PatchGrid) -> npt.NDArray[np.float64]:

@@ -17,7 +17,7 @@ from regard.watching.report import count
 
 MOST_DRAWN = 1 << 24
 """The most weights of an example that are read for a picture that was not asked for."""
-ELSEWHERE = "The interactive view needs anywidget where the notebook is opened: pip install 'regard[notebook]'"
+ELSEWHERE = "A picture of the view: run the cell to point at its words."
 
 
 class StillView:

@@ -34,6 +34,7 @@ ROOMS = {
     "watching": ("watch(model): attention calls as maps; pruning, analyses, checks", "look"),
     "edits": ("edit(model): other weights in the same kernels", "look"),
     "huggingface": ("lazy maps in the outputs of transformers models", "look"),
+    "testing": ("assert_sound(model), for any test runner", "look"),
     "views": ("heatmaps, every head of a model, a page to hover over", "look"),
     "tasks": ("the toolkit: text, generation, training, runs, translation, language models, exports", "train"),
     "corpus": ("the toolkit: a model over many documents, into tables", "train"),

@@ -36,7 +36,7 @@ FLOORS = [
     ["align", "kernel_regression", "nn", "selection"],
     ["models"],
     ["watching"],
-    ["edits", "huggingface"],
+    ["edits", "huggingface", "testing"],
     ["views"],
     ["tasks"],
     ["corpus"],

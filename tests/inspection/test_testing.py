@@ -1,0 +1,55 @@
+"""`assert_sound`: a test of a model's attention in one line."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import regard
+from regard.errors import ArgumentError
+from regard.testing import assert_sound
+
+
+class Tokens(nn.Module):
+    """Attention over tokens with a padding mask, True for real tokens."""
+
+    def __init__(self, *, hands_on: bool) -> None:
+        super().__init__()
+        self.embedding, self.hands_on = nn.Embedding(9, 4), hands_on
+
+    def forward(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        x = self.embedding(ids)[:, None]
+        mask = attention_mask[:, None, None].bool() if self.hands_on else None
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)[:, 0]
+
+
+BATCH = {"ids": torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]]), "attention_mask": torch.tensor([[1] * 4, [1, 1, 0, 0]])}
+
+
+def test_a_sound_model_passes() -> None:
+    assert_sound(Tokens(hands_on=True), BATCH)
+
+
+def test_a_lost_mask_is_told_with_its_module_its_share_and_its_remedy() -> None:
+    with pytest.raises(AssertionError) as raised:
+        assert_sound(Tokens(hands_on=False), BATCH)
+    said = str(raised.value)
+    found = regard.check(Tokens(hands_on=False), BATCH)
+    assert said.startswith("the attention of Tokens is not sound\nerror: ")
+    assert found.errors
+    assert all(one.says in said and one.remedy in said for one in found.errors)
+
+
+def test_only_intended_reasons_are_ignored() -> None:
+    reasons = {one.reason for one in regard.check(Tokens(hands_on=False), BATCH).faults}
+    assert_sound(Tokens(hands_on=False), BATCH, ignore=reasons)
+    for left in reasons:
+        with pytest.raises(AssertionError):
+            assert_sound(Tokens(hands_on=False), BATCH, ignore=reasons - {left})
+
+
+def test_a_model_without_inputs_is_refused_as_by_check() -> None:
+    with pytest.raises(ArgumentError, match="give a batch"):
+        assert_sound(Tokens(hands_on=True))

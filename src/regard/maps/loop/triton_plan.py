@@ -33,6 +33,7 @@ SCRATCH = 1 << 26
 ALIGNED = 4
 """Answers begin at multiples of so many elements, 16 bytes."""
 Strides = tuple[int, ...]
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +164,15 @@ class Memory:
 
     def __init__(self, **shapes: tuple[tuple[int, ...], torch.dtype]) -> None:
         self._counts: dict[torch.dtype, int] = {}
-        self._views = []
+        self._views: list[tuple[str, torch.dtype, tuple[tuple[int, ...], list[int], int]]] = []
         for name, (shape, dtype) in shapes.items():
             start, strides = self._counts.get(dtype, 0), [math.prod(shape[place + 1 :]) for place in range(len(shape))]
             self._counts[dtype] = start + -(-math.prod(shape) // ALIGNED) * ALIGNED
-            self._views.append((name, dtype, shape, strides, start))
+            self._views.append((name, dtype, (shape, strides, start)))
 
     def made(self, device: torch.device) -> dict[str, Tensor]:
         whole = {dtype: torch.empty(count, dtype=dtype, device=device) for dtype, count in self._counts.items()}
-        return {name: whole[dtype].as_strided(*place) for name, dtype, *place in self._views}
+        return {name: whole[dtype].as_strided(*place) for name, dtype, place in self._views}
 
 
 class LaunchPlan:
@@ -184,9 +185,9 @@ class LaunchPlan:
         flat_heads, queries, keys = sizes.flat_batch * sizes.heads, sizes.queries, sizes.keys
         self.form, self.asked, self.finds_rows = form, asked, asked.reads_rows or not form.has_state
         self._scale = form.scale * LOG2_E
-        per_row, per_key = ((flat_heads, queries), number), ((flat_heads, keys), number)
-        answers = {name: per_row for name, kind in PER_ROW.items() if kind in asked.names}
-        scratch = {name: per_row for name in ("lse", *PER_ROW) if name not in answers}
+        per_row = (flat_heads, queries), number
+        answers: Shapes = {name: per_row for name, kind in PER_ROW.items() if kind in asked.names}
+        scratch: Shapes = {name: per_row for name in ("lse", *PER_ROW) if name not in answers}
         self.launches: list[Launch] = []
         self.sums_are_received = False
         self.chunks: list[tuple[int, int, Launch, Launch | None]] = []
@@ -242,9 +243,10 @@ class LaunchPlan:
                 scratch["sums"] = (heads, bins, keys), number
             if has_peaks:
                 scratch["peaks"] = (heads, bins, keys), number
-            answers |= {"received": per_key} if st.Received in asked.names else {}
-            for how in asked.pictures:
-                answers[f"pooled_{how}"] = ((flat_heads, grid.rows.count, grid.columns.count), number)
+            answers |= {"received": ((flat_heads, keys), number)} if st.Received in asked.names else {}
+            if grid is not None:
+                picture = (flat_heads, grid.rows.count, grid.columns.count), number
+                answers |= {f"pooled_{how}": picture for how in asked.pictures}
             for first in range(0, flat_heads, heads):
                 several = min(heads, flat_heads - first)
                 read = self._made(

@@ -99,21 +99,30 @@ def _has_all(statistics: Sequence[Statistic]) -> bool:
 
 def _read(made: SoftmaxCall, ranges: RowRanges, statistics: tuple[Statistic, ...]) -> list[tuple[Tensor, ...]]:
     call, asked = made.call, Asked.of(statistics)
-    score, slopes = call.score, call.bias.slopes if isinstance(call.bias, ALiBi) else None
+    score, bias = call.score, call.bias
+    slopes = bias.slopes if isinstance(bias, ALiBi) and isinstance(bias.slopes, Tensor) else None
     inner = score.score if isinstance(score, SoftCapped) else score
     query, key = (row_contiguous(t) for t in (call.query, call.key))
     width, has_sink = query.shape[-1], type(call.normalization) is not Softmax
+    scale = inner.dot_scale(width)
+    assert scale is not None, "it was asked"
     # The program for rows finds their log-sum-exp by the way, apart from a sink.
     state = made.state() if has_sink or not asked.reads_rows else None
     form = CallForm(
         sizes=call.sizes, width=width, dtype=query.dtype, strides=CallForm.strides_of(query, key, ranges),
-        lower=ranges.lower, upper=ranges.upper, scale=inner.dot_scale(width),
+        lower=ranges.lower, upper=ranges.upper, scale=scale,
         cap=score.cap if isinstance(score, SoftCapped) else None,
-        slopes=None if slopes is None else (slopes.stride(0), call.bias.offset),
+        slopes=(slopes.stride(0), bias.offset or 0) if isinstance(bias, ALiBi) and slopes is not None else None,
         has_state=state is not None, has_sink=has_sink, card=card_of(query.device), is_interpreted=is_interpreted(),
     )  # fmt: skip
     plan = plan_of(form, asked)
-    given = {"query": query, "key": key, "first": ranges.first, "stop": ranges.stop, "slopes": slopes}
+    given: dict[str, Tensor | None] = {
+        "query": query,
+        "key": key,
+        "first": ranges.first,
+        "stop": ranges.stop,
+        "slopes": slopes,
+    }
     if ranges.keep is not None:
         given["keep"] = ranges.keep.view(torch.uint8)
     if state is not None and plan.finds_rows and has_sink:

@@ -10,7 +10,14 @@ from torch import nn
 from regard.call.masks.patterns import window
 from regard.call.rotary.layouts import Interleaved
 from regard.errors import RunFolderError
-from regard.models.convert.decoder_attention import LatentReader, MultiHeadReader, Place, capped_gemma_score, each_head, gemma_score
+from regard.models.convert.decoder_attention import (
+    LatentReader,
+    MultiHeadReader,
+    Place,
+    capped_gemma_score,
+    each_head,
+    gemma_score,
+)
 from regard.models.convert.experts import Dense, Experts, StackedExperts, sigmoid_groups, softmax_groups, softmax_router
 from regard.models.convert.folder import TIED, Settings
 from regard.models.convert.rope import Rope

@@ -35,7 +35,7 @@ def gemma_score(settings: Settings) -> Score:
 
 
 def capped_gemma_score(settings: Settings) -> Score:
-    """A scale of its own, and a cap. The attention of Gemma 3 does not read the cap, in transformers' eager and sdpa."""
+    """A scale of its own, and a cap, which the attention of Gemma 3 does not read in transformers."""
     cap = settings.optional("attn_logit_softcapping", float)
     return gemma_score(settings) if cap is None else SoftCapped(gemma_score(settings), cap)
 

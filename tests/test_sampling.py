@@ -209,6 +209,13 @@ def test_the_most_probable_token_alone_is_greedy() -> None:
         )
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e300])
+def test_a_temperature_beyond_float32_gives_finite_scores_in_the_same_order(temperature: float) -> None:
+    found = Temperature(temperature)(torch.tensor([[-1.0, 0.0, 2.0]]), None)  # type: ignore[arg-type]
+    assert found.isfinite().all()
+    assert found.argsort().tolist() == [[0, 1, 2]]
+
+
 def test_a_seed_gives_the_same_again() -> None:
     table = Table(9, eos_bonus=-2.0)
     draw = lambda seed: tokens_of(  # noqa: E731

@@ -5,6 +5,7 @@ import html
 import pytest
 
 from regard.tasks.translation.documents import cut_html, put_together
+from regard.tasks.translation.options import Request
 from tests.fuzz.serving.documents import Parsed
 from tests.serving.conftest import Running
 
@@ -61,6 +62,11 @@ def test_escaped_markup_stays_text(server: Running) -> None:
     plain = server.json("/translate", QUESTION | {"q": "we <b> see & two", "format": "text"})["translatedText"]
     answer = translated(server, "we &lt;b&gt; see &amp; two")
     assert (html.unescape(answer), "<b>" in answer) == (plain, False)
+
+
+def test_a_translation_in_html_is_escaped_and_one_of_text_is_not() -> None:
+    assert Request("", pieces=()).escaped("a < b & c") == "a &lt; b &amp; c"
+    assert Request("").escaped("a < b & c") == "a < b & c"
 
 
 def test_texts_keep_their_line_ends(server: Running) -> None:

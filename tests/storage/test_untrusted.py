@@ -1,11 +1,12 @@
 """What strangers wrote: JSON and TOML are read whole, or refused with one kind of error, in little time and memory."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from regard.errors import ArgumentError, DataError, RegardError
-from regard.files.untrusted import DEEPEST, parse_json, parse_toml
+from regard.files.untrusted import DEEPEST, check_tensors, open_tensors, parse_json, parse_toml
 from regard.tasks.runs.serialisation import read_toml
 
 BAD_JSON: dict[str, tuple[bytes | str, str]] = {
@@ -83,3 +84,14 @@ def test_a_refusal_is_an_error_of_ours_and_a_value_error() -> None:
     with pytest.raises(ValueError, match="not JSON") as refusal:
         parse_json("{")
     assert isinstance(refusal.value, RegardError)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with a name")
+def test_what_is_no_file_holds_no_tensors(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    for path, kind in ((tmp_path, "a folder"), (tmp_path / "pipe", "a pipe"), (tmp_path / "zeros", "a device")):
+        with pytest.raises(DataError, match=f"is {kind}, not a safetensors file"):
+            check_tensors(path)
+        with pytest.raises(DataError, match=f"is {kind}, not a safetensors file"), open_tensors(path):
+            pass

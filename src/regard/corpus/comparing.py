@@ -127,7 +127,7 @@ def changes(before: MeasuredFolder, after: MeasuredFolder) -> Changes:
     is_changed = enough & (np.abs(difference) > np.maximum(width, ROUNDING * size))
     low, high = (np.where(enough, difference + sign * width, np.nan) for sign in (-1, 1))
     columns = (first[0], second[0], difference, low, high, is_changed)
-    return Changes(before.heads, names, *(one.reshape(shape) for one in columns), unlike(before, after))
+    return Changes(before.heads, names, *(one.reshape(shape) for one in columns), unlike=unlike(before, after))
 
 
 def unlike(before: MeasuredFolder, after: MeasuredFolder) -> str:

@@ -123,7 +123,7 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
 def _with_blocks(call: Observed, keep: Tensor | None, positions: int) -> Facts:
     """The facts of the keys that are positions, with those of the blocks behind them."""
     assert call.map is not None
-    own: AttentionMap = call.map[..., :positions]  # type: ignore[assignment]
+    own: AttentionMap = call.map[..., :positions]
     rest = replace(call, made=own, factors=None, is_stored=True, blocks=None, chooser=None)
     facts = facts_of(rest, keep)
     on_blocks = call.map[..., positions:].sum(-1).reshape(call.sizes.flat_batch, -1, facts.seen.count.shape[-1])

@@ -1,5 +1,6 @@
 """The examples have no type errors that regard makes: mypy --strict and pyright read README, pages, docstrings."""
 
+import ast
 import json
 import re
 import shutil
@@ -28,8 +29,8 @@ disable_error_code = no-untyped-def, no-untyped-call, type-arg, misc, import-unt
 """
 """Strict, but for the annotations that an example leaves out."""
 OURS = {
-    getattr(one, "name", "_") for tree in house.python_files(Path(regard.__file__).parent).values()
-    for one in tree.body if getattr(one, "name", "_")[0].isupper()
+    one.name for tree in house.python_files(Path(regard.__file__).parent).values()
+    for one in tree.body if isinstance(one, ast.ClassDef) and one.name[0].isupper()
 }  # fmt: skip
 UNAVOIDABLE = {
     "None": "a result that was asked for is there, and its type says that it may not be",

@@ -127,7 +127,8 @@ def changes(before: MeasuredFolder, after: MeasuredFolder) -> Changes:
     is_changed = enough & (np.abs(difference) > np.maximum(width, ROUNDING * size))
     low, high = (np.where(enough, difference + sign * width, np.nan) for sign in (-1, 1))
     columns = (first[0], second[0], difference, low, high, is_changed)
-    return Changes(before.heads, names, *(one.reshape(shape) for one in columns), unlike(before, after))
+    old, new, difference, low, high, is_changed = (one.reshape(shape) for one in columns)
+    return Changes(before.heads, names, old, new, difference, low, high, is_changed, unlike(before, after))
 
 
 def unlike(before: MeasuredFolder, after: MeasuredFolder) -> str:

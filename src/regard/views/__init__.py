@@ -32,6 +32,7 @@ from regard.views.row_arithmetic import RowArithmetic as RowArithmetic
 from regard.views.row_arithmetic import arithmetic_of_row as arithmetic_of_row
 from regard.views.row_arithmetic import row_arithmetic as row_arithmetic
 from regard.views.scales import ColourScale as ColourScale
+from regard.views.scales import EachScale as EachScale
 from regard.views.scales import Limits as Limits
 from regard.views.scales import LinearScale as LinearScale
 from regard.views.scales import LogScale as LogScale
@@ -46,7 +47,7 @@ from regard.views.themes import LIGHT as LIGHT
 from regard.views.themes import Theme as Theme
 
 __all__ = [
-    "DARK", "LIGHT", "SMOOTH", "WHOLE_PATCHES", "Carried", "ColourScale", "Example", "HalfBlocks", "Limits",
+    "DARK", "LIGHT", "SMOOTH", "WHOLE_PATCHES", "Carried", "ColourScale", "EachScale", "Example", "HalfBlocks", "Limits",
     "LinearScale", "LogScale", "Map", "Page", "Panel", "PatchGrid", "Printing", "RowArithmetic", "RowScale",
     "SquareRootScale", "Table", "Theme", "Upsampling", "alignment", "arithmetic_of_row", "curves", "faulty_row",
     "head_distances", "head_panels", "heatmap", "heatmap_grid", "map_text", "model_example", "model_grid", "overlay",

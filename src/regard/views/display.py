@@ -85,8 +85,13 @@ def bundle(shown: Any) -> Bundle:
     except (RegardError, RuntimeError, IndexError) as error:
         return {"text/plain": f"{plain}\n(no picture: {str(error).splitlines()[0]})"}, {}
     if "text/html" in data:
-        data["text/html"] = data["text/html"].replace("<img ", f'<img alt="{escape(plain.splitlines()[0][:200])}" ', 1)
+        data["text/html"] = _named(data["text/html"], plain.splitlines()[0][:200])
     return {**data, "text/plain": plain}, metadata
+
+
+def _named(html: str, words: str) -> str:
+    """The first picture with words for a reader that cannot see it."""
+    return html.replace("<img ", f'<img alt="{escape(words)}" ', 1)
 
 
 @singledispatch
@@ -153,8 +158,7 @@ def _(shown: Example) -> Bundle:
         if one.rows is not None and max(heads.shape[-2:]) <= CELLS:
             title = f"{name}, mean of {count(len(heads), 'head')}"
             words = heatmap(heads.average(), one.rows, one.columns, title=title).get_figure(root=True)
-            drawn = picture_bundle(words)[0]["text/html"]
-            data["text/html"] += drawn.replace("<img ", f'<img alt="{escape(title)}" ', 1)
+            data["text/html"] += _named(picture_bundle(words)[0]["text/html"], title)
         return data, metadata
     (heads,), (one,) = found.values(), shown.maps.values()
     return picture_bundle(heatmap_grid(head_panels(heads, one.rows, one.columns), title=shown.title))

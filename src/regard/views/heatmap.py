@@ -83,8 +83,8 @@ def heatmap(
         ax: the axes to draw into, replacing an earlier heatmap; None makes a new figure of the right size, the
             `.figure` of the result.
         title: printed above the map.
-        scale: the colours of weights: "sqrt", "linear", "log", "row" (each query by its largest weight), or a
-            `ColourScale`.
+        scale: the colours of weights: "sqrt", "linear", "log", "row" (each query by its largest weight), "each"
+            (each map by its own), or a `ColourScale`.
         limits: the weights at the two ends of the colours; None for 0 and the largest weight. An end of the colour bar
             is pointed if weights lie beyond it.
         without_sink: leave the first key, the usual attention sink, out of the limits.

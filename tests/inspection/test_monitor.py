@@ -79,17 +79,29 @@ def test_dead_and_uniform_heads_by_hand() -> None:
     assert not measured_heads([{"a": padded}])["a"].is_uniform.any()
 
 
-def test_weights_that_the_model_made_have_no_logits() -> None:
-    class WrittenOut(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x @ x.mT).softmax(-1).clamp(min=0.01) @ x
+class WrittenOut(nn.Module):
+    def __init__(self, heads: bool) -> None:
+        super().__init__()
+        self.project, self.heads = nn.Linear(4, 4), heads
 
-    monitor = AttentionMonitor()
-    model = WrittenOut()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.project(x).unflatten(-1, (2, 2)).transpose(1, 2) if self.heads else x[:, None]
+        return (x @ x.mT).softmax(-1).sqrt() @ x
+
+
+def test_weights_that_the_model_made_have_no_logits() -> None:
+    monitor, model = AttentionMonitor(), WrittenOut(heads=True)
     monitor.begin(model, 1)
-    model(torch.randn(2, 1, 5, 4))
-    scalars = monitor.end()
-    assert all(value == value for value in scalars.values())
+    model(torch.randn(2, 5, 4))
+    assert {name.rpartition("/")[2] for name in monitor.end()} == {"entropy", "first_key", "dead", "uniform"}
+
+
+def test_a_layer_that_cannot_be_measured_is_named_and_ends_no_run() -> None:
+    monitor, model = AttentionMonitor(), WrittenOut(heads=False)
+    monitor.begin(model, 1)
+    model(torch.randn(2, 5, 4))
+    assert monitor.end() == {}
+    assert "heads" in monitor.unread[""]
 
 
 def test_a_fault_stops_or_warns_and_holds_no_tensors() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from regard.errors import ArgumentError, require_whole
+from regard.errors import ArgumentError, RegardError, require_whole
 from regard.maps.attention_map import AttentionMap
 from regard.watching.analysis.measured_heads import MeasuredHeads, measured_heads
 from regard.watching.checks.finding import grouped
@@ -52,8 +52,10 @@ class AttentionMonitor:
 
     audited: "Checked | None" = None
     """The audit of the first batch; None before it."""
-    measured: Mapping[str, MeasuredHeads] = {}
+    measured: dict[str, MeasuredHeads]
     """The last measurement, by layer."""
+    unread: dict[str, str]
+    """The layers that it left out, with the reasons."""
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class AttentionMonitor:
                 f"{every}, {sequences} and {on_fault!r}"
             )
         self.every, self.on_fault, self.sequences, self.causal, self.names = every, on_fault, sequences, causal, names
+        self.measured, self.unread = {}, {}
         self._open: Seen | None = None
         self._last = 0
 
@@ -98,8 +101,14 @@ class AttentionMonitor:
             # Without the calls, whose tensors would be held as long as the monitor.
             self.audited = replace(audited, findings=tuple(replace(one, observed=None) for one in audited))
             self._say(self.audited)
-        passes = [{call.name: self._some(call.over_tokens)} for call in layers_of(seen.record, crossing=True)]
-        self.measured = measured_heads(passes)
+        self.measured, self.unread = {}, {}
+        calls = layers_of(seen.record, crossing=True)
+        for name in dict.fromkeys(call.name for call in calls):
+            try:
+                passes = [{name: self._some(call.over_tokens)} for call in calls if call.name == name]
+                self.measured |= measured_heads(passes)
+            except RegardError as error:  # (no reason to end a training run)
+                self.unread[name] = str(error)
         return scalars_of(self.measured)
 
     def close(self) -> None:

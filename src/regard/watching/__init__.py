@@ -19,5 +19,6 @@ if TYPE_CHECKING:
     from regard.watching.analysis.similarity import agreement as agreement
     from regard.watching.analysis.similarity import difference as difference
     from regard.watching.analysis.tables import HeadTable as HeadTable
+    from regard.watching.monitor import AttentionMonitor as AttentionMonitor
 else:
     __getattr__, __dir__, __all__ = on_demand(__name__)

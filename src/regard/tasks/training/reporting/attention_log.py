@@ -2,13 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import torch
-from torch import Tensor
-
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.sources.linear import LinearSource
 from regard.tasks.training.reporting.events import Callback, Event, HeadsMeasured, Started, Validated
+from regard.watching.analysis.measured_heads import measured_heads, with_logits
 
 Attend = Callable[[], Iterable[Mapping[str, AttentionMap]]]
 """Runs a model, in its present state, over a few fixed sequences: the maps (B, H, T, S) of each pass, by layer. No
@@ -32,7 +29,7 @@ class AttentionLog:
         """Measure after a validation; at the start, check that the model has attention."""
         match event:
             case Started():
-                if not any(map(_with_logits, self._attend())):
+                if not any(map(with_logits, self._attend())):
                     raise ArgumentError("the attention of this model cannot be logged, because it has none")
             case Validated():
                 found = head_statistics(self._attend(), event.step)
@@ -42,33 +39,21 @@ class AttentionLog:
                 pass
 
 
-@torch.no_grad()
 def head_statistics(passes: Iterable[Mapping[str, AttentionMap]], step: int = 0) -> HeadsMeasured:
     """Entropy, largest logit and share of the first key of each head, over all queries of several passes.
 
     Layers of linear attention are left out: they have no logits, and weights below 0.
 
-    >>> import regard
+    >>> import regard, torch
     >>> q = torch.zeros(1, 2, 2, 4)
     >>> found = head_statistics([{"layer": regard.map_of(q, q, mask=regard.causal())}])
     >>> [round(entropy, 4) for entropy in found.entropy["layer"]], found.sink_share["layer"]
     ([0.3466, 0.3466], [0.75, 0.75])
     """
-    entropies: dict[str, list[Tensor]] = {}
-    sinks: dict[str, list[Tensor]] = {}
-    logits: dict[str, list[Tensor]] = {}
-    for maps in passes:
-        for name, weights in _with_logits(maps).items():
-            first = weights.block(range(weights.shape[-2]), range(1))[..., 0]
-            for kept, numbers in ((entropies, weights.entropy()), (sinks, first), (logits, weights.max_logit())):
-                kept.setdefault(name, []).append(numbers.movedim(-2, 0).flatten(1))
+    found = measured_heads(passes)
     return HeadsMeasured(
         step=step,
-        entropy={name: torch.cat(parts, 1).mean(1).tolist() for name, parts in entropies.items()},
-        largest_logit={name: torch.cat(parts, 1).amax(1).tolist() for name, parts in logits.items()},
-        sink_share={name: torch.cat(parts, 1).mean(1).tolist() for name, parts in sinks.items()},
+        entropy={name: heads.entropy.tolist() for name, heads in found.items()},
+        largest_logit={name: heads.largest_logit.tolist() for name, heads in found.items()},
+        sink_share={name: heads.first_key.tolist() for name, heads in found.items()},
     )
-
-
-def _with_logits(maps: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:
-    return {name: weights for name, weights in maps.items() if not isinstance(weights.source, LinearSource)}

@@ -1,0 +1,167 @@
+"""`AttentionMonitor`: the attention of a model in training, audited in the first batch and measured every N steps."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from regard.errors import ArgumentError, RegardError, require_whole
+from regard.maps.attention_map import AttentionMap
+from regard.watching.analysis.measured_heads import MeasuredHeads, measured_heads
+from regard.watching.checks.finding import grouped
+from regard.watching.module_names import Names
+from regard.watching.report import layers_of
+from regard.watching.watch import Seen, watch
+
+if TYPE_CHECKING:
+    from regard.watching.checks.checked import Checked
+
+
+class AttentionMonitor:
+    """Audit the first batch of a training run before the model's first change, and measure its heads every N steps.
+
+    It watches the passes of training themselves: no batch is run twice, and outputs and gradients keep their bits. A
+    compiled model runs uncompiled in these steps. `trainer_callback` hands it to transformers, `lightning_callback` to
+    Lightning; a loop of one's own calls `begin` before the forward pass of a step, and `end` before the optimizer.
+
+    Args:
+        every: N, the steps between two measurements.
+        on_fault: "stop" raises at an error of the audit, "warn" warns. A warning of the audit always warns.
+        sequences: how many sequences of a batch are measured, the first ones; the audit reads all of them.
+        causal: the expected causality, as of `Seen.audit`.
+        names: the modules to watch, as of `regard.watch`.
+
+    Raises:
+        ArgumentError: a number is below 1, or `on_fault` is unknown.
+
+    >>> layer = nn.TransformerEncoderLayer(8, 2, dropout=0.0, batch_first=True)
+    >>> monitor = AttentionMonitor(every=100)
+    >>> monitor.begin(layer, step=1)
+    >>> loss = layer(torch.ones(2, 4, 8)).sum()
+    >>> loss.backward()
+    >>> scalars = monitor.end()
+    >>> monitor.audited
+    TransformerEncoderLayer: 1 layer, 6 questions, nothing found
+    >>> scalars["attention/self_attn/uniform"]
+    2.0
+    """
+
+    audited: "Checked | None" = None
+    """The audit of the first batch; None before it."""
+    measured: dict[str, MeasuredHeads]
+    """The last measurement, by layer."""
+    unread: dict[str, str]
+    """The layers that it left out, with the reasons."""
+
+    def __init__(
+        self,
+        *,
+        every: int = 100,
+        on_fault: Literal["stop", "warn"] = "stop",
+        sequences: int = 1,
+        causal: bool | None = None,
+        names: Names = None,
+    ) -> None:
+        require_whole(every=every, sequences=sequences)
+        if every < 1 or sequences < 1 or on_fault not in ("stop", "warn"):
+            raise ArgumentError(
+                "AttentionMonitor() needs every and sequences of at least 1, and on_fault of 'stop' or 'warn'; got "
+                f"{every}, {sequences} and {on_fault!r}"
+            )
+        self.every, self.on_fault, self.sequences, self.causal, self.names = every, on_fault, sequences, causal, names
+        self.measured, self.unread = {}, {}
+        self._open: Seen | None = None
+        self._last = 0
+
+    def begin(self, model: nn.Module, step: int) -> None:
+        """Open the watch if this step, counted from 1, is the first one or every N-th."""
+        self.close()
+        if self.audited is None or (step % self.every == 0 and step != self._last):
+            self._last = step
+            self._open = watch(model, self.names)
+            self._open.__enter__()
+
+    @torch.no_grad()
+    def end(self) -> dict[str, float]:
+        """Close the watch, audit the first batch, and measure; the scalars by name, none between two measurements.
+
+        Raises:
+            AssertionError: the audit found an error, and `on_fault` is "stop".
+        """
+        seen = self._open
+        self.close()
+        if seen is None:
+            return {}
+        if self.audited is None:
+            audited = seen.audit(causal=self.causal, skip="*")
+            # Without the calls, whose tensors would be held as long as the monitor.
+            self.audited = replace(audited, findings=tuple(replace(one, observed=None) for one in audited))
+            self._say(self.audited)
+        self.measured, self.unread = {}, {}
+        calls = layers_of(seen.record, crossing=True)
+        for name in dict.fromkeys(call.name for call in calls):
+            try:
+                passes = [{name: self._some(call.over_tokens)} for call in calls if call.name == name]
+                self.measured |= measured_heads(passes)
+            except RegardError as error:  # (no reason to end a training run)
+                self.unread[name] = str(error)
+        return scalars_of(self.measured)
+
+    def close(self) -> None:
+        """Close the watch without reading it, as after an interrupted step."""
+        seen, self._open = self._open, None
+        if seen is not None:
+            seen.__exit__()
+
+    def trainer_callback(self, trainer: Any) -> Any:
+        """The `TrainerCallback` of transformers: `trainer.add_callback(monitor.trainer_callback(trainer))`. The scalars
+        go through `trainer.log` to every logger in `report_to`."""
+        from regard.watching.monitor_callbacks import trainer_callback
+
+        return trainer_callback(self, trainer)
+
+    def lightning_callback(self) -> Any:
+        """The `Callback` of Lightning: `Trainer(callbacks=[monitor.lightning_callback()])`. The scalars go through
+        `log_dict` to every logger.
+
+        Raises:
+            ArgumentError: when training begins: N is no multiple of the trainer's `log_every_n_steps`, and its loggers
+                would miss the scalars.
+        """
+        from regard.watching.monitor_callbacks import lightning_callback
+
+        return lightning_callback(self)
+
+    def _some(self, weights: AttentionMap | None) -> AttentionMap:
+        assert weights is not None
+        with_heads = weights.with_heads()
+        return with_heads[: self.sequences] if len(with_heads.leading) > 1 else with_heads
+
+    def _say(self, audited: "Checked") -> None:
+        if audited.errors and self.on_fault == "stop":
+            raise AssertionError("\n".join([repr(audited), *grouped(audited.faults)]))
+        if audited:
+            warnings.warn("\n".join([repr(audited), *grouped(audited.faults)]), stacklevel=2)
+
+
+def scalars_of(measured: Mapping[str, MeasuredHeads]) -> dict[str, float]:
+    """The numbers of each layer by name, and those of the head with the largest logit; NaN is left out."""
+    found: dict[str, float] = {}
+    worst = (-math.inf, 0, 0)
+    for number, (name, heads) in enumerate(measured.items()):
+        largest, head = heads.largest_logit.nan_to_num(nan=-torch.inf).max(0)
+        worst = max(worst, (float(largest), number, int(head)))
+        found |= {
+            f"attention/{name}/entropy": float(heads.entropy.mean()),
+            f"attention/{name}/largest_logit": float(heads.largest_logit.amax()),
+            f"attention/{name}/first_key": float(heads.first_key.mean()),
+            f"attention/{name}/dead": float(heads.is_dead.sum()),
+            f"attention/{name}/uniform": float(heads.is_uniform.sum()),
+        }
+    if worst[0] > -math.inf:
+        found |= dict(zip((f"attention/worst/{what}" for what in ("largest_logit", "layer", "head")), worst, strict=True))
+    return {name: number for name, number in found.items() if not math.isnan(number)}

@@ -1,0 +1,133 @@
+"""`AttentionMonitor` in a loop of one's own, and the numbers of its heads against dense weights."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import regard
+from regard.errors import ArgumentError
+from regard.watching import AttentionMonitor
+from regard.watching.analysis.measured_heads import measured_heads
+
+
+def encoder(dropout: float = 0.0) -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def trained(model: Any, monitor: AttentionMonitor | None, steps: int = 4) -> list[dict[str, float]]:
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    torch.manual_seed(1)
+    for step in range(1, steps + 1):
+        if monitor is not None:
+            monitor.begin(model, step)
+        loss = model(torch.randn(3, 6, 8)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if monitor is not None:
+            found.append(monitor.end())
+        optimizer.step()
+    return found
+
+
+def test_the_first_step_and_every_nth_are_measured_and_training_keeps_its_bits() -> None:
+    plain, watched = encoder(dropout=0.2), encoder(dropout=0.2)
+    trained(plain, None)
+    monitor = AttentionMonitor(every=2)
+    found = trained(watched, monitor)
+    assert [bool(scalars) for scalars in found] == [True, True, False, True]
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
+    assert monitor.audited is not None
+    assert not monitor.audited.errors
+
+
+def test_the_numbers_are_those_of_dense_weights_and_the_worst_head_is_named() -> None:
+    model, monitor, x = encoder(), AttentionMonitor(sequences=2), torch.randn(3, 6, 8)
+    with torch.no_grad():
+        model.layers[1].self_attn.in_proj_weight[12:16] *= 40.0  # the keys of head 1
+    monitor.begin(model, 1)
+    model(x)
+    scalars = monitor.end()
+    with regard.watch(model) as seen:
+        model(x)
+    logits = []
+    for name in ("layers.0.self_attn", "layers.1.self_attn"):
+        weights = seen[name].dense()[:2].detach()
+        entropy = torch.special.entr(weights).sum(-1).mean()
+        assert scalars[f"attention/{name}/entropy"] == pytest.approx(float(entropy), rel=1e-4)
+        assert scalars[f"attention/{name}/first_key"] == pytest.approx(float(weights[..., 0].mean()), rel=1e-4)
+        logits.append(seen[name].max_logit()[:2].amax((0, 2)))
+        assert scalars[f"attention/{name}/largest_logit"] == pytest.approx(float(logits[-1].max()), rel=1e-4)
+    assert [scalars[f"attention/worst/{what}"] for what in ("layer", "head")] == [1, 1]
+    assert scalars["attention/worst/largest_logit"] == pytest.approx(float(torch.stack(logits).max()), rel=1e-4)
+
+
+def test_dead_and_uniform_heads_by_hand() -> None:
+    q, k = torch.ones(1, 3, 8, 1), torch.zeros(1, 3, 8, 1)
+    k[0, 1, 0] = 20.0  # head 1 looks at the first key alone
+    k[0, 2] = torch.linspace(0, 2, 8)[:, None]  # head 2 prefers the last ones
+    for mask in (None, regard.causal()):
+        heads = measured_heads([{"a": regard.map_of(q, k, mask=mask)}])["a"]
+        assert heads.is_dead.tolist() == [False, True, False]
+        assert heads.is_uniform.tolist() == [True, False, False]
+    padded = regard.map_of(q, k, mask=regard.padding(torch.arange(8)[None] < 0))
+    assert not measured_heads([{"a": padded}])["a"].is_uniform.any()
+
+
+class WrittenOut(nn.Module):
+    def __init__(self, heads: bool) -> None:
+        super().__init__()
+        self.project, self.heads = nn.Linear(4, 4), heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.project(x).unflatten(-1, (2, 2)).transpose(1, 2) if self.heads else x[:, None]
+        return (x @ x.mT).softmax(-1).sqrt() @ x
+
+
+def test_weights_that_the_model_made_have_no_logits() -> None:
+    monitor, model = AttentionMonitor(), WrittenOut(heads=True)
+    monitor.begin(model, 1)
+    model(torch.randn(2, 5, 4))
+    assert {name.rpartition("/")[2] for name in monitor.end()} == {"entropy", "first_key", "dead", "uniform"}
+
+
+def test_a_layer_that_cannot_be_measured_is_named_and_ends_no_run() -> None:
+    monitor, model = AttentionMonitor(), WrittenOut(heads=False)
+    monitor.begin(model, 1)
+    model(torch.randn(2, 5, 4))
+    assert monitor.end() == {}
+    assert "heads" in monitor.unread[""]
+
+
+def test_a_fault_stops_or_warns_and_holds_no_tensors() -> None:
+    class Block(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.key = weakref.ref(k := x * 1)
+            return nn.functional.scaled_dot_product_attention(x, k, x)
+
+    model = Block()
+    monitor = AttentionMonitor(causal=True)
+    monitor.begin(model, 1)
+    model(torch.randn(2, 1, 5, 4))
+    with pytest.raises(AssertionError, match=r"Block: 1 layer.*1 error\nerror: the model, call 0"):
+        monitor.end()
+    monitor = AttentionMonitor(causal=True, on_fault="warn")
+    monitor.begin(model, 1)
+    model(torch.randn(2, 1, 5, 4))
+    with pytest.warns(UserWarning, match="error: the model, call 0"):
+        assert monitor.end()
+    assert monitor.audited is not None
+    assert monitor.audited.errors
+    gc.collect()
+    assert model.key() is None
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    for options in ({"every": 0}, {"sequences": 0}, {"on_fault": "ignore"}):
+        with pytest.raises(ArgumentError, match="needs every and sequences"):
+            AttentionMonitor(**options)  # type: ignore[arg-type]

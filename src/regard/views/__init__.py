@@ -47,10 +47,10 @@ from regard.views.themes import LIGHT as LIGHT
 from regard.views.themes import Theme as Theme
 
 __all__ = [
-    "DARK", "LIGHT", "SMOOTH", "WHOLE_PATCHES", "Carried", "ColourScale", "EachScale", "Example", "HalfBlocks", "Limits",
-    "LinearScale", "LogScale", "Map", "Page", "Panel", "PatchGrid", "Printing", "RowArithmetic", "RowScale",
-    "SquareRootScale", "Table", "Theme", "Upsampling", "alignment", "arithmetic_of_row", "curves", "faulty_row",
-    "head_distances", "head_panels", "heatmap", "heatmap_grid", "map_text", "model_example", "model_grid", "overlay",
-    "overlay_grid", "page", "patch_grid", "position_table", "printable", "rotations", "row_arithmetic", "save_figure",
-    "training_curves", "visual_order",
+    "DARK", "LIGHT", "SMOOTH", "WHOLE_PATCHES", "Carried", "ColourScale", "EachScale", "Example", "HalfBlocks",
+    "Limits", "LinearScale", "LogScale", "Map", "Page", "Panel", "PatchGrid", "Printing", "RowArithmetic",
+    "RowScale", "SquareRootScale", "Table", "Theme", "Upsampling", "alignment", "arithmetic_of_row", "curves",
+    "faulty_row", "head_distances", "head_panels", "heatmap", "heatmap_grid", "map_text", "model_example",
+    "model_grid", "overlay", "overlay_grid", "page", "patch_grid", "position_table", "printable", "rotations",
+    "row_arithmetic", "save_figure", "training_curves", "visual_order",
 ]  # fmt: skip

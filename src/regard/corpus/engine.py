@@ -87,7 +87,7 @@ def run_job(job: CorpusJob, tell: Tell) -> CorpusCounts:
         ranks.gather(lambda: None)
     finally:
         if ranks.rank == 0:
-            holds.__exit__(None, None, None)
+            holds.__exit__(*sys.exc_info())
     return reduce(CorpusCounts.plus, (CorpusCounts(*one) for one in of_ranks))
 
 

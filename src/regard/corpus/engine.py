@@ -87,7 +87,7 @@ def run_job(job: CorpusJob, tell: Tell) -> CorpusCounts:
         ranks.gather(lambda: None)
     finally:
         if ranks.rank == 0:
-            holds.__exit__(None, None, None)
+            holds.__exit__(*sys.exc_info())
     return reduce(CorpusCounts.plus, (CorpusCounts(*one) for one in of_ranks))
 
 
@@ -127,7 +127,9 @@ def _work(
         return
     of_shards = shards(files, text=job.measure.text, id=job.measure.id, size=job.shard_documents)
     left = (shard for shard in of_shards if shard.number in todo)
-    workers = job.workers or usual or (1 if ranks.world_size > 1 else cores())
+    workers = usual if job.workers is None else job.workers
+    if workers is None:
+        workers = 1 if ranks.world_size > 1 else cores()
     told = _told(settings)
     if job.engine == "ray":
         from regard.corpus.shard_work import in_ray

@@ -21,9 +21,10 @@ from regard.corpus.examples import Examples
 from regard.corpus.measured_document import CorpusCounts
 from regard.corpus.out_folder import FOLDERS, SETTINGS_FILE, SUCCESS, holds_statistics, refuse_out
 from regard.corpus.tables import merged_totals, write_parquet
-from regard.errors import ArgumentError, DataError, needs
+from regard.errors import ArgumentError, DataError, RegardError, needs
 from regard.files.atomic import file_errors, is_temporary, write_atomically
 from regard.files.locks import locked
+from regard.files.own_files import remove_empty
 from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
 from regard.files.untrusted import parse_toml
 
@@ -48,7 +49,8 @@ class StatisticsFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         with locked(self.path, refusal=f"another process measures into {self.path}: {ADVICE}"):
             refuse_out(self.path, resume=resume)
-            if holds_statistics(self.path):
+            is_new = not holds_statistics(self.path)
+            if not is_new:
                 self._refuse_others(settings)
             else:
                 with file_errors(self.path / SETTINGS_FILE):
@@ -60,7 +62,19 @@ class StatisticsFolder:
                     for left in (self.path / name).iterdir():
                         if is_temporary(left):  # a process was killed while it wrote it
                             left.unlink()
-            yield
+            try:
+                yield
+            except RegardError:
+                if is_new:
+                    self._discard()
+                raise
+
+    def _discard(self) -> None:
+        """Leave nothing of a measurement that was refused before its first shard was done."""
+        if not any(one.is_file() for name in FOLDERS for one in (self.path / name).iterdir()):
+            (self.path / SETTINGS_FILE).unlink()
+            for name in (*FOLDERS, "."):
+                remove_empty(self.path / name)
 
     def _refuse_others(self, settings: Mapping[str, Any]) -> None:
         before, now = _flat(parse_toml((self.path / SETTINGS_FILE).read_bytes())), _flat(settings)

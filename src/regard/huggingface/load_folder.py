@@ -41,8 +41,15 @@ def load_folder(folder: Path, tell: TellRead = lambda *_: None) -> Loaded:
         config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         kind, is_named = _class_of(config, library)
         model, found = kind.from_pretrained(
-            None, config=config, state_dict=tensors, dtype="float32", output_loading_info=True
-        )
+            None, config=config, state_dict=tensors, dtype="float32", output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )  # fmt: skip
+        if other := sorted(found["mismatched_keys"]):
+            name, got, wanted = other[0]
+            raise RunFolderError(
+                f"{folder}: its config.json is of another size than its weights, in {len(other)} of the parameters: "
+                f"{name} has the shape {tuple(got)}, and the config wants {tuple(wanted)}; take both from one model"
+            )
         absent = tuple(sorted(found["missing_keys"]))
         if absent and (is_named or len(absent) == len(model.state_dict())):
             raise RunFolderError(

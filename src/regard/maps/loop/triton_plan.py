@@ -59,7 +59,9 @@ def row_tile(width: int, dtype: torch.dtype, queries: int, card: tuple[int, int]
     if dtype == torch.float32:
         return KernelTile(32, 32, 8, 2)
     # A product that a warp waits for takes registers for its factors.
-    return KernelTile(min(128 if width <= 128 else 64, _power(queries)), 64, 4 if _is_asynchronous(card) else 8)
+    rows, warps = min(128 if width <= 128 else 64, _power(queries)), 4 if _is_asynchronous(card) else 8
+    # Wider blocks, loaded ahead, do not fit the shared memory of desktops.
+    return KernelTile(rows, 64, warps, 3) if width <= 128 else KernelTile(rows, 32, warps, 2)
 
 
 def column_tile(width: int, dtype: torch.dtype, queries: int, card: tuple[int, int]) -> KernelTile:
@@ -70,7 +72,7 @@ def column_tile(width: int, dtype: torch.dtype, queries: int, card: tuple[int, i
     """
     if dtype == torch.float32:
         return KernelTile(min(32, _power(queries)), 32, 8, 2)
-    return KernelTile(min(64, _power(queries)), 128 if width <= 128 else 64, 4)
+    return KernelTile(min(64, _power(queries)), 128 if width <= 128 else 64, 4, 3 if width <= 128 else 2)
 
 
 def _is_asynchronous(card: tuple[int, int]) -> bool:

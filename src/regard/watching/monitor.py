@@ -163,5 +163,7 @@ def scalars_of(measured: Mapping[str, MeasuredHeads]) -> dict[str, float]:
             f"attention/{name}/uniform": float(heads.is_uniform.sum()),
         }
     if worst[0] > -math.inf:
-        found |= dict(zip((f"attention/worst/{what}" for what in ("largest_logit", "layer", "head")), worst, strict=True))
+        found |= dict(
+            zip((f"attention/worst/{what}" for what in ("largest_logit", "layer", "head")), worst, strict=True)
+        )
     return {name: number for name, number in found.items() if not math.isnan(number)}

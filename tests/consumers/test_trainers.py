@@ -23,7 +23,7 @@ def model(implementation: str = "sdpa") -> Any:
     return transformers.GPT2LMHeadModel._from_config(config, attn_implementation=implementation)
 
 
-def rows(number: int = 32) -> list[dict[str, torch.Tensor]]:
+def rows(number: int = 32) -> Any:
     torch.manual_seed(1)
     ids = torch.randint(1, 50, (number, 8))
     return [{"input_ids": one, "attention_mask": torch.ones_like(one), "labels": one} for one in ids]
@@ -170,7 +170,7 @@ def test_lightning_refuses_steps_that_no_logger_would_get(tmp_path: Path) -> Non
 
 def test_an_interrupted_step_leaves_no_watch_open(tmp_path: Path) -> None:
     class Broken(nn.Linear):
-        def forward(self, **_: Any) -> Any:
+        def forward(self, **_: Any) -> Any:  # type: ignore[override]
             raise RuntimeError("interrupted")
 
     with pytest.raises(RuntimeError, match="interrupted"):

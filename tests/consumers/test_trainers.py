@@ -23,7 +23,7 @@ def model(implementation: str = "sdpa") -> Any:
     return transformers.GPT2LMHeadModel._from_config(config, attn_implementation=implementation)
 
 
-def rows(number: int = 32) -> list[dict[str, torch.Tensor]]:
+def rows(number: int = 32) -> Any:
     torch.manual_seed(1)
     ids = torch.randint(1, 50, (number, 8))
     return [{"input_ids": one, "attention_mask": torch.ones_like(one), "labels": one} for one in ids]
@@ -95,7 +95,7 @@ def test_trainer_stops_before_the_first_change_or_warns(tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in wrong.state_dict().items()}
     made = trainer(wrong, tmp_path)
     made.add_callback(AttentionMonitor().trainer_callback(made))
-    with pytest.raises(AssertionError, match="GPT2LMHeadModel: 2 layers.*errors?\nerror: transformer.h.0.attn"):
+    with pytest.raises(AssertionError, match=r"GPT2LMHeadModel: 2 layers.*errors?\nerror: transformer\.h\.0\.attn"):
         made.train()
     assert all(torch.equal(before[name], tensor) for name, tensor in wrong.state_dict().items())
     made = trainer(wrong, tmp_path, steps=2)
@@ -157,7 +157,7 @@ def test_lightning_keeps_its_bits(tmp_path: Path) -> None:
 def test_lightning_stops_before_the_first_change(tmp_path: Path) -> None:
     wrong = across_documents(model())
     before = [parameter.clone() for parameter in wrong.parameters()]
-    with pytest.raises(AssertionError, match="error: model.transformer.h.0.attn"):
+    with pytest.raises(AssertionError, match=r"error: model\.transformer\.h\.0\.attn"):
         lightning_run(wrong, tmp_path, AttentionMonitor())
     assert all(torch.equal(a, b) for a, b in zip(before, wrong.parameters(), strict=True))
 
@@ -170,7 +170,7 @@ def test_lightning_refuses_steps_that_no_logger_would_get(tmp_path: Path) -> Non
 
 def test_an_interrupted_step_leaves_no_watch_open(tmp_path: Path) -> None:
     class Broken(nn.Linear):
-        def forward(self, **_: Any) -> Any:
+        def forward(self, **_: Any) -> Any:  # type: ignore[override]
             raise RuntimeError("interrupted")
 
     with pytest.raises(RuntimeError, match="interrupted"):

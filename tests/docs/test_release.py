@@ -1,6 +1,7 @@
 """A release can be trusted: its workflows are pinned, its metadata agree, and a wrong tag is refused."""
 
 import json
+import os
 import re
 import runpy
 import shutil
@@ -33,6 +34,7 @@ def test_zizmor_finds_nothing(tmp_path: Path) -> None:
         return subprocess.run(command, capture_output=True).returncode
 
     assert status(ROOT / ".github") == 0
+    assert status(ROOT / "action.yml") == 0
     # And a planted fault is seen: a job that leaves its token in the checkout.
     planted = (
         (ROOT / ".github/workflows/release.yml").read_text().replace("persist-credentials: false", "fetch-depth: 1")
@@ -52,6 +54,27 @@ def test_actionlint_finds_nothing() -> None:
 def test_every_job_has_an_end() -> None:
     jobs = [job for path in WORKFLOWS for job in yaml.safe_load(path.read_text())["jobs"].values()]
     assert [job for job in jobs if job["timeout-minutes"] > 120] == []
+
+
+def test_the_action_fails_the_job_for_a_wrong_mask(tmp_path: Path) -> None:
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    step = action["runs"]["steps"][-1]
+    assert {f"${{{{ inputs.{name} }}}}" for name in action["inputs"]} == set(step["env"].values())
+    (tmp_path / "theirs.py").write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.nn.functional.scaled_dot_product_attention(x, x, x)\n"
+        "def small():\n"
+        "    return Model(), torch.randn(2, 6, 4)\n"
+    )
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for causal, status, said in (("", 0, "nothing found"), ("false", 0, "nothing found"), ("true", 1, "error")):
+        done = subprocess.run(
+            ("bash", "-eo", "pipefail", "-c", step["run"]), cwd=tmp_path, capture_output=True, text=True,
+            env=os.environ | {"PATH": path, "MODEL": "theirs:small", "CAUSAL": causal},
+        )  # fmt: skip
+        assert (done.returncode, said in done.stdout) == (status, True), done.stdout + done.stderr
 
 
 def test_a_release_needs_its_own_tag_and_a_date(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -120,9 +121,7 @@ class AttentionMonitor:
     def trainer_callback(self, trainer: Any) -> Any:
         """The `TrainerCallback` of transformers: `trainer.add_callback(monitor.trainer_callback(trainer))`. The scalars
         go through `trainer.log` to every logger in `report_to`."""
-        from regard.watching.monitor_callbacks import trainer_callback
-
-        return trainer_callback(self, trainer)
+        return _of_transformers(self, trainer)
 
     def lightning_callback(self) -> Any:
         """The `Callback` of Lightning: `Trainer(callbacks=[monitor.lightning_callback()])`. The scalars go through
@@ -132,9 +131,7 @@ class AttentionMonitor:
             ArgumentError: when training begins: N is no multiple of the trainer's `log_every_n_steps`, and its loggers
                 would miss the scalars.
         """
-        from regard.watching.monitor_callbacks import lightning_callback
-
-        return lightning_callback(self)
+        return _of_lightning(self)
 
     def _some(self, weights: AttentionMap | None) -> AttentionMap:
         assert weights is not None
@@ -167,3 +164,60 @@ def scalars_of(measured: Mapping[str, MeasuredHeads]) -> dict[str, float]:
             zip((f"attention/worst/{what}" for what in ("largest_logit", "layer", "head")), worst, strict=True)
         )
     return {name: number for name, number in found.items() if not math.isnan(number)}
+
+
+def _of_transformers(monitor: AttentionMonitor, trainer: Any) -> Any:
+    from transformers import TrainerCallback
+
+    class MonitorTraining(TrainerCallback):
+        scalars: dict[str, float] = {}  # noqa: RUF012 (replaced, never changed)
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            monitor.begin(given["model"], state.global_step + 1)
+
+        def on_substep_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            self.scalars = monitor.end() or self.scalars
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            self.scalars = monitor.end() or self.scalars
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            # After the step, so that its number is that of the loss logged beside.
+            scalars, self.scalars = self.scalars, {}
+            if scalars:
+                trainer.log(scalars)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            monitor.close()
+
+    return MonitorTraining()
+
+
+def _of_lightning(monitor: AttentionMonitor) -> Any:
+    if find_spec("lightning") is not None:
+        from lightning.pytorch import Callback
+    else:
+        from pytorch_lightning import Callback
+
+    class MonitorTraining(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.loggers and monitor.every % (trainer.log_every_n_steps or 1):
+                raise ArgumentError(
+                    f"every={monitor.every} is no multiple of log_every_n_steps={trainer.log_every_n_steps}: loggers "
+                    "would miss the scalars of the other steps"
+                )
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            monitor.begin(pl_module, trainer.global_step + 1)
+
+        def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+            if scalars := monitor.end():
+                self.log_dict(scalars)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            monitor.close()
+
+        def on_exception(self, *_: Any) -> None:
+            monitor.close()
+
+    return MonitorTraining()

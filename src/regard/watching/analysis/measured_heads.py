@@ -24,8 +24,8 @@ class MeasuredHeads(NamedTuple):
     first_key: Tensor
     """The share of the weight on the first key, 0..1."""
     is_uniform: Tensor
-    """True if no weight of a query is more than 10 % above the others: its logarithm is within 0.1 of its mean, weighted
-    by attention. Queries with a half of their weight on one key do not count."""
+    """True if the weights of a query are alike to within 10 %: the logarithm of the largest is within 0.1 of the mean,
+    weighted by attention. Queries with more than a half of their weight on one key do not count."""
 
     @property
     def is_dead(self) -> Tensor:

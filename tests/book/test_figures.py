@@ -204,7 +204,7 @@ def test_additive_attention_is_d2ls() -> None:
 def test_the_alignment_is_that_of_pytorchs_translation_tutorial() -> None:
     """`BahdanauAttention`: Va(tanh(Wa(query) + Ua(keys))), a softmax, a bmm; it has no mask, so all keys are real."""
     names = names_of("06-attention-in-recurrent-networks")
-    look = names["translators"]["Bahdanau"].look
+    look = names["translators"]["Bahdanau"][0].look
     query, keys = torch.randn(3, 1, 48), torch.randn(3, 7, 48)
     scores = look.w_v(torch.tanh(look.w_q(query) + look.w_k(keys))).squeeze(2).unsqueeze(1)
     context = torch.bmm(torch.softmax(scores, dim=-1), keys)

@@ -21,10 +21,10 @@ def check(mask: regard.Mask, allowed: torch.Tensor, sizes: Sizes) -> bool:
     found = RowRanges.of(mask, sizes, CPU)
     if found is None:
         return False
-    assert found.first.shape == found.stop.shape
-    assert found.first.dtype == found.stop.dtype == torch.int32
-    key = torch.arange(sizes.keys)
-    dense = (found.first[..., None] <= key) & (key < found.stop[..., None])
+    query, key = torch.arange(sizes.queries)[:, None], torch.arange(sizes.keys)
+    dense = ((query + found.lower <= key) & (key < query + found.upper))[None]
+    dense = dense if found.first is None else dense & (found.first[..., None] <= key)
+    dense = dense if found.stop is None else dense & (key < found.stop[..., None])
     dense = dense if found.keep is None else dense & found.keep[:, None]
     assert torch.equal(dense[:, None].expand(allowed.shape), allowed)
     return True

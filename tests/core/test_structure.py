@@ -15,9 +15,9 @@ from tests.core import house
 
 # Lines of Python, as many as there are. A deletion lowers them to what it leaves; a change that brings a new capability
 # raises them by what it needs, with its reason beside the number.
-MOST_LINES = 75_987
-MOST_LINES_OF_THE_LIBRARY = 52_510  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 69_401
+MOST_LINES = 75_973
+MOST_LINES_OF_THE_LIBRARY = 52_496  # without the toolkit: tasks/, corpus/, serving/ and cli/
+MOST_LINES_OF_TESTS = 69_427
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 24, 125
 

@@ -206,7 +206,7 @@ def test_a_full_queue_says_when_to_come_again(models: dict[str, Served], monkeyp
 def test_an_answer_that_takes_too_long_is_ended(models: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps(monkeypatch, models[WRITER].module, 0.1)
     with serving(models, max_seconds=1) as server:
-        question = {"model": WRITER, "prompt": "1 and", "max_tokens": 100}
+        question = {"model": WRITER, "prompt": "1 and", "max_tokens": 100, "seed": 0}
         status, body, _ = server.ask("/v1/completions", question)
         assert (status, json.loads(body)["error"]["message"]) == (503, "the answer took longer than 1 seconds")
         assert after(steps, steps.count) <= 2

@@ -48,7 +48,7 @@ def test_a_new_checkpoint_is_taken_while_requests_run(run: Path, monkeypatch: py
         asked = view | {"question": {"ask": "row", "example": 0, "map": 0, "head": 0, "at": 0}}
         status, weights, _ = server.ask("/regard/v1/view/weights", asked)
         assert status == 200, weights
-        first = server.ask("/regard/v1/answer", {"text": "we see two cats"})[1].decode()
+        first = server.ask("/regard/v1/answer", {"text": "we see two cats", "seed": 0})[1].decode()
         watch.look()
         assert (told, server.desk.models[TRANSLATOR]) == ([], model)  # nothing is new
         # A stream that has begun ends on the old model; others go on being asked meanwhile.
@@ -60,7 +60,7 @@ def test_a_new_checkpoint_is_taken_while_requests_run(run: Path, monkeypatch: py
 
         monkeypatch.setattr(model.module, "step", waiting)
         stream = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-        body = json.dumps({"text": "we see two cats"})
+        body = json.dumps({"text": "we see two cats", "seed": 0})
         stream.request("POST", "/regard/v1/answer", body, {"content-type": "application/json"})
         time.sleep(0.1)
         write_other(run)
@@ -73,7 +73,7 @@ def test_a_new_checkpoint_is_taken_while_requests_run(run: Path, monkeypatch: py
         monkeypatch.undo()
         after = translated(server)
         assert after != before
-        new = server.ask("/regard/v1/answer", {"text": "we see two cats"})[1].decode()
+        new = server.ask("/regard/v1/answer", {"text": "we see two cats", "seed": 0})[1].decode()
         assert old == first != new
         # A view that is open keeps the weights of its model; a new one has those of the new model.
         assert server.ask("/regard/v1/view/weights", asked)[1] == weights

@@ -1,6 +1,7 @@
 """Figures tell what they could not see: references are text; unknown tokens and cut translations are counted."""
 
 import os
+import random
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -158,7 +159,9 @@ def test_where_bleu_tells_nothing_the_loss_decides_in_training(tmp_path: Path) -
 
 
 def text_config(kind: Any, folder: Path, **model: Any) -> Any:
-    (folder / "text").write_text("to be or not to be that is the question\n" * 40)
+    words = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question"]
+    lines = (" ".join(random.Random(n).sample(words, len(words))) for n in range(40))
+    (folder / "text").write_text("".join(f"{line}\n" for line in lines))
     settings: dict[str, Any] = {
         "data": (folder / "text",), "out": folder / "run", "tokenizer": "words", "vocab_size": 7, "block_length": 16,
         "batch_tokens": 128, "steps": 8, "validate_every": 8, "warmup_steps": 2, "learning_rate": 1e-2, "device": "cpu",

@@ -30,14 +30,14 @@ KINDS: dict[type, str] = {
 }  # fmt: skip
 NAMES = {
     "a handle, whose answers show themselves": "Enabled LanguageModel MaskedLanguageModel Translator TokenStore Reader "
-    "Measure ScoreText Translate Atlas MeasuredFolder",
+    "Measure ScoreText Translate Atlas MeasuredFolder AttentionMonitor",
     "an argument, which the caller wrote": "Beam FitConfig AlignmentOf Request Limits Upsampling Theme Summarize Grid "
     "ForcedPrefix MinP RepetitionPenalty Temperature TopK TopP Vocabulary ByteLevelBPE Characters Words KeepKeys "
     "KeepTokens Sizes Dimensions Statistic AcrossHeads",
     "the state of a computation, which goes back into it": "KeyValue Step DecoderOnlyState RNNState TransformerState "
     "Progress Batch Pair Hypothesis RecurrentState Mixed",
     "given to a function of the caller, during a call": "EditedCall EditedWeights CallEdits",
-    "a line of a report or a table, which shows itself": "Observed Alternative Label Marks",
+    "a line of a report or a table, which shows itself": "Observed Alternative Label Marks AuditQuestion MarkupPart FaultyWeight",
     "its mask shows itself, and `unpack` gives tensors": "Packed",
     "it is a widget": "NotebookView",
 }

@@ -263,11 +263,13 @@ def test_uva_attention_maps_of_all_layers_and_heads() -> None:
     (plot,) = plots(model_grid(maps, title="Attention maps"))
     assert plot.queries == ["0", "1", "2"]
     assert plot.keys == [f"head {n}" for n in range(4)]
-    side, gap = 12 * 10, 6
+    gap = 6
+    side = (plot.numbers.shape[0] + gap) // 3 - gap
+    dot = side // 10
     for layer, one in enumerate(maps):
         for head in range(4):
             top, left = layer * (side + gap), head * (side + gap)
-            same(plot.numbers[top : top + side : 12, left : left + side : 12], one.dense()[0, head])
+            same(plot.numbers[top : top + side : dot, left : left + side : dot], one.dense()[0, head])
 
 
 def test_uva_positional_encoding_over_hidden_dimensions_and_positions() -> None:

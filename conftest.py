@@ -50,12 +50,7 @@ hypothesis.settings.load_profile("regard")
 COMPILED = ("maps/loop/row_loop", "tensors/vector_code")
 collect_ignore = [f"src/regard/{name}.py" for name in COMPILED]
 if not find_spec("triton"):
-    of_triton = (
-        "maps/loop/triton_rows",
-        "maps/loop/triton_columns",
-        "maps/loop/triton_ranks",
-        "maps/loop/triton_scores",
-    )
+    of_triton = [f"maps/loop/triton_{name}" for name in ("rows", "columns", "ranks", "scores")]
     collect_ignore += [f"src/regard/{name}.py" for name in (*of_triton, "call/scores/triton_additive")]
 
 

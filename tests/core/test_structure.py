@@ -17,7 +17,7 @@ from tests.core import house
 # raises them by what it needs, with its reason beside the number.
 MOST_LINES = 75_973
 MOST_LINES_OF_THE_LIBRARY = 52_496  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 69_427
+MOST_LINES_OF_TESTS = 69_429
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 24, 125
 

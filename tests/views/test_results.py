@@ -37,7 +37,8 @@ NAMES = {
     "the state of a computation, which goes back into it": "KeyValue Step DecoderOnlyState RNNState TransformerState "
     "Progress Batch Pair Hypothesis RecurrentState Mixed",
     "given to a function of the caller, during a call": "EditedCall EditedWeights CallEdits",
-    "a line of a report or a table, which shows itself": "Observed Alternative Label Marks AuditQuestion MarkupPart FaultyWeight",
+    "a line of a report or a table, which shows itself": "Observed Alternative Label Marks AuditQuestion MarkupPart "
+    "FaultyWeight",
     "its mask shows itself, and `unpack` gives tensors": "Packed",
     "it is a widget": "NotebookView",
 }

@@ -1,6 +1,7 @@
 """The ground `requests`: bodies with fields of every type; an answer is the library's own, or a 400 that says why."""
 
 import json
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ def _completions(body: dict[str, Any], answer: Any) -> None:
             model.generate(
                 prompts[index // n], max_tokens=most, stop=[stop] if isinstance(stop, str) else stop,
                 filters=_filters(_given(body, "temperature", 1.0), _given(body, "top_p", 1.0)),
-                seed=(seed + index) % 2**32, drawn=tokens.append, cut_off=lambda cut=cut: cut.append(1),
+                seed=(seed + index) % 2**32, drawn=tokens.append, cut_off=partial(cut.append, 1),
             )
         )  # fmt: skip
         drawn += len(tokens)

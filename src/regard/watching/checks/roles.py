@@ -92,8 +92,8 @@ def _is_of_torchs_decoder(call: Any) -> bool:
     if not isinstance(around, nn.TransformerDecoderLayer) or around.self_attn is not call.module:
         return False
     # (The queries of a detector are learned, not tokens.)
-    parts = ("target", "own")
-    return any(ids_of(call.call, part, call.sizes.queries) is not None for part in parts)
+    target = ids_of(call.call, "target", call.sizes.queries)
+    return target is not None or ids_of(call.call, "own", call.sizes.queries) is not None
 
 
 def _by_cache(call: Any) -> Role:

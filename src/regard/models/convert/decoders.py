@@ -224,6 +224,8 @@ def gemma3(settings: Settings, weights: Weights) -> DecoderOnly:
     weights.drop("vision_tower.*", "multi_modal_projector.*")
     values = {**GEMMA3_DEFAULTS, **settings.part("text_config")}
     values |= {name: value for name, value in settings.values.items() if name == TIED}
+    # transformers caps the logits of the text model alone, and not those of the model with images.
+    values["final_logit_softcapping"] = None
     return decoder(DECODERS["gemma3_text"], Settings(values, settings.source), weights)
 
 

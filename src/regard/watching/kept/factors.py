@@ -263,14 +263,14 @@ def few_scores(call: Call, rows: Rows) -> Tensor:
 
 
 def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
-    """Put a call under its mask; rows the model spreads evenly get a query of 0."""
+    """Put a call under more masks; rows the model spreads evenly get a query of 0."""
     if also is None and given.mask is None and given.bias is None and given.even is None:
         return call
     bound = None if also is None else also.bind(call.sizes, call.query.device)
-    masks = [m for m in (bound, given.mask) if m is not None]
+    masks = [m for m in (call.mask, bound, given.mask) if m is not None]
     mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
     query = call.query if given.even is None else call.query.masked_fill(given.even[..., None], 0.0)
-    return replace(call, query=query, mask=mask, bias=given.bias)
+    return replace(call, query=query, mask=mask, bias=call.bias if given.bias is None else given.bias)
 
 
 def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:

@@ -38,12 +38,14 @@ class Sdpa(AttentionCall):
     attn_mask: Tensor | None
     scale: float | None
     enable_gqa: bool
+    autocast: torch.dtype | None
+    """The dtype to which autocast turns its tensors; None for none."""
     heads: Heads = AS_DOCUMENTED
     """The dimensions, and how the model lays out its heads; here they are before the queries, but in the output."""
     how: str = "F.scaled_dot_product_attention"
 
     def computed(self) -> tuple[Tensor, Tensor]:
-        query, key, dtype, seen = self.query, self.key, self._autocast(), (self.kernel.query, self.kernel.key)
+        query, key, dtype, seen = self.query, self.key, self.autocast, (self.kernel.query, self.kernel.key)
         if dtype is not None:
             query, key = (
                 s if s is not None and s.shape == g.shape and s.dtype == dtype and not g.requires_grad else g.to(dtype)
@@ -51,12 +53,9 @@ class Sdpa(AttentionCall):
             )
         return one_rank(query, key, self.enable_gqa)
 
-    def _autocast(self) -> torch.dtype | None:
-        return None if self.query.dtype == torch.float64 else autocast_of(self.query.device.type)
-
     def call_of(self, query: Tensor, key: Tensor) -> Call:
         # Its checks are cached by shape.
-        known = _known_of(query, key, self.scale) if self._autocast() is None else None
+        known = _known_of(query, key, self.scale) if self.autocast is None else None
         return _checked(query, key, self.scale) if known is None else replace(known, query=query, key=key)
 
     def mask_of(self, sizes: Sizes, policy: RetentionPolicy) -> tuple[GivenMask, Mask | None]:
@@ -64,11 +63,11 @@ class Sdpa(AttentionCall):
         if is_causal and mask is not None and mask.is_floating_point():
             # The keys hidden by the lowest element depend on the other keys of the row, some of them invisible here.
             mask, is_causal = _with_causal(mask, sizes), False
-        given = NOTHING_GIVEN if mask is None else policy.mask(mask, sizes, dtype=self._autocast())
+        given = NOTHING_GIVEN if mask is None else policy.mask(mask, sizes, dtype=self.autocast)
         return given, causal(0) if is_causal else None
 
     def deferred(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
-        if self.attn_mask is not None or not query.is_deferred or self._autocast() is not None:
+        if self.attn_mask is not None or not query.is_deferred or self.autocast is not None:
             return None
         lse, scale = self.kernel.lse, self.scale
         known = (
@@ -159,7 +158,9 @@ def laid_out_by_heads(
     """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout. `output`
     is None before it ran."""
     given = decided(sdpa_arguments(*args, **kwargs))
-    call = Sdpa(dropped=given.pop("dropout_p"), **given, output=output, kernel=kernel)
+    query: Tensor = given["query"]
+    dtype = None if query.dtype == torch.float64 else autocast_of(query.device.type)
+    call = Sdpa(dropped=given.pop("dropout_p"), **given, output=output, kernel=kernel, autocast=dtype)
     call.origins = of_depth(call.query, call.key, thread.traces.origins(call.query, call.key))
     if output is not None:
         # (Attention over depth mixes no positions: its outputs have those of the states that it attends to.)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from regard.call.masks.base import And, Mask
-from regard.call.shapes import Rows, Sizes, take
+from regard.call.shapes import Sizes
 from regard.kernels import BACKENDS, row_state
-from regard.kernels.base import Call
+from regard.kernels.base import Call, row_sum_error
 from regard.maps.sources.call_factors import GivenFactors
 from regard.maps.sources.row_shift import RowShift
 from regard.tensors.guards import is_autocasting, is_inference, is_recorded
@@ -235,31 +235,6 @@ def checked(call: Call, lse: Tensor) -> tuple[Tensor | None, float]:
 
 def _tolerance(call: Call) -> float:
     return TOLERANCE.get(call.query.dtype, 1e-3)
-
-
-def row_sum_error(call: Call, lse: Tensor) -> float:
-    r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads. It uses
-    few operations, because it runs for every watched call."""
-    found, given = few_scores(call, range(call.sizes.queries - 1, call.sizes.queries)).logsumexp(-1), lse[..., -1:]
-    if call.mask is not None or call.bias is not None:
-        dead = (found == -torch.inf) & (given == -torch.inf)
-        found, given = found.masked_fill(dead, 0.0), given.masked_fill(dead, 0.0)
-    return float((found - given).abs().max())
-
-
-def few_scores(call: Call, rows: Rows) -> Tensor:
-    """The scores (B, H, t, S) of a few queries with all keys. Heads that share a key are rows of one product, so keys
-    are not repeated."""
-    sizes, columns, dtype = call.sizes, range(call.sizes.keys), call.compute_dtype
-    scale = call.score.dot_scale(call.query.shape[-1])
-    if scale is None:
-        return call.scores(rows, columns)
-    query, key = take(call.query, rows).to(dtype), call.key.to(dtype)
-    groups = query.reshape(len(query), sizes.kv_heads, -1, query.shape[-1])
-    scores = (groups * scale @ key.mT).reshape(*query.shape[:-1], sizes.keys)
-    if call.bias is not None:
-        scores = scores + call.bias.block(rows, columns, query=query, key=key, sizes=sizes).to(scores.dtype)
-    return call.masked(scores, rows, columns)
 
 
 def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:

@@ -195,7 +195,7 @@ class Call:
         if self.held.has_code and state is not None and has_values(state) and not is_transformed():
             rows = torch.tensor(sorted({self.sizes.queries // 2, self.sizes.queries - 1}), device=state.device)
             with torch.no_grad():
-                weights, anew = self.normalization.base.normalize(self.scores(rows, range(self.sizes.keys)))
+                weights, anew = self.normalization.base.normalize(self.few_scores(rows))
                 if self.normalization.has_base:
                     anew = self.normalization.finish(weights, anew)[1]
             require_same_rows(anew, state[..., rows], reader)
@@ -220,7 +220,7 @@ def row_sum_error(call: Call, lse: Tensor) -> float:
     if call.mask is not None or call.bias is not None:
         dead = (found == -torch.inf) & (given == -torch.inf)
         found, given = found.masked_fill(dead, 0.0), given.masked_fill(dead, 0.0)
-    return float((found - given).abs().max())
+    return float((found - given).abs().max().item())
 
 
 def require_same_rows(anew: Tensor, state: Tensor, reader: str) -> None:

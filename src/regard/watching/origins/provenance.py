@@ -2,10 +2,10 @@
 is traced for as long as it lives, through weak references, so a trace keeps no memory of the model."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,27 +15,20 @@ from regard.call.shapes import Sort
 from regard.tensors.torch_private import counted_version, viewed
 from regard.watching.origins.axes import AxisNumber
 
-Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
 
-
+@dataclass(slots=True, eq=False)
 class Stream:
     """A sequence of positions, which tensors have in common from an input to queries and keys; a lost one begins behind
     an unknown function, and may be any other."""
 
-    __slots__ = ("blocks", "is_lost", "maker", "own", "sort")
-
-    def __init__(
-        self,
-        sort: Sort,
-        maker: nn.Module | None = None,
-        own: "Stream | None" = None,
-        blocks: int = 0,
-        *,
-        is_lost: bool = False,
-    ) -> None:
-        self.sort, self.is_lost = sort, is_lost
-        self.maker, self.own, self.blocks = maker, own, blocks
-        """Of blocks the module that makes them, the positions before them, and how many they are."""
+    sort: Sort
+    maker: nn.Module | None = None
+    """Of blocks the module that makes them,"""
+    own: "Stream | None" = None
+    """the positions before them,"""
+    blocks: int = 0
+    """and how many they are."""
+    is_lost: bool = field(default=False, kw_only=True)
 
 
 class Origins(NamedTuple):
@@ -106,15 +99,26 @@ class SoftmaxOrigin:
         return None if tensor is None or counted_version(tensor) != self.version else tensor
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Trace:
     """The origin of one tensor, as far as it is known."""
 
-    kind: Kind
     origins: tuple[SoftmaxOrigin, ...] = ()
-    key: AxisNumber = None
-    """The axis of the keys; of an attention's output the axis of its queries."""
-    other: AxisNumber = None
+    depth: int = 0
+    """How many modules ran when it was made."""
+
+    def ends_with(self, depth: int) -> bool:
+        """True if it is no longer needed when a module of that depth ends."""
+        return self.depth >= depth
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class OfSoftmax(Trace):
+    """A tensor with the elements of a softmax, or made of them."""
+
+    key: AxisNumber
+    """The axis of the keys."""
+    other: AxisNumber
     """The axis of the queries, as far as it is known before the product."""
     is_changed: bool = False
     """True if anything but the layout and the dtype differs from the softmax."""
@@ -124,11 +128,63 @@ class Trace:
     """True for a product of several softmaxes."""
     lost_in: str = ""
     """The function in which the axis of the keys was lost."""
-    of: Any = None
-    """Of sums, a weak reference to the summand; of an output, the token of its call; of spread weights, factors."""
-    beside: "Trace | None" = None
+
+
+class Weights(OfSoftmax):
+    """Weights, perhaps changed since their softmax."""
+
+    __slots__ = ()
+
+    def ends_with(self, depth: int) -> bool:
+        return all(origin.is_taken and origin.depth >= depth for origin in self.origins)
+
+
+class Logs(OfSoftmax):
+    """The logarithms of weights."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Exponentials(Trace):
+    """Exponentials, which may be divided by their sum later."""
+
+    of: weakref.ref[Tensor]
+    """The tensor as it was made."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sums(Trace):
+    """Sums along one axis, or the logarithms of sums of exponentials."""
+
+    axis: int
+    summand: weakref.ref[Tensor]
+    made_as: weakref.ref[Tensor]
+    """Of exponentials the summand as it was made, in another layout."""
+    is_log: bool
+    over_heads: Trace | None
     """The trace of a sum of weights over their heads, which is weights as well."""
-    depth: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Spread(Trace):
+    """Weights (..., S, 1) times values (..., S, D): a sum over S, the axis `key`, may follow and make a product."""
+
+    trace: Weights
+    key: int
+    weights: Tensor
+    values: Tensor
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Output(Trace):
+    """The output of an attention; `queries` is their axis."""
+
+    queries: int
+    token: object
+    """That of the call."""
+    is_certain: bool
+    """True if no later product can show that the queries are no positions."""
 
 
 class Traces:
@@ -164,16 +220,13 @@ class Traces:
 
     def is_alive(self, origin: SoftmaxOrigin) -> bool:
         """True while a tensor made from that origin exists."""
-        return any(origin in trace.origins for trace in self.all())
-
-    def all(self) -> Iterator[Trace]:
-        return iter([trace for reference, trace in list(self.alive.values()) if reference() is not None])
+        alive = [trace for reference, trace in list(self.alive.values()) if reference() is not None]
+        return any(origin in trace.origins for trace in alive)
 
     def leave(self, depth: int) -> None:
         """Forget the traces of an ended module, except those still needed."""
         for number, (_, trace) in list(self.alive.items()):
-            is_done = all(origin.is_taken and origin.depth >= depth for origin in trace.origins)
-            if is_done if trace.kind == "weights" else trace.depth >= depth:
+            if trace.ends_with(depth):
                 self.alive.pop(number, None)
 
     def clear(self) -> None:

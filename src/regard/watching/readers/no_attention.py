@@ -7,7 +7,7 @@ from math import prod
 
 from torch import Tensor
 
-from regard.watching.origins.provenance import SoftmaxOrigin, Trace, is_learned
+from regard.watching.origins.provenance import SoftmaxOrigin, Weights, is_learned
 from regard.watching.readers.contractions import Contraction, Labels
 from regard.watching.readers.head_axes import running
 from regard.watching.running.thread_state import ThreadState
@@ -77,7 +77,7 @@ class ValueProduct:
         known = set(self.contraction.labels[self.place])
         return [n for n, label in enumerate(self.values_labels) if label not in known]
 
-    def unfold(self, trace: Trace) -> "ValueProduct":
+    def unfold(self, trace: Weights) -> "ValueProduct":
         """Unfold batch and heads of a model's softmax, folded into one axis for the product."""
         shape = trace.origins[0].shape
         lead = tuple(shape[:-2])
@@ -125,7 +125,7 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
-def judged(thread: ThreadState, product: ValueProduct, trace: Trace) -> Verdict:
+def judged(thread: ThreadState, product: ValueProduct, trace: Weights) -> Verdict:
     """Weigh the evidence about a product of weights and values."""
     values, keys = product.values, product.keys
     projected = any(origin.is_projected for origin in trace.origins)

@@ -19,7 +19,7 @@ from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, weights_gradient
 from regard.watching.kept.stored_weights import stored
-from regard.watching.origins.provenance import ADDED, Origins, SoftmaxOrigin, Trace, is_learned
+from regard.watching.origins.provenance import ADDED, Origins, Output, SoftmaxOrigin, Sums, Weights, is_learned
 from regard.watching.readers.contractions import Contraction, read_contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, folded_heads, found_heads
@@ -164,10 +164,10 @@ def _multiplied(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, res
         trace_results(thread, func, args, kwargs, result)
         return
     found = [(n, thread.traces.of(t)) for n, t in enumerate(contraction.operands)]
-    traced = [(n, trace.beside or trace) for n, trace in found if trace is not None]
-    weights = [(n, trace) for n, trace in traced if trace.kind == "weights"]
+    traced = [(n, trace.over_heads or trace if isinstance(trace, Sums) else trace) for n, trace in found]
+    weights = [(n, trace) for n, trace in traced if isinstance(trace, Weights)]
     for n, trace in traced:
-        if trace.kind == "output":
+        if isinstance(trace, Output):
             _output_multiplied(thread, contraction, n, trace, weights)
     if len(weights) > 1:
         _several(thread, contraction, weights, result)
@@ -175,7 +175,7 @@ def _multiplied(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, res
         _one(thread, contraction, *weights[0], result)
 
 
-def _several(thread: ThreadState, contraction: Contraction, weights: list[tuple[int, Trace]], result: Tensor) -> None:
+def _several(thread: ThreadState, contraction: Contraction, weights: list[tuple[int, Weights]], result: Tensor) -> None:
     """Weights times weights: the result maps the first's queries to the last's keys."""
     origins = tuple(dict.fromkeys(origin for _, trace in weights for origin in trace.origins))
     summed = any(label not in contraction.output for n, _ in weights for label in contraction.labels[n])
@@ -184,11 +184,14 @@ def _several(thread: ThreadState, contraction: Contraction, weights: list[tuple[
     n, trace = weights[-1]
     label = None if trace.key is None else contraction.labels[n][trace.key]
     key = contraction.output.index(label) if label in contraction.output else None
-    made = Trace("weights", origins, key, None, True, summed or trace.is_product, depth=len(thread.stack))
-    thread.traces.put(result, made if key is not None else replace(made, lost_in="a product of weights"))
+    made = Weights(
+        origins=origins, key=key, other=None, is_changed=True, is_product=summed or trace.is_product,
+        lost_in="" if key is not None else "a product of weights", depth=len(thread.stack),
+    )  # fmt: skip
+    thread.traces.put(result, made)
 
 
-def _one(thread: ThreadState, contraction: Contraction, n: int, trace: Trace, result: Tensor) -> None:
+def _one(thread: ThreadState, contraction: Contraction, n: int, trace: Weights, result: Tensor) -> None:
     labels = contraction.labels[n]
     if trace.key is None:
         if trace.is_product:
@@ -230,7 +233,7 @@ def _takes_values(contraction: Contraction, n: int) -> bool:
     )
 
 
-def _is_pair(trace: Trace) -> bool:
+def _is_pair(trace: Weights) -> bool:
     """True if the other axis is that of the queries: known only next to that of the keys."""
     origin = trace.origins[0]
     return origin.axis >= len(origin.shape) - 2 and len(trace.origins) == 1
@@ -243,15 +246,9 @@ PRODUCT = (
 
 
 def attended(
-    thread: ThreadState,
-    contraction: Contraction,
-    n: int,
-    trace: Trace,
-    label: object,
-    result: Tensor,
-    *,
+    thread: ThreadState, contraction: Contraction, n: int, trace: Weights, label: object, result: Tensor, *,
     across: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Weights times values: pass the call to the watches, unless it is no attention."""
     if trace.is_product:
         _name(thread, trace, PRODUCT.format(len(trace.origins)))
@@ -290,8 +287,10 @@ def attended(
     query = product.query_label
     if query is not None and query in contraction.output:
         certain = not origin.is_projection and product.queries == product.keys
-        key = contraction.output.index(query)
-        made = Trace("output", trace.origins, key, of=(call.token, certain), depth=len(thread.stack))
+        made = Output(
+            origins=trace.origins, queries=contraction.output.index(query), token=call.token, is_certain=certain,
+            depth=len(thread.stack),
+        )  # fmt: skip
         thread.traces.put(result, made)
 
 
@@ -304,7 +303,7 @@ def _heads_of(thread: ThreadState, product: ValueProduct) -> Heads:
     return folded_heads(values) if is_alike and values is not None else AS_DOCUMENTED
 
 
-def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:
+def _is_repeated(trace: Weights, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:
     """True if weights multiply a second time (values of relative positions), or in slices (attention in blocks)."""
     origin = trace.origins[0]
     if not origin.calls:
@@ -315,7 +314,7 @@ def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, 
     return product.weights.numel() >= prod(origin.shape)
 
 
-def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
+def _softmax_of(trace: Weights, product: ValueProduct) -> Tensor | None:
     """The softmax behind the weights, in their layout; None if it is the same, or gone."""
     if not trace.is_changed or len(trace.origins) > 1:
         return None
@@ -331,7 +330,7 @@ def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
     return softmax.movedim((last - 1 if origin.axis == last else last, origin.axis), (-2, -1))
 
 
-def _lost(thread: ThreadState, contraction: Contraction, n: int, trace: Trace) -> None:
+def _lost(thread: ThreadState, contraction: Contraction, n: int, trace: Weights) -> None:
     """Weights with split keys were multiplied: attention in blocks, or a router's choice."""
     if all(is_learned(t) for m, t in enumerate(contraction.operands) if m != n):
         return
@@ -354,28 +353,27 @@ def _refuse_blocks(thread: ThreadState, origins: tuple[SoftmaxOrigin, ...], afte
             thread.unread(f"a softmax {shape} that is not multiplied with values as it stands{after} (in blocks?)")
 
 
-def _name(thread: ThreadState, trace: Trace, reason: str) -> None:
+def _name(thread: ThreadState, trace: Weights, reason: str) -> None:
     for origin in trace.origins:
         origin.is_taken = True
     thread.other(reason)
 
 
 def _output_multiplied(
-    thread: ThreadState, contraction: Contraction, n: int, trace: Trace, weights: list[tuple[int, Trace]]
+    thread: ThreadState, contraction: Contraction, n: int, output: Output, weights: list[tuple[int, Weights]]
 ) -> None:
     """An attention's output summed over its queries: these were landmarks, not positions."""
-    label = contraction.labels[n][trace.key] if trace.key is not None else None
-    if label is None or label in contraction.output:
+    label = contraction.labels[n][output.queries]
+    if label in contraction.output:
         return
     others = [own for m, own in enumerate(contraction.labels) if m != n and label in own]
-    token, is_certain = trace.of
     learned = any(is_learned(t) for m, t in enumerate(contraction.operands) if m != n)
-    if not others or is_certain or learned:
+    if not others or output.is_certain or learned:
         return
-    thread.withdraw(token, LOW_RANK)
+    thread.withdraw(output.token, LOW_RANK)
     for _, found in weights:
         found.is_product = True
-        found.origins = tuple(dict.fromkeys((*found.origins, *trace.origins)))
+        found.origins = tuple(dict.fromkeys((*found.origins, *output.origins)))
 
 
 LOW_RANK = (

@@ -22,7 +22,7 @@ from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
-from regard.watching.origins.provenance import Origins
+from regard.watching.origins.streams import Origins
 from regard.watching.readers.attention_calls import AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_lse import KernelLse
@@ -129,7 +129,7 @@ def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> Function
             weights, changing = _edited_weights(ready, wanted)
             if changing:
                 result = ready.output(_run(thread, ready, weights, changing))
-                thread.traces.follow(result[0] if isinstance(result, tuple) else result, *args[:1])
+                thread.streams.follow(result[0] if isinstance(result, tuple) else result, *args[:1])
                 return result
         if len(thread.editors) < len(thread.watches):
             return observe(thread, func, args, kwargs)
@@ -230,7 +230,7 @@ def _ready_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
 
     made = RegardCall(
         query=query, key=key, value=value, output=None, made=call, known_state=None, dropped=call.dropout,
-        origins=thread.traces.origins(query, key),
+        origins=thread.streams.origins(query, key),
     )  # fmt: skip
     return _ready(made, policy, output, backend)
 

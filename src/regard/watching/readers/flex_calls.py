@@ -228,10 +228,10 @@ def give_flex(thread: ThreadState, args: Args, output: Tensor, module: nn.Module
     how = "flex_attention" if module is None else "flex_attention, compiled"
     call = FlexCall(
         query=query, key=key, value=value, score_mod=_with(score_mod, mods), mask_mod=_with(block_mask[-1], masks),
-        scale=float(scale), output=output, how=how, origins=thread.traces.origins(query, key),
+        scale=float(scale), output=output, how=how, origins=thread.streams.origins(query, key),
         blocks=None if module is None else BlockLists.of(block_mask),
     )  # fmt: skip
-    thread.traces.follow(output, query)
+    thread.streams.follow(output, query)
     if mods == () and _is_identity(score_mod):
         call.score_mod = score_mod
     thread.give(call, module)

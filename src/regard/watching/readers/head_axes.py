@@ -367,7 +367,7 @@ def _beside(count: int) -> tuple[DimensionName, ...]:
 def _steps(thread: ThreadState, tensors: Sequence[Tensor], axis: int) -> bool | None:
     """True if a dimension steps through the channels of a projection, False through its positions; None if unknown."""
     for tensor in tensors:
-        if tensor.dim() >= -axis and (found := thread.traces.is_channel(tensor, axis)) is not None:
+        if tensor.dim() >= -axis and (found := thread.streams.is_channel(tensor, axis)) is not None:
             return found
     return None
 

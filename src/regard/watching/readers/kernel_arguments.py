@@ -353,6 +353,6 @@ def _give(read: ReadKernel, thread: ThreadState, func: Func, args: Args, kwargs:
     except ArgumentError as error:
         thread.give(UnreadKernel(given.function, error))
         return
-    call.origins = thread.traces.origins(call.query, call.key)
-    thread.traces.follow(call.output, call.query)
+    call.origins = thread.streams.origins(call.query, call.key)
+    thread.streams.follow(call.output, call.query)
     thread.give(call)

@@ -33,7 +33,7 @@ from regard.watching.kept.rebuilding import Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
-from regard.watching.origins.provenance import Origins
+from regard.watching.origins.streams import Origins
 from regard.watching.readers.attention_calls import AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.fused_rebuilding import EncoderLayerRest, FusedRebuilding
@@ -344,7 +344,7 @@ def observe_function(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
 def _give(thread: ThreadState, given: Mapping[str, Any], output: Tensor, heads: ProjectedHeads | None) -> None:
     called = projected_call(thread, given, output)
     thread.give(called if heads is None else MultiHeadCall.of(called, heads))
-    thread.traces.follow(output, given["query"])
+    thread.streams.follow(output, given["query"])
 
 
 def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor | None) -> Projected:
@@ -352,7 +352,7 @@ def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor
     module = thread.stack[-1].module if thread.stack else None
     is_module = isinstance(module, nn.MultiheadAttention)
     how = "nn.MultiheadAttention" if is_module else "F.multi_head_attention_forward"
-    origins = thread.traces.origins_of_inputs(given["query"], given["key"])
+    origins = thread.streams.origins_of_inputs(given["query"], given["key"])
     return replace(_projected(layer_of_call(given), given, output, how=how), origins=origins)
 
 
@@ -363,9 +363,9 @@ def observe_module(
     if thread.taken == frame.taken:
         assert isinstance(module, nn.MultiheadAttention)
         given = arguments_by_name(nn.MultiheadAttention.forward, (module, *args), kwargs)
-        origins = thread.traces.origins_of_inputs(given["query"], given["key"])
+        origins = thread.streams.origins_of_inputs(given["query"], given["key"])
         thread.give(replace(_of_module(module, given, output[0]), origins=origins))
-        thread.traces.follow(output[0], given["query"])
+        thread.streams.follow(output[0], given["query"])
 
 
 def observe_encoder_layer(
@@ -378,8 +378,8 @@ def observe_encoder_layer(
     # A layer that is not fused calls its `self_attn`, whose call was observed unless the layer was changed.
     if attends_as_torch(module) and type(module.self_attn).forward is nn.MultiheadAttention.forward:
         given = arguments_by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
-        origins = thread.traces.origins_of_inputs(given["src"], given["src"])
+        origins = thread.streams.origins_of_inputs(given["src"], given["src"])
         thread.give(replace(_of_encoder_layer(module, given, output), origins=origins), module.self_attn)
-        thread.traces.follow(output, given["src"])
+        thread.streams.follow(output, given["src"])
     elif may_run_fused(module):
         thread.unread(FUSED_SUBCLASS)

@@ -19,7 +19,8 @@ from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, weights_gradient
 from regard.watching.kept.stored_weights import stored
-from regard.watching.origins.provenance import ADDED, Origins, Output, SoftmaxOrigin, Sums, Weights, is_learned
+from regard.watching.origins.streams import ADDED, Origins, is_learned
+from regard.watching.origins.traces import AttentionOutput, SoftmaxOrigin, SoftmaxWeights, Sums
 from regard.watching.readers.contractions import Contraction, read_contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, folded_heads, found_heads
@@ -32,6 +33,9 @@ from regard.watching.running.thread_state import RunningModule, ThreadState
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
 """The selecting functions of routers."""
+
+PlacedWeights = list[tuple[int, SoftmaxWeights]]
+"""The traces of operands of weights, each with the operand's place."""
 
 
 @dataclass(slots=True, eq=False)
@@ -129,23 +133,23 @@ def _made(thread: ThreadState, func: Func, args: Args, result: Tensor) -> None:
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     given = tensors[:1] if func is F.linear else [one for one in tensors if not is_learned(one)]
     if len(given) < len(tensors):
-        thread.traces.projected(result, channels_last=True, of=given[0] if given else None)
-    elif len(tensors) > 1 and thread.traces.stream(result) is None:
-        thread.traces.compare(result, *tensors[-2:])
+        thread.streams.projected(result, channels_last=True, of=given[0] if given else None)
+    elif len(tensors) > 1 and thread.streams.stream(result) is None:
+        thread.streams.compare(result, *tensors[-2:])
         if name_of(func) in ("baddbmm", "addmm"):
-            thread.try_to(thread.traces.masked, result, ADDED, tensors[0])
+            thread.try_to(thread.streams.masked, result, ADDED, tensors[0])
 
 
 def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: Any) -> None:
     """Follow a plain module that ran without our mode: note projections, and trace its output."""
     of = args[0] if args else None
     if isinstance(module, nn.Linear):
-        thread.traces.projected(output, channels_last=True, of=of)
+        thread.streams.projected(output, channels_last=True, of=of)
     elif isinstance(module, nn.Conv1d | nn.Conv2d):
         thread.try_to(follow_convolution, thread, output, of)
         thread.try_to(note_convolution, thread, module, of, module.kernel_size, module.stride)
     elif args:
-        thread.traces.follow(output, of)
+        thread.streams.follow(output, of)
         if isinstance(module, nn.Embedding):
             thread.embedded(of, module.weight)
     if not thread.traces.alive or not args or thread.traces.of(args[0]) is None:
@@ -165,9 +169,9 @@ def _multiplied(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, res
         return
     found = [(n, thread.traces.of(t)) for n, t in enumerate(contraction.operands)]
     traced = [(n, trace.over_heads or trace if isinstance(trace, Sums) else trace) for n, trace in found]
-    weights = [(n, trace) for n, trace in traced if isinstance(trace, Weights)]
+    weights = [(n, trace) for n, trace in traced if isinstance(trace, SoftmaxWeights)]
     for n, trace in traced:
-        if isinstance(trace, Output):
+        if isinstance(trace, AttentionOutput):
             _output_multiplied(thread, contraction, n, trace, weights)
     if len(weights) > 1:
         _several(thread, contraction, weights, result)
@@ -175,7 +179,7 @@ def _multiplied(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, res
         _one(thread, contraction, *weights[0], result)
 
 
-def _several(thread: ThreadState, contraction: Contraction, weights: list[tuple[int, Weights]], result: Tensor) -> None:
+def _several(thread: ThreadState, contraction: Contraction, weights: PlacedWeights, result: Tensor) -> None:
     """Weights times weights: the result maps the first's queries to the last's keys."""
     origins = tuple(dict.fromkeys(origin for _, trace in weights for origin in trace.origins))
     summed = any(label not in contraction.output for n, _ in weights for label in contraction.labels[n])
@@ -184,14 +188,14 @@ def _several(thread: ThreadState, contraction: Contraction, weights: list[tuple[
     n, trace = weights[-1]
     label = None if trace.key is None else contraction.labels[n][trace.key]
     key = contraction.output.index(label) if label in contraction.output else None
-    made = Weights(
+    made = SoftmaxWeights(
         origins=origins, key=key, other=None, is_changed=True, is_product=summed or trace.is_product,
         lost_in="" if key is not None else "a product of weights", depth=len(thread.stack),
     )  # fmt: skip
     thread.traces.put(result, made)
 
 
-def _one(thread: ThreadState, contraction: Contraction, n: int, trace: Weights, result: Tensor) -> None:
+def _one(thread: ThreadState, contraction: Contraction, n: int, trace: SoftmaxWeights, result: Tensor) -> None:
     labels = contraction.labels[n]
     if trace.key is None:
         if trace.is_product:
@@ -233,7 +237,7 @@ def _takes_values(contraction: Contraction, n: int) -> bool:
     )
 
 
-def _is_pair(trace: Weights) -> bool:
+def _is_pair(trace: SoftmaxWeights) -> bool:
     """True if the other axis is that of the queries: known only next to that of the keys."""
     origin = trace.origins[0]
     return origin.axis >= len(origin.shape) - 2 and len(trace.origins) == 1
@@ -246,7 +250,7 @@ PRODUCT = (
 
 
 def attended(
-    thread: ThreadState, contraction: Contraction, n: int, trace: Weights, label: object, result: Tensor, *,
+    thread: ThreadState, contraction: Contraction, n: int, trace: SoftmaxWeights, label: object, result: Tensor, *,
     across: bool = False,
 ) -> None:  # fmt: skip
     """Weights times values: pass the call to the watches, unless it is no attention."""
@@ -283,11 +287,11 @@ def attended(
         one.is_taken = True
         one.calls.append(call.token)
     if origins is not None:
-        thread.traces.carry(result, origins.queries)
+        thread.streams.carry(result, origins.queries)
     query = product.query_label
     if query is not None and query in contraction.output:
         certain = not origin.is_projection and product.queries == product.keys
-        made = Output(
+        made = AttentionOutput(
             origins=trace.origins, queries=contraction.output.index(query), token=call.token, is_certain=certain,
             depth=len(thread.stack),
         )  # fmt: skip
@@ -303,7 +307,7 @@ def _heads_of(thread: ThreadState, product: ValueProduct) -> Heads:
     return folded_heads(values) if is_alike and values is not None else AS_DOCUMENTED
 
 
-def _is_repeated(trace: Weights, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:
+def _is_repeated(trace: SoftmaxWeights, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:
     """True if weights multiply a second time (values of relative positions), or in slices (attention in blocks)."""
     origin = trace.origins[0]
     if not origin.calls:
@@ -314,7 +318,7 @@ def _is_repeated(trace: Weights, product: ValueProduct, contraction: Contraction
     return product.weights.numel() >= prod(origin.shape)
 
 
-def _softmax_of(trace: Weights, product: ValueProduct) -> Tensor | None:
+def _softmax_of(trace: SoftmaxWeights, product: ValueProduct) -> Tensor | None:
     """The softmax behind the weights, in their layout; None if it is the same, or gone."""
     if not trace.is_changed or len(trace.origins) > 1:
         return None
@@ -330,7 +334,7 @@ def _softmax_of(trace: Weights, product: ValueProduct) -> Tensor | None:
     return softmax.movedim((last - 1 if origin.axis == last else last, origin.axis), (-2, -1))
 
 
-def _lost(thread: ThreadState, contraction: Contraction, n: int, trace: Weights) -> None:
+def _lost(thread: ThreadState, contraction: Contraction, n: int, trace: SoftmaxWeights) -> None:
     """Weights with split keys were multiplied: attention in blocks, or a router's choice."""
     if all(is_learned(t) for m, t in enumerate(contraction.operands) if m != n):
         return
@@ -353,14 +357,18 @@ def _refuse_blocks(thread: ThreadState, origins: tuple[SoftmaxOrigin, ...], afte
             thread.unread(f"a softmax {shape} that is not multiplied with values as it stands{after} (in blocks?)")
 
 
-def _name(thread: ThreadState, trace: Weights, reason: str) -> None:
+def _name(thread: ThreadState, trace: SoftmaxWeights, reason: str) -> None:
     for origin in trace.origins:
         origin.is_taken = True
     thread.other(reason)
 
 
 def _output_multiplied(
-    thread: ThreadState, contraction: Contraction, n: int, output: Output, weights: list[tuple[int, Weights]]
+    thread: ThreadState,
+    contraction: Contraction,
+    n: int,
+    output: AttentionOutput,
+    weights: PlacedWeights,
 ) -> None:
     """An attention's output summed over its queries: these were landmarks, not positions."""
     label = contraction.labels[n][output.queries]

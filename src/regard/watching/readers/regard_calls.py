@@ -57,7 +57,7 @@ def observe_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwarg
     attended = attention(*args, **{**kwargs, "return_weights": True})
     # (The first three can be given by name only where a model does not call it so.)
     call = RegardCall.of(attended, *args[:3])
-    call.origins = thread.traces.origins(*args[:2])
+    call.origins = thread.streams.origins(*args[:2])
     thread.give(call)
-    thread.traces.follow(attended.output, args[0])
+    thread.streams.follow(attended.output, args[0])
     return attended if kwargs.get("return_weights") else attended.output

@@ -21,7 +21,7 @@ from regard.watching.kept.factors import Factors
 from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
-from regard.watching.origins.provenance import Origins, Stream
+from regard.watching.origins.streams import Origins, Stream
 from regard.watching.readers.attention_calls import NOTHING_GIVEN, AttentionCall, LaidOut
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, documented_heads, folded_heads, inferred_heads
@@ -161,11 +161,11 @@ def laid_out_by_heads(
     query: Tensor = given["query"]
     dtype = None if query.dtype == torch.float64 else autocast_of(query.device.type)
     call = Sdpa(dropped=given.pop("dropout_p"), **given, output=output, kernel=kernel, autocast=dtype)
-    call.origins = of_depth(call.query, call.key, thread.traces.origins(call.query, call.key))
+    call.origins = of_depth(call.query, call.key, thread.streams.origins(call.query, call.key))
     if output is not None:
         # (Attention over depth mixes no positions: its outputs have those of the states that it attends to.)
         over_depth = call.origins is not None and call.origins.keys.sort == "layers"
-        thread.traces.follow(output, call.key if over_depth else call.query)
+        thread.streams.follow(output, call.key if over_depth else call.query)
     return _by_heads(thread, _with_heads(call, thread.stack[-1].module)) if thread.stack else call
 
 

@@ -12,18 +12,16 @@ from torch import Tensor, nn
 
 from regard.tensors.torch_private import counted_version
 from regard.watching.origins.axes import reduced_dims
-from regard.watching.origins.provenance import (
-    ADDED,
-    MULTIPLIED,
+from regard.watching.origins.streams import ADDED, MULTIPLIED, is_learned
+from regard.watching.origins.traces import (
     Exponentials,
-    Logs,
-    OfSoftmax,
+    SoftmaxLogs,
     SoftmaxOrigin,
+    SoftmaxTrace,
+    SoftmaxWeights,
     Spread,
     Sums,
     Trace,
-    Weights,
-    is_learned,
 )
 from regard.watching.readers.contractions import Contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
@@ -54,19 +52,19 @@ def observe_softmax(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs,
         else:
             thread.other(f"{what}: one query's attention, a router or classifier?")
     elif result.dim() > 1:
-        kind = Logs if name == "log_softmax" else Weights
+        kind = SoftmaxLogs if name == "log_softmax" else SoftmaxWeights
         begin(thread, f"the model's own {name}", result, dim, scores, kind)
 
 
 def begin(
-    thread: ThreadState, how: str, result: Tensor, dim: int, scores: Tensor | None, kind: type[OfSoftmax]
+    thread: ThreadState, how: str, result: Tensor, dim: int, scores: Tensor | None, kind: type[SoftmaxTrace]
 ) -> None:
     """Begin to trace weights that sum to 1 along an axis, or their logarithms."""
     axis = dim % result.dim()
-    channel = None if scores is None or scores.shape != result.shape else thread.traces.is_channel(scores, axis)
-    streams = None if scores is None else thread.traces.stream(scores)
+    channel = None if scores is None or scores.shape != result.shape else thread.streams.is_channel(scores, axis)
+    streams = None if scores is None else thread.streams.stream(scores)
     frame = thread.innermost()
-    is_weights = kind is Weights
+    is_weights = kind is SoftmaxWeights
     tensor, version = (_beside(thread, result), counted_version(result)) if is_weights else (None, None)
     origin = SoftmaxOrigin(how, tuple(result.shape), axis, tensor, version, channel is True, channel is not None,
                     len(thread.stack), thread.innermost_module(), streams, thread.has_compared())  # fmt: skip
@@ -85,7 +83,7 @@ def _beside(thread: ThreadState, result: Tensor) -> Tensor:
 def observe_exponential(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
     """An exponential. That of a logarithm of weights is weights; any other may be divided by its sum later."""
     trace = thread.traces.of(args[0]) if args else None
-    if not isinstance(trace, Logs):
+    if not isinstance(trace, SoftmaxLogs):
         # It may be divided by its sum later.
         if isinstance(result, Tensor) and result.dim() > 1 and result.is_floating_point():
             thread.traces.put(result, Exponentials(of=weakref.ref(result), depth=len(thread.stack)))
@@ -97,7 +95,9 @@ def observe_exponential(thread: ThreadState, func: Func, args: Args, kwargs: Kwa
     origin = replace(
         trace.origins[0], shape=tuple(result.shape), axis=trace.key, tensor=tensor, version=version, calls=[]
     )
-    made = Weights(origins=(origin,), key=trace.key, other=trace.other, is_changed=trace.is_changed, depth=trace.depth)
+    made = SoftmaxWeights(
+        origins=(origin,), key=trace.key, other=trace.other, is_changed=trace.is_changed, depth=trace.depth
+    )
     thread.traces.put(result, made)
     if (frame := thread.innermost()) is not None:
         frame.pending.append(origin)
@@ -108,7 +108,7 @@ def observe_sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, res
     """A sum, whose summand is remembered: elements divided by their own sum are weights."""
     if not (args and isinstance(result, Tensor) and isinstance(args[0], Tensor) and args[0].dim() > 1):
         return
-    thread.traces.follow(result, args[0])
+    thread.streams.follow(result, args[0])
     if thread.traces:
         trace_results(thread, func, args, kwargs, result)
     over_heads = thread.traces.of(result)
@@ -150,12 +150,12 @@ def observe_quotient(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
     """Run a quotient, an elementwise product or a difference: by its own sum, it makes weights."""
     if not thread.traces:
         result = func(*args, **kwargs)
-        thread.traces.follow(result, *args)
+        thread.streams.follow(result, *args)
         return result
     sums = thread.traces.of(args[1]) if len(args) > 1 else thread.traces.of(kwargs.get("other"))
     numerator = thread.traces.of(args[0]) if args else None
     result = func(*args, **kwargs)
-    thread.traces.follow(result, *args)
+    thread.streams.follow(result, *args)
     if isinstance(sums, Sums) and isinstance(result, Tensor):
         thread.try_to(_quotient, thread, func, args, kwargs, sums, numerator, result)
     else:
@@ -167,7 +167,7 @@ def observe_masked(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) 
     """Run a sum or a product of elements, in which scores and a mask of zeros and ones may be."""
     observe, clause = (observe_followed, ADDED) if name_of(func) == "add" else (observe_quotient, MULTIPLIED)
     result = observe(thread, func, args, kwargs)
-    thread.try_to(thread.traces.masked, result, clause, *args)
+    thread.try_to(thread.streams.masked, result, clause, *args)
     return result
 
 
@@ -178,14 +178,14 @@ def _quotient(
     same = args[0] is sums.summand() or (isinstance(numerator, Exponentials) and numerator.of is sums.made_as)
     if not same or (name_of(func) == "sub") != sums.is_log or result.dim() <= sums.axis:
         trace_results(thread, func, args, kwargs, result)
-    elif isinstance(numerator, Weights):
+    elif isinstance(numerator, SoftmaxWeights):
         _again(thread, numerator, sums.axis, result)
     else:
         how = "the model's own logsumexp" if sums.is_log else "the model's own numbers over their sum"
-        begin(thread, how, result, sums.axis, None, Logs if sums.is_log else Weights)
+        begin(thread, how, result, sums.axis, None, SoftmaxLogs if sums.is_log else SoftmaxWeights)
 
 
-def _again(thread: ThreadState, trace: Weights, axis: int, result: Tensor) -> None:
+def _again(thread: ThreadState, trace: SoftmaxWeights, axis: int, result: Tensor) -> None:
     """Weights divided by their sum over an axis (in slot attention another than that of the softmax)."""
     other = trace.key if trace.key != axis else trace.other
     for origin in trace.origins:

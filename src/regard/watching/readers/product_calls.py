@@ -4,21 +4,14 @@ The left operand is saved, the real multiplier of the values: a mask, a gate, a 
 the softmax and it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.call.shapes import UNNAMED, Dimensions
-from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_values import OutputOf, weights_gradient
-from regard.watching.kept.stored_weights import stored
 from regard.watching.origins.streams import ADDED, Origins, is_learned
 from regard.watching.origins.traces import AttentionOutput, SoftmaxOrigin, SoftmaxWeights, Sums
 from regard.watching.readers.contractions import Contraction, read_contraction
@@ -26,9 +19,8 @@ from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, folded_heads, found_heads
 from regard.watching.readers.mixing import follow_convolution, note_convolution, note_product
 from regard.watching.readers.no_attention import ValueProduct, judged
-from regard.watching.readers.product_rebuilding import ProductRebuilding
 from regard.watching.readers.traced_calls import trace_results
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.readers.written_out import WrittenOut
 from regard.watching.running.thread_state import RunningModule, ThreadState
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
@@ -36,83 +28,6 @@ CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim",
 
 PlacedWeights = list[tuple[int, SoftmaxWeights]]
 """The traces of operands of weights, each with the operand's place."""
-
-
-@dataclass(slots=True, eq=False)
-class WrittenOut(ObservedCall):
-    """Weights the model multiplied with values, after the product ran."""
-
-    product: ValueProduct
-    result: Tensor
-    softmax: Tensor | None
-    """The softmax, laid out as the weights, if it may differ from them."""
-    name: str
-    how: str
-    notes: tuple[str, ...] = ()
-    heads: Heads = AS_DOCUMENTED
-    origins: Origins | None = None
-    is_over_queries: bool = False
-    is_part: bool = False
-    token: object = field(default_factory=object)
-
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        product = self.product
-        weights, values = product.laid_out(product.weights), product.laid_out_values()
-        softmax, notes, layout = self.softmax, [*self.notes, *self.heads.notes], self.heads.layout
-        names = self.heads.dimensions or Dimensions.of_call(weights.dim() - 2, has_heads=False)
-        if self.origins is None:
-            names = replace(names, queries="unknown", keys="unknown")
-        shown: Callable[[Tensor], Tensor] = (lambda weights: weights) if layout is None else layout.unfolded
-        if softmax is not None and softmax.shape == weights.shape:
-            softmax = shown(softmax)
-        weights, values = shown(weights), None if values is None else shown(values)
-        differs = softmax is not None and not _equal(softmax, weights)
-        kept = policy.keep(weights, f"the weights of {name}")
-        received = self._gradient(policy, name, shown)
-        source = stored(kept, self.name + (", changed" if differs else ""), names, received)
-        beside = None
-        if softmax is not None and differs:
-            own = names if softmax.shape == weights.shape else Dimensions.unknown(softmax.dim() - 2, UNNAMED)
-            beside = stored(policy.keep(softmax, f"the softmax of {name}"), self.name, own)
-            notes.append(CHANGED)
-        return Reading(
-            None, notes, ProductRebuilding(product, self.result, source, self.heads.layout), stored=source,
-            softmax=beside, evidence=self._evidence(weights.detach(), values)
-        )  # fmt: skip
-
-    def query_key_value(self) -> CallVectors:
-        return CallVectors(None, None, self.product.laid_out_values())
-
-    def _gradient(
-        self, policy: RetentionPolicy, name: str, shown: Callable[[Tensor], Tensor]
-    ) -> Callable[[], Tensor] | None:  # fmt: skip
-        """Wait for the gradient of the weights, a tensor of the model; it gets their layout."""
-        if policy.gradients is None:
-            return None
-        # The function must not hold the product, and with it the values.
-        layout = self.product.laid_out
-        output = OutputOf(self.product.weights, lambda gradient: shown(layout(gradient)))
-        return weights_gradient(policy, name, output)
-
-    def _evidence(self, weights: Tensor, values: Tensor | None) -> Evidence | None:
-        """The values, which a cache passes on like keys; None if their layout differs from that of keys."""
-        expected = (*weights.shape[:-2], weights.shape[-1])
-        if values is None or not 3 <= weights.dim() <= 4 or values.shape[:-1] != expected:
-            return None
-        return Evidence(weights, values, self.product.values)
-
-
-CHANGED = (
-    "these are the weights that multiplied the values; the softmax that the model changed into them (by a mask, a "
-    "gate, a mix of heads or dropout) is seen.softmax(name)"
-)
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """True if two tensors are equal up to the rounding of another dtype."""
-    if one.shape != other.shape:
-        return False
-    return torch.equal(one if one.dtype == other.dtype else one.to(other.dtype), other)
 
 
 def observe_product(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:

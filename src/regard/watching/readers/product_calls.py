@@ -16,7 +16,8 @@ from regard.watching.origins.streams import ADDED, Origins, is_learned
 from regard.watching.origins.traces import AttentionOutput, SoftmaxOrigin, SoftmaxWeights, Sums
 from regard.watching.readers.contractions import Contraction, read_contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
-from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, folded_heads, found_heads
+from regard.watching.readers.head_axes import folded_heads, found_heads
+from regard.watching.readers.head_layouts import AS_DOCUMENTED, Heads
 from regard.watching.readers.mixing import follow_convolution, note_convolution, note_product
 from regard.watching.readers.no_attention import ValueProduct, judged
 from regard.watching.readers.traced_calls import trace_results

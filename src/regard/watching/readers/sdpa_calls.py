@@ -24,7 +24,9 @@ from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.origins.streams import Origins, Stream
 from regard.watching.readers.attention_calls import NOTHING_GIVEN, AttentionCall, LaidOut
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, documented_heads, folded_heads, inferred_heads
+from regard.watching.readers.head_axes import documented_heads, folded_heads
+from regard.watching.readers.head_counts import inferred_heads
+from regard.watching.readers.head_layouts import AS_DOCUMENTED, Heads
 from regard.watching.readers.kernel_lse import KernelLse, decided, run_with_lse, sdpa_arguments
 from regard.watching.running.observed_call import Reading
 from regard.watching.running.thread_state import ThreadState

@@ -15,7 +15,7 @@ from regard.watching.kept.saved_values import OutputOf, weights_gradient
 from regard.watching.kept.stored_weights import StoredSource, stored
 from regard.watching.origins.streams import Origins
 from regard.watching.readers.contractions import Labels, sum_of_products
-from regard.watching.readers.head_axes import AS_DOCUMENTED, HeadLayout, Heads
+from regard.watching.readers.head_layouts import AS_DOCUMENTED, HeadLayout, Heads
 from regard.watching.readers.no_attention import ValueProduct
 from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
 

@@ -5,7 +5,8 @@ values: each row is a slice of the output of a layer of the module for the argum
 of a row occurs in that sequence alone. Without that evidence nothing is unfolded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,7 +23,8 @@ SAMPLES = 4
 CLOSE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """How far two computations of one vector may be apart, relative to its largest number; 1e-4 in other dtypes."""
 
-_known: WeakKeyDictionary[nn.Module, Folding] = WeakKeyDictionary()
+_found_in: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""The output in which the rows of a module were found last, and are looked for first: the order itself is not kept."""
 
 
 def find_folding(values: Tensor) -> Folding | str | None:
@@ -70,16 +72,7 @@ def _slice_of(module: nn.Module, tensors: list[Tensor], rows: int) -> str | None
 
 
 def _order_of(module: nn.Module, tensors: list[Tensor], values: Tensor, folds: list[int]) -> Folding | None:
-    known = _known.get(module)
-    if known is not None and known.heads in folds:
-        return known
-    for heads in folds:
-        if (found := _order(module, tensors, values, heads)) is not None:
-            if len(values) > heads:
-                # The heads of a single sequence have no order.
-                _known[module] = found
-            return found
-    return None
+    return next((found for heads in folds if (found := _order(module, tensors, values, heads)) is not None), None)
 
 
 def _order(module: nn.Module, tensors: list[Tensor], values: Tensor, heads: int) -> Folding | None:
@@ -88,17 +81,21 @@ def _order(module: nn.Module, tensors: list[Tensor], values: Tensor, heads: int)
     rows = [n for n in range(1, count) if n // heads != n % sequences] or [1]
     rows = rows[:: max(1, len(rows) // SAMPLES)][:SAMPLES]
     wanted = values.detach()[rows, -1].float()
-    for last in _last_vectors(module, tensors, sequences, values.shape[-1]):
+    outputs, first = [*_last_vectors(module, tensors, sequences, values.shape[-1])], _found_in.get(module, 0)
+    for place in sorted(range(len(outputs)), key=lambda place: place != first):
+        last = outputs[place]()
         neighbours = [bool(_occurs(one, last[n // heads], values.dtype)) for n, one in zip(rows, wanted, strict=True)]
         others = [bool(_occurs(one, last[n % sequences], values.dtype)) for n, one in zip(rows, wanted, strict=True)]
-        if all(neighbours) and (sequences == 1 or not all(others)):
-            return Folding(heads, heads_last=True)
-        if all(others) and not all(neighbours):
-            return Folding(heads, heads_last=False)
+        is_next = all(neighbours) and (sequences == 1 or not all(others))
+        if is_next or (all(others) and not all(neighbours)):
+            _found_in[module] = place
+            return Folding(heads, heads_last=is_next)
     return None
 
 
-def _last_vectors(module: nn.Module, tensors: list[Tensor], sequences: int, width: int) -> Iterator[Tensor]:
+def _last_vectors(
+    module: nn.Module, tensors: list[Tensor], sequences: int, width: int
+) -> Iterator[Callable[[], Tensor]]:
     """The output of each layer of a module for the last vector of each sequence (B, C), for each argument."""
     children = [layer for child in module.children() for layer in (child, *child.children())]
     weights = [(layer, getattr(layer, "weight", None)) for layer in children]
@@ -106,14 +103,17 @@ def _last_vectors(module: nn.Module, tensors: list[Tensor], sequences: int, widt
     for tensor in tensors:
         for x in _ends(tensor.detach(), sequences):
             if x.shape[-1] >= width:
-                yield x.float()
+                yield x.float
             for layer, own in layers:
                 # A weight stands as in nn.Linear, or the other way round.
                 for weight in (own.mT, own):
                     if weight.shape[0] == x.shape[-1] and weight.shape[1] >= width:
-                        made, bias = x.float() @ weight.float(), getattr(layer, "bias", None)
-                        fits = getattr(bias, "shape", None) == made.shape[-1:]
-                        yield made + bias.float() if isinstance(bias, Tensor) and fits else made
+                        yield partial(_through, x, weight, getattr(layer, "bias", None))
+
+
+def _through(x: Tensor, weight: Tensor, bias: object) -> Tensor:
+    made = x.float() @ weight.float()
+    return made + bias.float() if isinstance(bias, Tensor) and bias.shape == made.shape[-1:] else made
 
 
 def _ends(tensor: Tensor, sequences: int) -> Iterator[Tensor]:

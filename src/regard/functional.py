@@ -374,7 +374,14 @@ def map_of(
         )
     given = lse.to(call.compute_dtype).reshape(call.query.shape[:-1])
     if call.normalization.base is call.normalization and has_values(query):
-        _check_last_row(call, given)
+        with without_autocast(query.device):
+            miss = row_sum_error(call, given)
+        if not miss <= TOLERANCE:
+            raise ArgumentError(
+                "the log-sum-exp does not belong to these queries and keys: the sum of the last row of weights is a "
+                f"factor of exp({miss:.3g}) away from 1; look at the scale, the base of the logarithm (e, not 2), the "
+                "mask and the order of heads"
+            )
     anew = None if given.requires_grad else _state_with_graph(call)
     return AttentionMap(CallSource(GivenFactors(call, given if anew is None else anew), call.sizes.leading))
 
@@ -383,14 +390,3 @@ def _state_with_graph(call: Call) -> Tensor | None:
     if not (is_recorded() and any(t.requires_grad for t in (call.query, call.key, *call.learned()))):
         return None
     return execute(choose_backend(call, None), call, call.key.new_zeros(*call.key.shape[:-1], 1))[1]
-
-
-def _check_last_row(call: Call, lse: Tensor) -> None:
-    with without_autocast(lse.device):
-        miss = row_sum_error(call, lse)
-    if not miss <= TOLERANCE:
-        raise ArgumentError(
-            "the log-sum-exp does not belong to these queries and keys: the sum of the last row of weights is a factor "
-            f"of exp({miss:.3g}) away from 1; look at the scale, the base of the logarithm (e, not 2), the mask and "
-            "the order of heads"
-        )

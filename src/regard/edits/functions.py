@@ -150,7 +150,7 @@ def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWe
             "that could be looked at: use torch.autograd, and a dimension of the batch"
         )
     weights, changing = EditedWeights(ready.call), Changing()
-    of, names = ready.of, ready.of.dimensions()
+    of, names = ready.of, ready.of.heads.dimensions
     crosses = None if of.origins is None else of.origins.crosses
     for one in wanted:
         at, before = one.placed(ready.call, of.key, crosses, "" if names is None else names.why), weights

@@ -54,9 +54,6 @@ class Streams:
         self._made: dict[int, _Made] = {}
         self._most = MOST_MADE
 
-    def clear(self) -> None:
-        self._made.clear()
-
     # -- projections -------------------------------------------------------------------------------------
 
     def projected(self, output: Tensor, *, channels_last: bool, of: object = None) -> None:

@@ -177,20 +177,12 @@ class Traces:
 
         traces[number] = weakref.ref(tensor, forget), trace
 
-    def drop(self, tensor: Tensor) -> None:
-        """Trace a tensor no longer."""
-        self.alive.pop(id(tensor), None)
-
     def is_alive(self, origin: SoftmaxOrigin) -> bool:
         """True while a tensor made from that origin exists."""
-        alive = [trace for reference, trace in list(self.alive.values()) if reference() is not None]
-        return any(origin in trace.origins for trace in alive)
+        return any(reference() is not None and origin in trace.origins for reference, trace in [*self.alive.values()])
 
     def leave(self, depth: int) -> None:
         """Forget the traces of an ended module, except those still needed."""
         for number, (_, trace) in list(self.alive.items()):
             if trace.ends_with(depth):
                 self.alive.pop(number, None)
-
-    def clear(self) -> None:
-        self.alive.clear()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.call.masks.base import Mask
-from regard.call.shapes import Dimensions, Sizes
+from regard.call.shapes import Sizes
 from regard.kernels.base import Call
 from regard.maps.sources.values import CallValues
 from regard.watching.kept.evidence import Evidence
@@ -22,6 +22,7 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.origins.streams import Origins
+from regard.watching.readers.head_layouts import AS_DOCUMENTED, Heads
 from regard.watching.readers.kernel_lse import KernelLse
 from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
 
@@ -45,6 +46,8 @@ class AttentionCall(ObservedCall):
     """True if the kernel got the causal flag."""
     kernel: KernelLse = field(default_factory=KernelLse)
     origins: Origins | None = None
+    heads: Heads = AS_DOCUMENTED
+    """The dimensions, and how the model lays out its heads; here they are before the queries, but in the output."""
 
     @property
     def vectors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,8 +72,8 @@ class AttentionCall(ObservedCall):
 
     def output_layout(self, sizes: Sizes) -> LaidOut:
         """Lays out the output that the model got, or its gradient, as (B, H, T, E)."""
-        rows = (sizes.flat_batch, sizes.heads, sizes.queries, -1)
-        return lambda output: output.reshape(rows)
+        rows, layout = (sizes.flat_batch, sizes.heads, sizes.queries, -1), self.heads.layout
+        return lambda output: (output if layout is None else layout.unfolded(output)).reshape(rows)
 
     def under_masks(self, call: Call, policy: RetentionPolicy) -> tuple[Call, GivenMask]:
         """The call of `call_of` under the model's masks."""
@@ -86,7 +89,7 @@ class AttentionCall(ObservedCall):
         call, given = self.under_masks(plain, policy)
         # For uniform rows, the call has a new query tensor, out of the model's reach.
         queries = kept[0] if given.even is None else SavedTensor(call.query, kept[0].what)
-        notes, state = self.notes(), self.state(call, given, policy)
+        notes, state = self.heads.notes, self.state(call, given, policy)
         factors = Factors(
             call.sizes, call, state=state, held=(queries, kept[1], *given.kept),
             of=None if state is None else self.kernel.operator, notes=notes, even=given.even, graph=policy.graph,
@@ -95,20 +98,12 @@ class AttentionCall(ObservedCall):
         held = kept if given.even is None and not policy.graph else ()
         return Reading(
             factors, notes, self.rebuilding(call, factors), evidence=self.evidence(plain, held),
-            dimensions=self.dimensions(), beside=self.beside(policy, name, call.sizes, call.query.dtype),
+            dimensions=self.heads.dimensions, beside=self.beside(policy, name, call.sizes, call.query.dtype),
             holds_keys=not policy.graph,
         )  # fmt: skip
 
     def deferred(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
         """A reading that makes no tensor of the saved copies yet; None for a call without such a way."""
-        return None
-
-    def notes(self) -> list[str]:
-        """The lines about the call for the report."""
-        return []
-
-    def dimensions(self) -> Dimensions | None:
-        """The names of the map's dimensions; None for those of the function's documentation."""
         return None
 
     def state(self, call: Call, given: GivenMask, policy: RetentionPolicy) -> Tensor | None:

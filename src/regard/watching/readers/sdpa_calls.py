@@ -11,7 +11,7 @@ from regard.call.masks.base import Mask
 from regard.call.masks.basic import Causal, causal
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
-from regard.call.shapes import Dimensions, Sizes
+from regard.call.shapes import Sizes
 from regard.errors import ShapeError
 from regard.functional import make_call
 from regard.kernels.base import Call
@@ -22,11 +22,11 @@ from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.origins.streams import Origins, Stream
-from regard.watching.readers.attention_calls import NOTHING_GIVEN, AttentionCall, LaidOut
+from regard.watching.readers.attention_calls import NOTHING_GIVEN, AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.head_axes import documented_heads, folded_heads
 from regard.watching.readers.head_counts import inferred_heads
-from regard.watching.readers.head_layouts import AS_DOCUMENTED, Heads
+from regard.watching.readers.head_layouts import AS_DOCUMENTED
 from regard.watching.readers.kernel_lse import KernelLse, decided, run_with_lse, sdpa_arguments
 from regard.watching.running.observed_call import Reading
 from regard.watching.running.thread_state import ThreadState
@@ -42,8 +42,6 @@ class Sdpa(AttentionCall):
     enable_gqa: bool
     autocast: torch.dtype | None
     """The dtype to which autocast turns its tensors; None for none."""
-    heads: Heads = AS_DOCUMENTED
-    """The dimensions, and how the model lays out its heads; here they are before the queries, but in the output."""
     how: str = "F.scaled_dot_product_attention"
 
     def computed(self) -> tuple[Tensor, Tensor]:
@@ -90,16 +88,6 @@ class Sdpa(AttentionCall):
         rebuilding = self.rebuilding(replace(known, query=self.query, key=self.key, mask=mask), factors)
         evidence = Evidence(query, key if key.is_deferred else key.tensor, self.key, held=held)
         return Reading(factors, notes, rebuilding, evidence=evidence, holds_keys=True)
-
-    def notes(self) -> list[str]:
-        return self.heads.notes
-
-    def dimensions(self) -> Dimensions | None:
-        return self.heads.dimensions
-
-    def output_layout(self, sizes: Sizes) -> LaidOut:
-        rows, layout = (sizes.flat_batch, sizes.heads, sizes.queries, -1), self.heads.layout
-        return lambda output: (output if layout is None else layout.unfolded(output)).reshape(rows)
 
 
 FROM_THE_FIRST = Causal(0)

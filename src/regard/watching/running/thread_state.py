@@ -120,8 +120,7 @@ class ThreadState:
             # The stack of modes belongs to the running thread. In another thread our mode stays where it is, inactive.
             take_out(self.mode)
             self.hidden, self.plain = False, None
-            self.traces.clear()
-            self.streams.clear()
+            self.traces, self.streams = Traces(), Streams()
             self.compiled.clear()
 
     def hide(self, hidden: bool) -> None:

@@ -127,9 +127,9 @@ class CallSource(NamedSource):
         return partial(_weights, call, state)
 
     def dot_scores(self) -> DotScores | None:
-        call, state, is_right = self.factors.unchecked()
+        call, state = self.factors.reading
         scale = _dot_scale(call)
-        return None if scale is None else DotScores(call, state, scale, is_right)
+        return None if scale is None else DotScores(call, state, scale)
 
     def softmax_call(self) -> SoftmaxCall | None:
         call = self.call
@@ -233,7 +233,7 @@ class CallSource(NamedSource):
         if flat_heads is None:
             return replace(self, layout=leading, names=names)
         state = self.state.flatten(0, 1)[flat_heads].unsqueeze(1)
-        factors = GivenFactors(self.factors.unread.select(flat_heads), state)
+        factors = GivenFactors(self.factors.call.select(flat_heads), state)
         beside = self.beside.choose(flat_heads)
         return CallSource(factors, leading, self.backend, beside, self.name, names)
 

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import fields
 
 import torch
@@ -49,8 +49,8 @@ def _covered(call: Call, rows: Rows, columns: Rows) -> int:
 class DotScores:
     """The factors of the scores of a call, multiplied by the loop over rows."""
 
-    def __init__(self, call: Call, state: Tensor, scale: float, is_right: Callable[[float], bool] | None) -> None:
-        self._call, self.scale, self.is_right = call, scale / LN_2, is_right
+    def __init__(self, call: Call, state: Tensor, scale: float) -> None:
+        self._call, self.scale = call, scale / LN_2
         self.query, self.key = call.query.to(call.compute_dtype), call.key.to(call.compute_dtype)
         self.state = state
 

@@ -81,10 +81,6 @@ class Factors:
         return self._call if isinstance(self._call, Call) else self.call
 
     @property
-    def unread(self) -> Call:
-        return self.call
-
-    @property
     def state(self) -> Tensor:
         """The row state; if no kernel gave an exact one, one pass over the scores computes it."""
         return self._state_of(self.call)
@@ -113,23 +109,6 @@ class Factors:
         state = self._state_of(call)
         with self._context():
             return self._row_shift.applied(call, state)
-
-    def unchecked(self) -> tuple[Call, Tensor, Callable[[float], bool] | None]:
-        """The same, but a kernel's row state is checked by the caller, who computes all weights of the last queries."""
-        call = self.call
-        if isinstance(self._state, SavedTensor):
-            self._state = self._state.tensor
-        is_open = self._of is not None and call.bias is None and BACKENDS["fused"].has_exact_state(call)
-        if not is_open or not isinstance(self._state, Tensor):
-            return *self.reading, None
-
-        def is_right(miss: float) -> bool:
-            if miss <= _tolerance(call):
-                self._of = None
-            self._check(call)  # Rows with no key have sums of 0, which may be right.
-            return self._state is not None
-
-        return call, self._state, is_right
 
     @property
     def is_stale(self) -> bool:

@@ -107,6 +107,8 @@ class Factors:
         """The call and its row state, both of shifted rows where the bias is far from 0."""
         call = self.call
         state = self._state_of(call)
+        if call.bias is None:
+            return call, state
         with self._context():
             return self._row_shift.applied(call, state)
 

@@ -13,7 +13,7 @@ from regard.call.masks.basic import Causal, Lengths
 from regard.call.masks.selection import SelectedMask
 from regard.call.normalizations import Normalization, Softmax
 from regard.call.scores.base import ScaledDot, Score
-from regard.call.shapes import Sizes, take
+from regard.call.shapes import Sizes, repeated, take
 from regard.errors import BackendError, OverwrittenError, ShapeError
 from regard.tensors.guards import State, has_values, is_transformed
 from regard.tensors.tensor_tree import UNSAVED
@@ -80,7 +80,7 @@ class Call:
         dtype = self.compute_dtype
         if query.dtype != dtype or key.dtype != dtype:  # (A no-op `to` takes microseconds.)
             query, key = query.to(dtype), key.to(dtype)
-        return self.scores_of(query, key.repeat_interleave(self.group, dim=1) if self.group > 1 else key, rows, columns)
+        return self.scores_of(query, repeated(key, self.sizes.heads), rows, columns)
 
     def scores_of(self, query: Tensor, key: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
         """The same scores, from the vectors (B, H, t, D) and (B, H, s, D) of those rows and columns."""
@@ -110,7 +110,7 @@ class Call:
         return replace(
             self,
             query=self.query.to(self.compute_dtype),
-            key=self.key.to(self.compute_dtype).repeat_interleave(self.group, dim=1),
+            key=repeated(self.key.to(self.compute_dtype), self.sizes.heads),
             sizes=replace(self.sizes, kv_heads=self.sizes.heads),
         )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import Causal
 from regard.call.masks.patterns import Strided, Window
-from regard.call.shapes import Rows, take
+from regard.call.shapes import Rows, repeated, take
 from regard.kernels.base import Call
 from regard.maps.sources.source import Piece, take_rows
 
@@ -32,7 +32,7 @@ def _bias_of(call: Call, rows: Rows, columns: Rows, dtype: torch.dtype) -> Tenso
     assert call.bias is not None
     # In the map's dtype, as everywhere: a bias of the vectors would round in half precision.
     query, key = take(call.query, rows).to(dtype), take(call.key, columns).to(dtype)
-    key = key.repeat_interleave(call.group, dim=1) if call.group > 1 else key
+    key = repeated(key, call.sizes.heads)
     return call.bias.block(rows, columns, query=query, key=key, sizes=call.sizes).to(dtype)
 
 

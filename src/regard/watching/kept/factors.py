@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.call.masks.base import And, Mask
-from regard.call.shapes import Rows, Sizes, take
+from regard.call.shapes import Rows, Sizes, repeated, take
 from regard.kernels import BACKENDS, row_state
 from regard.kernels.base import Call
 from regard.maps.sources.call_factors import GivenFactors
@@ -258,7 +258,7 @@ def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
     """P V for a value (B, G or H, S, E), a few rows at a time; P are the weights the map reads."""
     with undisturbed():
         sizes, pieces = call.sizes, []
-        value = value.to(call.compute_dtype).repeat_interleave(sizes.heads // value.shape[1], dim=1)
+        value = repeated(value.to(call.compute_dtype), sizes.heads)
         step = fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys)
         for rows in ranges(sizes.queries, step):
             scores = call.scores(rows, range(sizes.keys))

@@ -14,7 +14,7 @@ NEVER = np.float32(dot_scores.NEVER)
 
 
 @numba.njit(nogil=True)
-def pack(work: Any, head: int) -> bool:
+def pack_keys(work: Any, head: int) -> bool:
     """Write the keys of one key head as panels (depth, PANEL), zero-padded; return whether they are finite."""
     batch, group = divmod(head, work.key_heads)
     start = work.key + 4 * (batch * work.key_batch_stride + group * work.key_head_stride)
@@ -49,7 +49,7 @@ def sum_of(numbers: Any) -> Any:
 
 
 @numba.njit(nogil=True)
-def take_rows(work: Any, flat_head: int) -> bool:
+def take_row_states(work: Any, flat_head: int) -> bool:
     """Write the states of one flat_head to base 2; return whether they and the queries are finite."""
     batch, head = divmod(flat_head, work.heads)
     start = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)

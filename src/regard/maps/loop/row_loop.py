@@ -23,7 +23,7 @@ from regard.maps.loop import (
     row_tiles,
     weights_block,
 )  # fmt: skip
-from regard.maps.loop.row_inputs import pack, take_rows
+from regard.maps.loop.row_inputs import pack_keys, take_row_states
 from regard.maps.loop.row_numbers import FAST, LN_2, ZERO, doubles, floats, longs
 from regard.maps.loop.row_pictures import pool
 from regard.maps.loop.row_ranks import rank, room_for
@@ -347,7 +347,7 @@ def _compiled(version: int) -> tuple[Any, Any]:
         heads, flat_heads = work.batch * work.key_heads, work.batch * work.heads
         one = next_of(work.counter)
         while one < heads + flat_heads:
-            is_finite = pack(work, one) if one < heads else take_rows(work, one - heads)
+            is_finite = pack_keys(work, one) if one < heads else take_row_states(work, one - heads)
             if not is_finite:
                 next_of(work.not_finite)
             one = next_of(work.counter)

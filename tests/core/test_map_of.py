@@ -36,7 +36,10 @@ def test_a_given_log_sum_exp_is_used() -> None:
     torch.testing.assert_close(found.row(0), weights.row(0) * torch.exp(torch.tensor(-0.5)))
 
 
-@pytest.mark.parametrize("spoil", [lambda x: 2 * x, lambda x: x / 0.6931, lambda x: x * torch.nan, lambda x: x.flip(1)])
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda x: 2 * x, lambda x: x / 0.6931, lambda x: x * torch.nan, lambda x: x.flip(1), lambda x: x + 1000.0],
+)
 def test_a_log_sum_exp_of_something_else_is_refused(spoil: Any) -> None:
     q, k, weights = some()
     with pytest.raises(ArgumentError, match="does not belong to these queries and keys"):

@@ -186,6 +186,24 @@ def test_an_edit_that_reaches_nothing_leaves_the_bits_and_is_an_error(model: Two
     assert run.report().plans == {"first": {"unchanged": 1}}
 
 
+class Kernel(nn.Module):
+    def forward(self, *vectors: Tensor, **given: Any) -> Tensor:
+        return F.scaled_dot_product_attention(*vectors, **given)
+
+
+@pytest.mark.parametrize(("is_causal", "is_learned"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("lowest", [-1e9, torch.finfo().min])
+def test_an_edit_reads_a_mask_as_the_kernel_does(lowest: float, is_causal: bool, is_learned: bool) -> None:
+    """A row that sees low keys alone is even, also where the causal flag hides its other keys."""
+    mask = torch.zeros(T, T).masked_fill(torch.arange(T) < 3, lowest).requires_grad_(is_learned)
+    model, vectors = Kernel(), torch.randn(3, B, H, T, D, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        plain = model(*vectors, attn_mask=mask, is_causal=is_causal)
+        with regard.edit(model, {"": AddBias(1e-9, keys=[0])}):
+            edited = model(*vectors, attn_mask=mask, is_causal=is_causal)
+    torch.testing.assert_close(plain, edited)
+
+
 def test_modules_that_are_not_named_run_as_they_are(model: Two) -> None:
     q = x()
     with torch.no_grad():

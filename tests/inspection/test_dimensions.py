@@ -163,11 +163,11 @@ def test_a_dimension_of_sequences_and_heads_is_neither() -> None:
         inputs = torch.randn(T + 1, B, H * D)
         model(inputs)
         value = model.value(inputs)
-        traces = this_thread().traces
-        assert traces.is_channel(value.view(-1, B * H, D), 1) is None
-        assert traces.is_channel(value.view(-1, B, H, D), 2) is True
-        assert traces.is_channel(value.view(-1, B, H, D), 1) is False
-        assert traces.is_channel(value[:, :, None].expand(-1, -1, H, -1), 2) is None
+        streams = this_thread().streams
+        assert streams.is_channel(value.view(-1, B * H, D), 1) is None
+        assert streams.is_channel(value.view(-1, B, H, D), 2) is True
+        assert streams.is_channel(value.view(-1, B, H, D), 1) is False
+        assert streams.is_channel(value[:, :, None].expand(-1, -1, H, -1), 2) is None
     assert seen.maps[0].dimensions.leading == ("batch", "head")
 
 

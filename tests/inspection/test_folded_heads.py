@@ -132,6 +132,15 @@ def test_one_sequence_needs_no_order_and_tells_none() -> None:
         torch.testing.assert_close(seen.maps[0].dense(), model.weights(x), rtol=0, atol=1e-6)
 
 
+def test_each_call_of_a_module_has_an_order_of_its_own() -> None:
+    model, x = Folds(), torch.randn(B, T, H * D)
+    for order in ("B * H", "H * B", "B * H"):
+        model.order = order
+        with torch.no_grad(), regard.watch(model) as seen:
+            model(x)
+        torch.testing.assert_close(seen.maps[0].dense(), model.weights(x), rtol=0, atol=1e-6)
+
+
 def test_masks_of_folded_heads() -> None:
     class Masked(Folds):
         def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

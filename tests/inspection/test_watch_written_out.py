@@ -14,7 +14,7 @@ from regard.errors import ArgumentError, NotKeptError, NotSeenError
 from regard.watching.analysis.rollout import rollout
 from regard.watching.kept import stored_weights
 from regard.watching.kept.saved_tensor import SavedTensor
-from regard.watching.readers import product_calls
+from regard.watching.readers import written_out
 from regard.watching.watch import Seen
 
 B, H, T, S, D = 2, 3, 7, 9, 5
@@ -177,7 +177,7 @@ def test_verify_catches_weights_that_are_not_those_of_the_product(monkeypatch: p
         tensor = (kept.tensor / kept.tensor.sum(-1, keepdim=True)).contiguous()
         return real(SavedTensor(tensor, kept.what), *rest)
 
-    monkeypatch.setattr(product_calls, "stored", planted)
+    monkeypatch.setattr(written_out, "stored", planted)
     seen = watched(Written(CHANGED["a gate per head"]), *vectors(B, H))
     assert isinstance(seen.calls[0].error, float)
     assert seen.calls[0].error > 0.1

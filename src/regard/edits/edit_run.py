@@ -109,7 +109,7 @@ class EditRun(Interceptor):
         around = with_parents(self._wanted)
         self.unfused = frozenset(id(m) for path, m in modules.items() if isinstance(m, TORCHS) and path in around)
         """The modules torch may run fused, and must not, because attention in them is edited."""
-        self._policy = RetentionPolicy("factors", copy=False)
+        self._policy = _policy_of_edits()
         self._asked = 0
         self._count: Counter[str] = Counter()
         self._plans: dict[str, Counter[str]] = {}
@@ -167,7 +167,7 @@ class EditRun(Interceptor):
 
     def entered(self, module: nn.Module) -> None:
         if self.paths.get(id(module)) == "":
-            self._policy = RetentionPolicy("factors", copy=False)
+            self._policy = _policy_of_edits()
 
     def before(self, path: str, when: Moment) -> CallEdits | None:
         with self._lock:
@@ -211,7 +211,7 @@ class EditRun(Interceptor):
     def _masks(self) -> RetentionPolicy:
         self._asked += 1
         if self._asked % MASKS_HELD == 0:
-            self._policy = RetentionPolicy("factors", copy=False)
+            self._policy = _policy_of_edits()
         return self._policy
 
     def _found(self, at: CallPlace, evidence: Evidence, when: Moment, *, crosses: bool) -> CallPlace:
@@ -299,6 +299,11 @@ class EditRun(Interceptor):
 
     def __repr__(self) -> str:
         return f"EditRun({type(self.modules['']).__name__}: {len(self._plans)} modules reached; print(run.report()))"
+
+
+def _policy_of_edits() -> RetentionPolicy:
+    # With the graph, a learned bias such as T5's keeps its gradient.
+    return RetentionPolicy("factors", copy=False, graph=True)
 
 
 def _are_related(one: str, other: str) -> bool:

@@ -97,10 +97,10 @@ class EditedWeights:
 
     # -- running -----------------------------------------------------------------------------------------
 
-    def run(self, values: Tensor, value: Tensor, backend: BackendName | None = None) -> "EditedCall":
-        """Attend with these weights to canonical values; `value` are the same as the model gave them."""
+    def run(self, values: Tensor, backend: BackendName | None = None) -> "EditedCall":
+        """Attend with these weights to canonical values."""
         chosen = choose_backend(self.call, backend)
-        attended = run_call(self.call, values, value, backend, return_weights=True, keep_values=False)
+        attended = run_call(self.call, values, values, backend, return_weights=True, keep_values=False)
         assert isinstance(attended, Attended)
         sizes, weights = self.call.sizes, attended.weights
         output = attended.output.reshape(sizes.flat_batch, sizes.heads, sizes.queries, -1)

@@ -13,7 +13,7 @@ from regard.call.masks.basic import Causal, Lengths
 from regard.call.masks.selection import SelectedMask
 from regard.call.normalizations import Normalization, Softmax
 from regard.call.scores.base import ScaledDot, Score
-from regard.call.shapes import Sizes, repeated, take
+from regard.call.shapes import Rows, Sizes, repeated, take
 from regard.errors import BackendError, OverwrittenError, ShapeError
 from regard.tensors.guards import State, has_values, is_transformed
 from regard.tensors.tensor_tree import UNSAVED
@@ -105,6 +105,20 @@ class Call:
             return scores
         return scores.masked_fill_(~self.allowed(self.mask, rows, columns), -torch.inf)
 
+    def few_scores(self, rows: Rows) -> Tensor:
+        """The scores (B, H, t, S) of a few queries with all keys. Heads that share a key are rows of one product, so
+        keys are not repeated."""
+        sizes, columns, dtype = self.sizes, range(self.sizes.keys), self.compute_dtype
+        scale = self.score.dot_scale(self.query.shape[-1])
+        if scale is None:
+            return self.scores(rows, columns)
+        query, key = take(self.query, rows).to(dtype), self.key.to(dtype)
+        groups = query.reshape(len(query), sizes.kv_heads, -1, query.shape[-1])
+        scores = (groups * scale @ key.mT).reshape(*query.shape[:-1], sizes.keys)
+        if self.bias is not None:
+            scores = scores + self.bias.block(rows, columns, query=query, key=key, sizes=sizes).to(scores.dtype)
+        return self.masked(scores, rows, columns)
+
     def expanded(self) -> "Call":
         """The call in its compute dtype, with key heads repeated for every query head."""
         return replace(
@@ -181,7 +195,7 @@ class Call:
         if self.held.has_code and state is not None and has_values(state) and not is_transformed():
             rows = torch.tensor(sorted({self.sizes.queries // 2, self.sizes.queries - 1}), device=state.device)
             with torch.no_grad():
-                weights, anew = self.normalization.base.normalize(self.scores(rows, range(self.sizes.keys)))
+                weights, anew = self.normalization.base.normalize(self.few_scores(rows))
                 if self.normalization.has_base:
                     anew = self.normalization.finish(weights, anew)[1]
             require_same_rows(anew, state[..., rows], reader)
@@ -197,6 +211,16 @@ class Call:
         """The tensors besides query, key and value with a gradient: those of the score, then those of the bias."""
         bias = () if self.bias is None else self.bias.learned()
         return tuple(t for t in (*self.score.learned(), *bias) if t.requires_grad)
+
+
+def row_sum_error(call: Call, lse: Tensor) -> float:
+    r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads. It uses
+    few operations, because it runs for every watched call."""
+    found, given = call.few_scores(range(call.sizes.queries - 1, call.sizes.queries)).logsumexp(-1), lse[..., -1:]
+    if call.mask is not None or call.bias is not None:
+        dead = (found == -torch.inf) & (given == -torch.inf)
+        found, given = found.masked_fill(dead, 0.0), given.masked_fill(dead, 0.0)
+    return float((found - given).abs().max().item())
 
 
 def require_same_rows(anew: Tensor, state: Tensor, reader: str) -> None:

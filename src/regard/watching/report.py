@@ -194,9 +194,13 @@ def mixers_in(record: Record) -> dict[str, str]:
     for layer, kind in _typed_layers(record.modules):
         if layer in record.ran - record.measured and not any(is_inside(other, layer) for other in found):
             found[layer] = f"{kind!r} by its configuration"
-    read = {path for path in found if any(is_inside(other, path) for other in known)}
-    inner = {path for path in found if any(path != other and is_inside(path, other) for other in found.keys() - read)}
-    return {path: how for path, how in found.items() if path not in read | inner and record.wanted(path)}
+    return {path: found[path] for path in without_calls(found, known) if record.wanted(path)}
+
+
+def without_calls(mixing: Iterable[str], known: set[str]) -> list[str]:
+    """The outermost of the modules that mix positions, without a known call in them."""
+    silent = [path for path in mixing if not any(is_inside(call, path) for call in known)]
+    return [path for path in silent if not any(path != other and is_inside(path, other) for other in silent)]
 
 
 def _typed_layers(modules: dict[str, nn.Module]) -> Iterator[tuple[str, str]]:

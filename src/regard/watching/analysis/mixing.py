@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.tensors.torch_private import tree_leaves, tree_map
 from regard.watching.evaluated import evaluated
-from regard.watching.report import is_inside, mixers_in
+from regard.watching.report import is_inside, mixers_in, without_calls
 
 if TYPE_CHECKING:
     from regard.watching.watch import Seen
@@ -72,7 +72,7 @@ def measure_mixing(seen: "Seen", run: Callable[[], object]) -> dict[str, str]:
     # A convolution may be a part of the mixing alone; the functions of a module with parts say more than this run.
     known = {path for path in record.mixes if [*modules[path].children()]}
     made = {call.name for call in seen.calls if call.kind == "compression"}  # (with an indexer in it)
-    unnamed = {one for one in _silent(mixing, {call.name for call in seen.calls})
+    unnamed = {one for one in without_calls(mixing, {call.name for call in seen.calls})
                if not any(is_inside(path, one) for path in known) and not any(is_inside(one, path) for path in made)
                }  # fmt: skip
     record.mixes |= {_deepest(path, mixing, modules): (MEASURED, None) for path in sorted(unnamed)}
@@ -172,12 +172,6 @@ def _is_float(x: object) -> bool:
 
 def _floats(given: object) -> list[Tensor]:
     return [x for x in tree_leaves(given) if _is_float(x)]
-
-
-def _silent(mixing: set[str], read: set[str]) -> set[str]:
-    """The outermost of the mixing modules without a call that was read."""
-    silent = {path for path in mixing if not any(is_inside(call, path) for call in read)}
-    return {path for path in silent if not any(one != path and is_inside(path, one) for one in silent)}
 
 
 def _deepest(path: str, mixing: set[str], modules: dict[str, nn.Module]) -> str:

@@ -67,7 +67,7 @@ def _before(module: nn.Module, args: Args) -> None:
         thread.end_plain()
     if not thread.stack and not is_compiling():
         with DisableTorchFunction():
-            thread.traces.given(*tree_leaves((args, _keywords())))
+            thread.streams.given(*tree_leaves((args, _keywords())))
     if is_plain(module) and not (thread.editors and is_in_backward()):
         thread.begin_plain(module)
         return

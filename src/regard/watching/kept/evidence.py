@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.kept.factors import undisturbed
 from regard.watching.kept.saved_tensor import SavedTensor
-from regard.watching.origins.provenance import base_of
+from regard.watching.origins.streams import base_of
 
 DIRECTIONS = 2
 """The elements of a fingerprint. Different vectors agree in one of them with a chance of about `TOLERANCE`."""

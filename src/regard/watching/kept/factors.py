@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from regard.call.masks.base import And, Mask
-from regard.call.shapes import Rows, Sizes, repeated, take
+from regard.call.shapes import Sizes, repeated
 from regard.kernels import BACKENDS, row_state
-from regard.kernels.base import Call
+from regard.kernels.base import Call, row_sum_error
 from regard.maps.sources.call_factors import GivenFactors
 from regard.maps.sources.row_shift import RowShift
 from regard.tensors.guards import is_autocasting, is_inference, is_recorded
@@ -218,40 +218,15 @@ def _tolerance(call: Call) -> float:
     return TOLERANCE.get(call.query.dtype, 1e-3)
 
 
-def row_sum_error(call: Call, lse: Tensor) -> float:
-    r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads. It uses
-    few operations, because it runs for every watched call."""
-    found, given = few_scores(call, range(call.sizes.queries - 1, call.sizes.queries)).logsumexp(-1), lse[..., -1:]
-    if call.mask is not None or call.bias is not None:
-        dead = (found == -torch.inf) & (given == -torch.inf)
-        found, given = found.masked_fill(dead, 0.0), given.masked_fill(dead, 0.0)
-    return float((found - given).abs().max())
-
-
-def few_scores(call: Call, rows: Rows) -> Tensor:
-    """The scores (B, H, t, S) of a few queries with all keys. Heads that share a key are rows of one product, so keys
-    are not repeated."""
-    sizes, columns, dtype = call.sizes, range(call.sizes.keys), call.compute_dtype
-    scale = call.score.dot_scale(call.query.shape[-1])
-    if scale is None:
-        return call.scores(rows, columns)
-    query, key = take(call.query, rows).to(dtype), call.key.to(dtype)
-    groups = query.reshape(len(query), sizes.kv_heads, -1, query.shape[-1])
-    scores = (groups * scale @ key.mT).reshape(*query.shape[:-1], sizes.keys)
-    if call.bias is not None:
-        scores = scores + call.bias.block(rows, columns, query=query, key=key, sizes=sizes).to(scores.dtype)
-    return call.masked(scores, rows, columns)
-
-
 def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
-    """Put a call under its mask; rows the model spreads evenly get a query of 0."""
+    """Put a call under more masks; rows the model spreads evenly get a query of 0."""
     if also is None and given.mask is None and given.bias is None and given.even is None:
         return call
     bound = None if also is None else also.bind(call.sizes, call.query.device)
-    masks = [m for m in (bound, given.mask) if m is not None]
+    masks = [m for m in (call.mask, bound, given.mask) if m is not None]
     mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
     query = call.query if given.even is None else call.query.masked_fill(given.even[..., None], 0.0)
-    return replace(call, query=query, mask=mask, bias=given.bias)
+    return replace(call, query=query, mask=mask, bias=call.bias if given.bias is None else given.bias)
 
 
 def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from regard.call.normalizations import Softmax
 from regard.call.shapes import take
 from regard.kernels.base import Call
 from regard.tensors.guards import has_values
-from regard.watching.kept.factors import TOLERANCE, Factors, few_scores, undisturbed, weighted
+from regard.watching.kept.factors import TOLERANCE, Factors, undisturbed, weighted
 
 
 class Rebuilt(NamedTuple):
@@ -69,7 +69,7 @@ class CallRebuilding(Rebuilding):
 
     def some(self, rows: range) -> Rebuilt:
         value = self.value.to(self.call.compute_dtype)
-        scores, normalization = few_scores(self.call, rows), self.call.normalization
+        scores, normalization = self.call.few_scores(rows), self.call.normalization
         if type(normalization) is Softmax:
             # The row state that `normalize` computes beside the weights would double the cost.
             weights = torch.softmax(scores, -1).nan_to_num()
@@ -84,7 +84,7 @@ class CallRebuilding(Rebuilding):
         return Rebuilt(weighted(*self.factors.reading, self.value), self.output, self.value)
 
     def rounding(self, rows: range) -> Tensor:
-        peak = few_scores(self.call, rows).nan_to_num(posinf=0.0, neginf=0.0).abs().max()
+        peak = self.call.few_scores(rows).nan_to_num(posinf=0.0, neginf=0.0).abs().max()
         return peak * 2 * torch.finfo(self.output.dtype).eps
 
 

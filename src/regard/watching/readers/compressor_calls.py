@@ -14,7 +14,7 @@ from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.cache_argument import cache_in
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.origins.provenance import Origins, Stream
+from regard.watching.origins.streams import Origins, Stream
 from regard.watching.readers.functions import Args, Kwargs
 from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.running.thread_state import RunningModule, ThreadState
@@ -94,7 +94,7 @@ def observe_compressor(
     if not blocks:
         return
     own = Stream("blocks", module)
-    thread.traces.carry(keys, own)
+    thread.streams.carry(keys, own)
     given = signature(module.forward).bind(*args, **kwargs).arguments
     x, cache = given["hidden_states"], cache_in(given)
     rate, length = module.compress_rate, x.shape[1]
@@ -109,6 +109,6 @@ def observe_compressor(
         gate = _windows(gate + module.position_bias.repeat(blocks, 1), keys.shape[-1], blocks, rate, -torch.inf)
         shares = gate.softmax(2, dtype=torch.float32).permute(0, 3, 1, 2)
     call = CompressorCall(module, shares, value, keys, f"blocks of {rate} tokens, where each channel is a head")
-    stream = thread.traces.stream(x)
+    stream = thread.streams.stream(x)
     call.origins = Origins(own, stream if isinstance(stream, Stream) else Stream("positions"))
     thread.give(call, module)

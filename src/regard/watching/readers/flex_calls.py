@@ -21,19 +21,15 @@ from regard.call.scores.base import ScaledDot, Score
 from regard.call.scores.custom import Custom
 from regard.call.shapes import Rows, Sizes
 from regard.functional import make_call
+from regard.kernels.base import Call
 from regard.kernels.held import settled
 from regard.tensors.guards import has_torch_functions
 from regard.tensors.torch_private import EnableTorchFunction
-from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors, undisturbed
+from regard.watching.kept.factors import undisturbed
 from regard.watching.kept.mask_reading import read_mask
-from regard.watching.kept.rebuilding import CallRebuilding
-from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
-from regard.watching.origins.provenance import Origins
+from regard.watching.readers.attention_calls import AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.traced_calls import after
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.running.thread_state import ThreadState
 
 PARTIAL, FULL = 1, 2
@@ -140,51 +136,28 @@ def of_pairs(function: Function, *parts: Tensor) -> Tensor:
     return found.reshape(parts[0].shape)
 
 
-@dataclass(slots=True, eq=False)
-class FlexCall(ObservedCall):
-    """One call, after it ran."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class FlexCall(AttentionCall):
+    """One call of FlexAttention."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
     score_mod: Function
     mask_mod: Function
     scale: float
-    output: Tensor
-    how: str
     blocks: BlockLists | None = None
     """The block lists that decided; None if the function alone did."""
-    origins: Origins | None = None
 
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+    def computed(self) -> tuple[Tensor, Tensor]:
         query, key = self.query, self.key
-        if key.shape[0] < query.shape[0]:
-            key = key.expand(query.shape[0], -1, -1, -1)
-        kept = policy.keep(query, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
+        return query, key.expand(query.shape[0], -1, -1, -1) if key.shape[0] < query.shape[0] else key
+
+    def call_of(self, query: Tensor, key: Tensor) -> Call:
         plain = _is_identity(self.score_mod)
         score: Score = ScaledDot(self.scale) if plain else Custom(changed_by_score_mod)
         call, _ = make_call(
-            kept[0].tensor, kept[1].tensor, kept[1].tensor,
-            score=score, normalization=Softmax(), mask=None, bias=None, dropout=0.0,
+            query, key, key, score=score, normalization=Softmax(), mask=None, bias=None, dropout=0.0
         )  # fmt: skip
         bias = None if plain else Modified(self.score_mod, self.scale)
-        call = settled(replace(call, bias=bias, mask=self._mask(call.sizes, query.device)))
-        factors = Factors(call.sizes, call, held=kept, graph=policy.graph)
-        beside = saved_values(
-            policy, name, call.sizes, lambda: self._values(policy, name, call.sizes),
-            lambda: OutputOf(self.output, lambda gradient: gradient),
-        )  # fmt: skip
-        value = self.value.detach().expand(call.sizes.flat_batch, -1, -1, -1)
-        rebuilding = CallRebuilding(call, value, self.output.detach(), factors)
-        evidence = Evidence(call.query, call.key, self.key, held=() if policy.graph else kept)
-        return Reading(factors, rebuilding=rebuilding, evidence=evidence, beside=beside, holds_keys=not policy.graph)
-
-    def _values(self, policy: RetentionPolicy, name: str, sizes: Sizes) -> ValuesOf:
-        kept = policy.keep(self.value, f"the values of {name}")
-        return ValuesOf(lambda: kept.tensor.expand(sizes.flat_batch, -1, -1, -1), [kept])
-
-    def query_key_value(self) -> CallVectors:
-        return CallVectors(self.query, self.key, self.value)
+        return settled(replace(call, bias=bias, mask=self._mask(call.sizes, query.device)))
 
     def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
         """The mask as a known predicate, or else the function itself."""
@@ -254,12 +227,11 @@ def give_flex(thread: ThreadState, args: Args, output: Tensor, module: nn.Module
     mods, masks = (tuple(buffers[n]) if len(buffers) > n else () for n in (0, 1))
     how = "flex_attention" if module is None else "flex_attention, compiled"
     call = FlexCall(
-        query, key, value, _with(score_mod, mods), _with(block_mask[-1], masks), float(scale), output, how,
-        origins=thread.traces.origins(query, key),
+        query=query, key=key, value=value, score_mod=_with(score_mod, mods), mask_mod=_with(block_mask[-1], masks),
+        scale=float(scale), output=output, how=how, origins=thread.streams.origins(query, key),
+        blocks=None if module is None else BlockLists.of(block_mask),
     )  # fmt: skip
-    if module is not None:
-        call.blocks = BlockLists.of(block_mask)
-    thread.traces.follow(output, query)
+    thread.streams.follow(output, query)
     if mods == () and _is_identity(score_mod):
         call.score_mod = score_mod
     thread.give(call, module)

@@ -30,10 +30,6 @@ NO_WEIGHTS = (
 """Arguments that choose how a kernel computes, or what it returns."""
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
 def _window(given: Given) -> tuple[int | None, int | None]:
     """The farthest keys to the left and to the right of (left, right); below 0, or None, is no limit."""
     left, right = (None if end is None or end < 0 else end for end in given("window_size") or (None, None))
@@ -59,7 +55,7 @@ def _flash(given: Given, result: Any) -> KernelCall:
     used = given("seqused_q"), given("seqused_k")
     if ends is None:
         rows, columns = KernelRows.of_batch(query, used[0]), KernelRows.of_batch(key, used[1])
-        return KernelCall(query, key, value, rows, columns, form, output, _same, given.function, lse)
+        return KernelCall.of(given.function, (query, key, value), (rows, columns), form, output=output, lse=lse)
     rows = KernelRows.packed(ends, given("max_seqlen_q", "max_seqlen"), used[0])
     pages, key_ends = given("block_table", "page_table"), given("cu_seqlens_k", "cu_seqlens")
     if pages is not None:
@@ -70,7 +66,7 @@ def _flash(given: Given, result: Any) -> KernelCall:
         columns = rows
     else:
         columns = KernelRows.packed(key_ends, given("max_seqlen_k", "max_seqlen"), used[1])
-    return KernelCall(query, key, value, rows, columns, form, output, _same, given.function, lse)
+    return KernelCall.of(given.function, (query, key, value), (rows, columns), form, output=output, lse=lse)
 
 
 def _unpacked(given: Given) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,7 +105,9 @@ def _flash_cached(given: Given, result: Any) -> KernelCall:
     key, value = used_keys(cache[: len(query)], counts), used_keys(values[: len(query)], counts)
     output, lse = _with_lse(result)
     rows, columns = KernelRows.of_batch(query), KernelRows.of_batch(key, counts)
-    return KernelCall(query, key, value, rows, columns, _flash_form(given), output, _same, given.function, lse)
+    return KernelCall.of(
+        given.function, (query, key, value), (rows, columns), _flash_form(given), output=output, lse=lse
+    )
 
 
 def _varlen(given: Given, result: Any) -> KernelCall:
@@ -130,7 +128,9 @@ def _varlen(given: Given, result: Any) -> KernelCall:
     # The operator has the log-sum-exp as (H, total), the documentation as (total, H).
     is_turned = lse is not None and lse.shape == query.shape[:2] and lse.shape != query.shape[1::-1]
     lse = lse.mT if lse is not None and is_turned else lse
-    return KernelCall(query, key, value, rows, columns, _flash_form(given), output, _same, given.function, lse)
+    return KernelCall.of(
+        given.function, (query, key, value), (rows, columns), _flash_form(given), output=output, lse=lse
+    )
 
 
 XFORMERS: dict[str, tuple[Diagonal, bool]] = {
@@ -168,7 +168,9 @@ def _xformers(given: Given, result: Any) -> KernelCall:
     if queries is None:
         rows, columns = KernelRows.of_batch(query), KernelRows.of_batch(key)
         lse = None if lse is None or lse.dim() != 3 else lse
-        return KernelCall(query, key, value, rows, columns, form, output, _of_heads, given.function, lse)
+        return KernelCall.of(
+            given.function, (query, key, value), (rows, columns), form, output=output, lse=lse, in_rows=_of_heads
+        )  # fmt: skip
     rows = KernelRows.packed(queries.seqstart.to(query.device), queries.max_seqlen)
     columns = rows
     if keys is not queries:
@@ -181,7 +183,9 @@ def _xformers(given: Given, result: Any) -> KernelCall:
 
     query, key, value = (x.flatten(0, 1) for x in (query, key, value))
     lse = None if lse is None else lse.flatten(0, 1) if lse.dim() == 3 and len(lse) == 1 else None
-    return KernelCall(query, key, value, rows, columns, form, output, in_rows, given.function, lse)
+    return KernelCall.of(
+            given.function, (query, key, value), (rows, columns), form, output=output, lse=lse, in_rows=in_rows
+        )  # fmt: skip
 
 
 def _of_heads(x: Tensor) -> Tensor:
@@ -230,7 +234,7 @@ def _engine(given: Given, result: Any) -> KernelCall:
         raise ArgumentError(f"DotProductAttention with qkv_format={layout!r} is not read: it is of another layout")
     rows, columns = _engine_rows(given, query, key, layout, kind)
     form = _engine_form(given, module, kind)
-    return KernelCall(query, key, value, rows, columns, form, output, in_rows, given.function)
+    return KernelCall.of(given.function, (query, key, value), (rows, columns), form, output=output, in_rows=in_rows)
 
 
 def _engine_rows(given: Given, query: Tensor, key: Tensor, layout: str, kind: str) -> tuple[KernelRows, KernelRows]:
@@ -349,6 +353,6 @@ def _give(read: ReadKernel, thread: ThreadState, func: Func, args: Args, kwargs:
     except ArgumentError as error:
         thread.give(UnreadKernel(given.function, error))
         return
-    call.origins = thread.traces.origins(call.query, call.key)
-    thread.traces.follow(call.raw, call.query)
+    call.origins = thread.streams.origins(call.query, call.key)
+    thread.streams.follow(call.output, call.query)
     thread.give(call)

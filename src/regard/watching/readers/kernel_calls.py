@@ -5,7 +5,7 @@ Each document of a packed call is a sequence of the map: packed vectors are held
 is read.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,14 +23,14 @@ from regard.errors import ArgumentError
 from regard.functional import make_call
 from regard.kernels.base import Call
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors
+from regard.watching.kept.factors import Factors, masked
 from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_tensor import copied
-from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
-from regard.watching.readers.sdpa_calls import NOTHING_GIVEN
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.kept.saved_tensor import SavedTensor, copied
+from regard.watching.readers.attention_calls import NOTHING_GIVEN, AttentionCall, LaidOut
+from regard.watching.readers.kernel_lse import KernelLse
+from regard.watching.running.observed_call import CallVectors, Reading
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,8 +142,8 @@ class KernelForm:
     """Added to the scores, or a bool mask in which True keeps a key."""
     dropout: float = 0.0
 
-    def call(self, query: Tensor, key: Tensor, rows: KernelRows, columns: KernelRows, given: GivenMask) -> Call:
-        """The call of vectors laid out, (N, H, T, D) and (N, G, S, D)."""
+    def call(self, query: Tensor, key: Tensor, rows: KernelRows, columns: KernelRows) -> Call:
+        """The call of vectors laid out, (N, H, T, D) and (N, G, S, D), without `added`."""
         score: Score = ScaledDot(self.scale)
         score = SoftCapped(score, self.cap) if self.cap > 0 else score
         sink = self.sink
@@ -151,14 +151,12 @@ class KernelForm:
         call, _ = make_call(query, key, key, score=score, normalization=weighing, mask=None, bias=None, dropout=0.0)
         offset = self._offset(rows, columns)
         masks = [m.bind(call.sizes, query.device) for m in self._masks(rows, columns, offset, query.device)]
-        masks += [] if given.mask is None else [given.mask]
-        bias = given.bias
+        bias = None
         if self.slopes is not None:
             slopes = self.slopes.to(torch.promote_types(self.slopes.dtype, torch.float32))
             bias = Slopes(slopes.reshape(-1, query.shape[1]), offset)
         mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
-        query = call.query if given.even is None else call.query.masked_fill(given.even[..., None], 0.0)
-        return replace(call, query=query, mask=mask, bias=bias)
+        return replace(call, mask=mask, bias=bias)
 
     def _offset(self, rows: KernelRows, columns: KernelRows) -> int | Tensor:
         """The position of the first query among the keys, of each sequence if they differ."""
@@ -193,96 +191,84 @@ class KernelForm:
         return replace(self, slopes=self.slopes[number])
 
 
-@dataclass(slots=True, eq=False)
-class KernelCall(ObservedCall):
-    """One call, after it ran: tensors (N, T, H, D), or packed, (total, H, D)."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class KernelCall(AttentionCall):
+    """One call of tensors (N, T, H, D), or packed, (total, H, D)."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
     rows: KernelRows
     columns: KernelRows
     form: KernelForm
-    raw: Tensor
-    """The output as the model got it,"""
-    in_rows: Callable[[Tensor], Tensor]
-    """and how it becomes one like the queries."""
-    how: str
-    lse: Tensor | None = None
-    """The log-sum-exp, if the call returned it: (N, H, T), or of packed sequences (H, total)."""
+    in_rows: LaidOut
+    """Turns the output that the model got into one like the queries."""
 
-    @property
-    def dropped(self) -> float:  # type: ignore[override]
-        return self.form.dropout
+    @classmethod
+    def of(
+        cls, function: str, vectors: tuple[Tensor, Tensor, Tensor], sequences: tuple[KernelRows, KernelRows],
+        form: KernelForm, *, output: Tensor, lse: Tensor | None = None, in_rows: LaidOut = lambda output: output,
+    ) -> "KernelCall":  # fmt: skip
+        """The call of queries, keys and values; `lse` is (N, H, T), or of packed sequences (H, total)."""
+        kernel = KernelLse()
+        kernel.operator, kernel.lse = function, lse
+        return cls(
+            query=vectors[0], key=vectors[1], value=vectors[2], rows=sequences[0], columns=sequences[1], form=form,
+            in_rows=in_rows, output=output, how=function, dropped=form.dropout, kernel=kernel,
+        )  # fmt: skip
 
-    @property
-    def is_packed(self) -> bool:
-        return self.rows.starts is not None or self.columns.starts is not None
+    def computed(self) -> tuple[Tensor, Tensor]:
+        return self.rows.laid_out(self.query), self.columns.laid_out(self.key)
+
+    def call_of(self, query: Tensor, key: Tensor) -> Call:
+        return self.form.call(query, key, self.rows, self.columns)
+
+    def mask_of(self, sizes: Sizes, policy: RetentionPolicy) -> tuple[GivenMask, Mask | None]:
+        return NOTHING_GIVEN if self.form.added is None else policy.mask(self.form.added, sizes), None
+
+    def value_layout(self, sizes: Sizes) -> LaidOut:
+        return self.columns.laid_out
+
+    def output_layout(self, sizes: Sizes) -> LaidOut:
+        rows, in_rows = self.rows, self.in_rows
+        return lambda output: rows.laid_out(in_rows(output))
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        query, key, rows, columns = self.query, self.key, self.rows, self.columns
+        if self.rows.starts is None:
+            return AttentionCall.read(self, policy, name)
+        query, key, rows, columns, form = self.query, self.key, self.rows, self.columns, self.form
         sizes = Sizes((rows.number,), query.shape[-2], key.shape[-2], rows.length, columns.length, True)
-        given = NOTHING_GIVEN if self.form.added is None else policy.mask(self.form.added, sizes)
+        given, _ = self.mask_of(sizes, policy)
         kept = policy.keep(query, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
-        form = self.form
 
         def call() -> Call:
             vectors = rows.laid_out(kept[0].tensor), columns.laid_out(kept[1].tensor)
-            return form.call(*vectors, rows, columns, given)
+            return masked(form.call(*vectors, rows, columns), given, None)
 
-        state = None if policy.graph else self._state(policy)
-        made = call if self.is_packed else call()
         factors = Factors(
-            sizes, made, state=state, held=(*kept, *given.kept), of=None if state is None else self.how,
-            even=given.even, graph=policy.graph,
+            sizes, call, state=self._state(policy), held=(*kept, *given.kept), of=self.kernel.operator, even=given.even,
+            graph=policy.graph,
         )  # fmt: skip
-        beside = saved_values(policy, name, sizes, lambda: self._values(policy, name), self._output)
-        notes = [] if rows.starts is None else [f"packed documents, each a sequence of the map: {rows.number}"]
-        evidence = None
-        if isinstance(made, Call) and rows.counts is None and not policy.graph:
-            evidence = Evidence(made.query, made.key, self.key, held=kept)
-        return Reading(
-            factors, notes, self._rebuilding(factors, given), evidence=evidence, beside=beside,
-            holds_keys=evidence is not None and columns.counts is None,
-        )  # fmt: skip
+        beside = self.beside(policy, name, sizes, query.dtype)
+        notes = [f"packed documents, each a sequence of the map: {rows.number}"]
+        return Reading(factors, notes, "dropout" if self.dropped else PackedRebuilding(self, factors), beside=beside)
+
+    def state(self, call: Call, given: GivenMask, policy: RetentionPolicy) -> Tensor | None:
+        return self._state(policy)
 
     def _state(self, policy: RetentionPolicy) -> Tensor | None:
         # Kernels differ in whether a sink counts.
-        if self.lse is None or self.form.sink is not None:
+        if policy.graph or self.kernel.lse is None or self.form.sink is not None:
             return None
-        states = self.rows.row_states(self.lse.detach()).to(self.query.device)
+        states = self.rows.row_states(self.kernel.lse.detach()).to(self.query.device)
         if self.rows.counts is not None:
             places = torch.arange(self.rows.length, device=states.device)
             states = states.masked_fill((places >= self.rows.counts[:, None])[:, None], -torch.inf)
         # The row of a query without keys has +inf here, and -inf in a map.
         return policy.keep(states.masked_fill(states == torch.inf, -torch.inf).contiguous(), "").tensor
 
-    def _values(self, policy: RetentionPolicy, name: str) -> ValuesOf:
-        kept, columns = policy.keep(self.value, f"the values of {name}"), self.columns
-        return ValuesOf(lambda: columns.laid_out(kept.tensor), [kept])
-
-    def _output(self) -> OutputOf:
-        rows, in_rows = self.rows, self.in_rows
-        return OutputOf(self.raw, lambda gradient: rows.laid_out(in_rows(gradient)), self.form.dropout)
-
-    def _rebuilding(self, factors: Factors, given: GivenMask) -> Rebuilding | str:
-        if self.form.dropout:
-            return "dropout"
-        if self.rows.starts is not None:
-            return PackedRebuilding(self, factors)
-        return _rebuilding(self, self.form, self.rows, self.columns, given, factors)
+    def evidence(self, call: Call, held: tuple[SavedTensor, ...]) -> Evidence | None:
+        return None if self.rows.counts is not None else AttentionCall.evidence(self, call, held)
 
     def query_key_value(self) -> CallVectors:
-        value = self.columns.laid_out(self.value)
-        return CallVectors(self.rows.laid_out(self.query), self.columns.laid_out(self.key), value)
-
-
-def _rebuilding(
-    of: KernelCall, form: KernelForm, rows: KernelRows, columns: KernelRows, given: GivenMask, factors: Factors
-) -> CallRebuilding:
-    query, key, value, output = (one.detach() for one in (of.query, of.key, of.value, of.in_rows(of.raw)))
-    call = form.call(rows.laid_out(query), columns.laid_out(key), rows, columns, given)
-    return CallRebuilding(call, columns.laid_out(value), rows.laid_out(output), factors)
+        return CallVectors(*self.computed(), self.columns.laid_out(self.value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -301,8 +287,7 @@ class PackedRebuilding(Rebuilding):
         return one.some(place)
 
     def whole(self) -> Rebuilt:
-        of = self.of
-        return _rebuilding(of, of.form, of.rows, of.columns, NOTHING_GIVEN, self.factors).whole()
+        return self._of(self.of.form, self.of.rows, self.of.columns).whole()
 
     def rounding(self, rows: range) -> Tensor:
         one, place = self._document(rows)
@@ -311,8 +296,14 @@ class PackedRebuilding(Rebuilding):
     def _document(self, rows: range) -> tuple[CallRebuilding, Any]:
         of = self.of
         own, number, place = of.rows.document_of(min(rows.start, self.queries - 1))
-        columns = of.columns.take(number)
-        return _rebuilding(of, of.form.of_one(number), own, columns, NOTHING_GIVEN, self.factors), place
+        return self._of(of.form.of_one(number), own, of.columns.take(number)), place
+
+    def _of(self, form: KernelForm, rows: KernelRows, columns: KernelRows) -> CallRebuilding:
+        of, output = self.of, self.of.output
+        assert output is not None, "it is read after it ran"
+        call = form.call(rows.laid_out(of.query.detach()), columns.laid_out(of.key.detach()), rows, columns)
+        rebuilt = rows.laid_out(of.in_rows(output.detach()))
+        return CallRebuilding(call, columns.laid_out(of.value.detach()), rebuilt, self.factors)
 
 
 class Given:

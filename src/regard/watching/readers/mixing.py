@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.tensors.torch_private import tree_leaves
-from regard.watching.origins.provenance import base_of, is_learned
+from regard.watching.origins.streams import base_of, is_learned
 from regard.watching.readers.contractions import Contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.traced_calls import after_traces
@@ -33,7 +33,7 @@ def observe_mixing(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, 
     name, given, frame = name_of(func), (*args, *kwargs.values()), thread.innermost()
     x, how = given[0], MIXING[name]
     if name == "pad":
-        thread.traces.follow(result, *args)
+        thread.streams.follow(result, *args)
     elif how == CONVOLUTION:
         follow_convolution(thread, result, *(args or kwargs.values()))
     if frame is None or frame.mixes or not isinstance(x, Tensor) or x.dim() < 3 or not x.is_floating_point():
@@ -48,8 +48,8 @@ def follow_convolution(thread: ThreadState, result: Any, x: Any, *_: object) -> 
     """Record the output of a convolution as a projection; that of an image or a video begins patches."""
     if isinstance(x, Tensor) and x.is_floating_point():
         if x.dim() > 3:
-            thread.traces.begin(x, "patches")
-        thread.traces.projected(result, channels_last=False, of=x)
+            thread.streams.begin(x, "patches")
+        thread.streams.projected(result, channels_last=False, of=x)
 
 
 def note_convolution(thread: ThreadState, module: nn.Module, x: Any, kernel: tuple[int, ...], stride: Any) -> None:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.call.masks.base import And
+from regard.call.masks.base import And, Mask
 from regard.call.masks.basic import causal
 from regard.call.masks.basic import lengths as lengths_mask
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
-from regard.call.shapes import Sizes, without_autocast
+from regard.call.shapes import Sizes, as_autocast, without_autocast
 from regard.errors import OverwrittenError
 from regard.kernels.base import Call
 from regard.maps.sources.values import widened
@@ -29,14 +29,15 @@ from regard.tensors.torch_private import attends_as_torch, nested_sizes
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors, masked, undisturbed, with_graph
 from regard.watching.kept.mask_reading import GivenMask, both
-from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding
+from regard.watching.kept.rebuilding import Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
-from regard.watching.origins.provenance import Origins
+from regard.watching.origins.streams import Origins
+from regard.watching.readers.attention_calls import AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.fused_rebuilding import EncoderLayerRest, FusedRebuilding
-from regard.watching.readers.kernel_lse import of_memory
+from regard.watching.readers.kernel_lse import KernelLse, of_memory
 from regard.watching.readers.projections import (
     Layer,
     LayerNormArguments,
@@ -46,15 +47,48 @@ from regard.watching.readers.projections import (
     layer_of_module,
     run_with_heads,
 )
-from regard.watching.readers.sdpa_calls import kept_lse
 from regard.watching.running.module_kinds import FUSED_SUBCLASS, may_run_fused, ran_fused
 from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.running.thread_state import RunningModule, ThreadState
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class MultiHeadCall(AttentionCall):
+    """One call of multi-head attention whose heads were seen, (N, H, T, D) or without N."""
+
+    is_editable: ClassVar[bool] = True
+    layer: "Projected"
+    scale: float | None
+
+    @classmethod
+    def of(cls, layer: "Projected", heads: ProjectedHeads) -> "MultiHeadCall":
+        """The call of a layer, by the heads between its projections."""
+        is_batched, vectors = layer.query.input.dim() == 3, (heads.query, heads.key, heads.value)
+        query, key, value = (one if is_batched else one.squeeze(0) for one in vectors)
+        return cls(
+            query=query, key=key, value=value, output=heads.output, kernel=heads.kernel,
+            is_causal=heads.is_causal, scale=heads.scale, layer=layer, dropped=layer.dropped, origins=layer.origins,
+            how=layer.how,
+        )  # fmt: skip
+
+    def call_of(self, query: Tensor, key: Tensor) -> Call:
+        return _call_of(query, key, self.layer.sizes(), self.scale)
+
+    def mask_of(self, sizes: Sizes, policy: RetentionPolicy) -> tuple[GivenMask, Mask | None]:
+        dtype = autocast_of(self.query.device.type)
+        return self.layer.mask(policy, sizes, dtype), causal(0) if self.is_causal else None
+
+    def computed(self) -> tuple[Tensor, Tensor]:
+        query, key = self.query, self.key
+        return (query, key) if query.dim() == 4 else (query.unsqueeze(0), key.unsqueeze(0))
+
+    def evidence(self, call: Call, held: tuple[SavedTensor, ...]) -> Evidence | None:
+        return self.layer.evidence()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Projected(ObservedCall):
-    """One call of multi-head attention, after it ran."""
+    """One call of multi-head attention, by its inputs and weights: the heads are projected when the map is read."""
 
     is_editable: ClassVar[bool] = True
     query: Projection
@@ -67,73 +101,43 @@ class Projected(ObservedCall):
     attn_mask: Tensor | None
     is_causal: bool
     """True if the kernel got the causal flag in place of a mask."""
-    dropout: float
+    dropped: float
     output: Tensor | None
     rest: EncoderLayerRest | None = None
     """The steps after the attention, in an encoder layer that ran as one operator."""
     lengths: Tensor | None = None
     """The true lengths (N,) if the input was nested (it is padded here)."""
-    heads: ProjectedHeads | None = None
-    """The projected heads, if they were seen; in a fused layer they are projected when the map is read."""
     origins: Origins | None = None
     how: str
-
-    @property
-    def dropped(self) -> float:  # type: ignore[override]
-        return self.dropout
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
         sizes, dtype = self.sizes(), autocast_of(self.query.input.device.type)
         given = self.mask(policy, sizes, dtype)
-        factors = self._factors(policy, name, sizes, given) or self._deferred(policy, name, sizes, given, dtype)
+        factors = self._factors(policy, name, sizes, given, dtype)
         beside = saved_values(
             policy, name, sizes, lambda: self._values(policy, name, dtype), lambda: self._output(policy, name, dtype)
         )
         rebuilding = self._rebuilding(factors, given)
-        return Reading(factors, rebuilding=rebuilding, evidence=self._evidence(), beside=beside)
+        return Reading(factors, rebuilding=rebuilding, evidence=self.evidence(), beside=beside)
 
-    def _factors(self, policy: RetentionPolicy, name: str, sizes: Sizes, given: GivenMask) -> Factors | None:
-        """The factors of seen heads."""
-        if self.heads is None:
-            return None
-        query = policy.keep_queries(self.heads.query, self.heads.key, f"the queries of {name}")
-        key = policy.keep(self.heads.key, f"the keys of {name}")
-        call = self._call(query.tensor, key.tensor, sizes, given)
-        queries = query if given.even is None else SavedTensor(call.query, query.what)
-        state = kept_lse(self.heads.kernel, call, given, policy, is_causal=self.is_causal)
-        held = (queries, key, *given.kept)
-        return Factors(
-            sizes, call, state=state, held=held, of=self.heads.kernel.operator, even=given.even, graph=policy.graph
-        )  # fmt: skip
-
-    def _deferred(
+    def _factors(
         self, policy: RetentionPolicy, name: str, sizes: Sizes, given: GivenMask, dtype: torch.dtype | None
     ) -> Factors:
-        """The factors of a fused layer: its input and its weights."""
         query, held = self.query.keep(policy, name)
         key, more = self.key.keep(policy, name, (self.query, query))
+
+        num_heads, batch_first = self.num_heads, self.batch_first
+        beside = causal(0) if self.is_causal else None
 
         def build() -> Call:
             # The map may be read under another autocast than the call's.
             with autocast_to(dtype, query.input):
-                q = query.heads(self.num_heads, batch_first=self.batch_first)
-                k = key.heads(self.num_heads, batch_first=self.batch_first)
-            return self._call(q, k, sizes, given)
+                q, k = (one.heads(num_heads, batch_first=batch_first) for one in (query, key))
+            return masked(_call_of(q, k, sizes, None), given, beside)
 
         return Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even, graph=policy.graph)
 
-    def _call(self, query: Tensor, key: Tensor, sizes: Sizes, given: GivenMask) -> Call:
-        # Projected heads are canonical, and torch has checked them.
-        call = Call(
-            query=query, key=key, score=ScaledDot(None if self.heads is None else self.heads.scale),
-            normalization=Softmax(), mask=None, bias=None, dropout=0.0, sizes=sizes,
-        )  # fmt: skip
-        return masked(call, given, causal(0) if self.is_causal else None)
-
     def _values(self, policy: RetentionPolicy, name: str, dtype: torch.dtype | None) -> ValuesOf:
-        if self.heads is not None:
-            kept = policy.keep(self.heads.value, f"the values of {name}")
-            return ValuesOf(lambda: kept.tensor, [kept])
         value, held = self.value.keep(policy, name)
         heads, batch_first, graph = self.num_heads, self.batch_first, policy.graph
 
@@ -144,10 +148,7 @@ class Projected(ObservedCall):
         return ValuesOf(make, held)
 
     def _output(self, policy: RetentionPolicy, name: str, dtype: torch.dtype | None) -> OutputOf:
-        """The output of the heads; or the projected one, whose gradient goes back through the saved projection."""
-        if self.heads is not None:
-            seen, shape = self.heads.output, self.heads.query.shape
-            return OutputOf(seen, lambda gradient: gradient.reshape(*shape[:-1], -1), self.dropout)
+        """The projected output, whose gradient goes back through the saved projection."""
         kept = policy.keep_weight(self.out[0], f"the weights of {name}")
         heads, batch_first = self.num_heads, self.batch_first
 
@@ -158,15 +159,20 @@ class Projected(ObservedCall):
             gradient = gradient if batch_first else gradient.transpose(0, 1)
             return (gradient @ weight).unflatten(-1, (heads, -1)).transpose(1, 2)
 
-        return OutputOf(self.output, laid_out, self.dropout, [kept])
+        return OutputOf(self.output, laid_out, self.dropped, [kept])
+
+    def projected(self) -> MultiHeadCall:
+        """The same call by its heads, projected now."""
+        projections = (self.query, self.key, self.value)
+        query, key, value = as_autocast(
+            *(p.heads(self.num_heads, batch_first=self.batch_first) for p in projections)
+        )  # fmt: skip
+        return MultiHeadCall.of(self, ProjectedHeads(query, key, value, None, self.is_causal, None, KernelLse()))
 
     def query_key_value(self) -> CallVectors:
-        if self.heads is not None:
-            return CallVectors(self.heads.query, self.heads.key, self.heads.value)
-        projections = (self.query, self.key, self.value)
-        return CallVectors(*(p.heads(self.num_heads, batch_first=self.batch_first) for p in projections))
+        return self.projected().query_key_value()
 
-    def _evidence(self) -> Evidence | None:
+    def evidence(self) -> Evidence | None:
         """The inputs of the query and key projections; None if keys are appended to the projected ones."""
         if self.key.is_extended:
             return None
@@ -200,17 +206,6 @@ class Projected(ObservedCall):
             return given[0] if given else GivenMask()
         return both(*given) or policy.mask(_added(tensors[0]) + _added(tensors[1]), sizes, dtype=dtype)
 
-    def learned_bias(self, sizes: Sizes) -> Tensor | None:
-        """Both masks as one additive bias, if one is learned: a mask would lose the gradient."""
-        if self.attn_mask is None or self.is_causal or not self.attn_mask.requires_grad:
-            return None
-        bias = self.attn_mask.view(*sizes.leading, *self.attn_mask.shape[-2:]) if self.attn_mask.dim() == 3 else (
-            self.attn_mask
-        )  # fmt: skip
-        if self.key_padding_mask is not None:
-            bias = bias + _added(self.key_padding_mask).view(*sizes.batch, 1, 1, -1)
-        return F.pad(bias, (0, (self.key.row is not None) + self.key.zero))
-
     def _nested(self, sizes: Sizes) -> GivenMask:
         assert self.lengths is not None
         rows = torch.arange(sizes.queries, device=self.lengths.device) < self.lengths[:, None]
@@ -219,12 +214,8 @@ class Projected(ObservedCall):
         return GivenMask(mask=mask.bind(sizes, self.lengths.device))
 
     def _rebuilding(self, factors: Factors, given: GivenMask) -> Rebuilding | str:
-        if self.dropout:
+        if self.dropped:
             return "dropout"
-        if self.heads is not None:
-            call = self._call(self.heads.query.detach(), self.heads.key.detach(), factors.sizes, given)
-            output = self.heads.output.detach().reshape(*call.query.shape[:-1], -1)
-            return CallRebuilding(call, self.heads.value.detach(), output, factors)
         given_output = self.output if self.rest is None else self.rest.output
         assert given_output is not None, "a call that ran has an output"
         projections = (self.query, self.key, self.value)
@@ -244,6 +235,14 @@ class Projected(ObservedCall):
         """An input or output as (N, L, E)."""
         x = x.detach() if x.dim() == 3 else x.detach().unsqueeze(1)
         return x if self.batch_first else x.transpose(0, 1)
+
+
+def _call_of(query: Tensor, key: Tensor, sizes: Sizes, scale: float | None) -> Call:
+    # Projected heads are canonical, and torch has checked them.
+    return Call(
+        query=query, key=key, score=ScaledDot(scale), normalization=Softmax(), mask=None, bias=None, dropout=0.0,
+        sizes=sizes,
+    )  # fmt: skip
 
 
 def autocast_to(dtype: torch.dtype | None, like: Tensor) -> AbstractContextManager[Any]:
@@ -279,7 +278,7 @@ def _projected(
         key_padding_mask=given["key_padding_mask"],
         attn_mask=given["attn_mask"],
         is_causal=given["is_causal"] and given["key_padding_mask"] is None and not given["need_weights"],
-        dropout=layer.dropout,
+        dropped=layer.dropout,
         output=output,
         how=how,
     )
@@ -344,8 +343,8 @@ def observe_function(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
 
 def _give(thread: ThreadState, given: Mapping[str, Any], output: Tensor, heads: ProjectedHeads | None) -> None:
     called = projected_call(thread, given, output)
-    thread.give(called if heads is None else replace(called, heads=heads, is_causal=heads.is_causal))
-    thread.traces.follow(output, given["query"])
+    thread.give(called if heads is None else MultiHeadCall.of(called, heads))
+    thread.streams.follow(output, given["query"])
 
 
 def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor | None) -> Projected:
@@ -353,7 +352,7 @@ def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor
     module = thread.stack[-1].module if thread.stack else None
     is_module = isinstance(module, nn.MultiheadAttention)
     how = "nn.MultiheadAttention" if is_module else "F.multi_head_attention_forward"
-    origins = thread.traces.origins_of_inputs(given["query"], given["key"])
+    origins = thread.streams.origins_of_inputs(given["query"], given["key"])
     return replace(_projected(layer_of_call(given), given, output, how=how), origins=origins)
 
 
@@ -364,9 +363,9 @@ def observe_module(
     if thread.taken == frame.taken:
         assert isinstance(module, nn.MultiheadAttention)
         given = arguments_by_name(nn.MultiheadAttention.forward, (module, *args), kwargs)
-        origins = thread.traces.origins_of_inputs(given["query"], given["key"])
+        origins = thread.streams.origins_of_inputs(given["query"], given["key"])
         thread.give(replace(_of_module(module, given, output[0]), origins=origins))
-        thread.traces.follow(output[0], given["query"])
+        thread.streams.follow(output[0], given["query"])
 
 
 def observe_encoder_layer(
@@ -379,8 +378,8 @@ def observe_encoder_layer(
     # A layer that is not fused calls its `self_attn`, whose call was observed unless the layer was changed.
     if attends_as_torch(module) and type(module.self_attn).forward is nn.MultiheadAttention.forward:
         given = arguments_by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
-        origins = thread.traces.origins_of_inputs(given["src"], given["src"])
+        origins = thread.streams.origins_of_inputs(given["src"], given["src"])
         thread.give(replace(_of_encoder_layer(module, given, output), origins=origins), module.self_attn)
-        thread.traces.follow(output, given["src"])
+        thread.streams.follow(output, given["src"])
     elif may_run_fused(module):
         thread.unread(FUSED_SUBCLASS)

@@ -7,9 +7,10 @@ from math import prod
 
 from torch import Tensor
 
-from regard.watching.origins.provenance import SoftmaxOrigin, Trace, is_learned
+from regard.watching.origins.streams import is_learned
+from regard.watching.origins.traces import SoftmaxOrigin, SoftmaxWeights
 from regard.watching.readers.contractions import Contraction, Labels
-from regard.watching.readers.head_axes import running
+from regard.watching.readers.running_forwards import running
 from regard.watching.running.thread_state import ThreadState
 
 
@@ -77,7 +78,7 @@ class ValueProduct:
         known = set(self.contraction.labels[self.place])
         return [n for n, label in enumerate(self.values_labels) if label not in known]
 
-    def unfold(self, trace: Trace) -> "ValueProduct":
+    def unfold(self, trace: SoftmaxWeights) -> "ValueProduct":
         """Unfold batch and heads of a model's softmax, folded into one axis for the product."""
         shape = trace.origins[0].shape
         lead = tuple(shape[:-2])
@@ -125,7 +126,7 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
-def judged(thread: ThreadState, product: ValueProduct, trace: Trace) -> Verdict:
+def judged(thread: ThreadState, product: ValueProduct, trace: SoftmaxWeights) -> Verdict:
     """Weigh the evidence about a product of weights and values."""
     values, keys = product.values, product.keys
     projected = any(origin.is_projected for origin in trace.origins)
@@ -137,7 +138,7 @@ def judged(thread: ThreadState, product: ValueProduct, trace: Trace) -> Verdict:
     if not product.features:
         return Verdict(f"a softmax over {keys} that averaged one number each: an expectation, not attention")
     axis = product.values_labels.index(product.key)
-    known = thread.traces.is_channel(values, axis)
+    known = thread.streams.is_channel(values, axis)
     if known or (known is None and _sizes_say_channel(thread, product)):
         return Verdict(f"attention of {product.queries} channels on {keys} channels, not of positions")
     if product.queries == keys and all(_is_handed_over(thread, origin) for origin in trace.origins):

@@ -4,111 +4,31 @@ The left operand is saved, the real multiplier of the values: a mask, a gate, a 
 the softmax and it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.call.shapes import UNNAMED, Dimensions
-from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_values import OutputOf, weights_gradient
-from regard.watching.kept.stored_weights import stored
-from regard.watching.origins.provenance import ADDED, Origins, SoftmaxOrigin, Trace, is_learned
+from regard.watching.origins.streams import ADDED, Origins, is_learned
+from regard.watching.origins.traces import AttentionOutput, SoftmaxOrigin, SoftmaxWeights, Sums
 from regard.watching.readers.contractions import Contraction, read_contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
-from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, folded_heads, found_heads
+from regard.watching.readers.head_axes import folded_heads, found_heads
+from regard.watching.readers.head_layouts import AS_DOCUMENTED, Heads
 from regard.watching.readers.mixing import follow_convolution, note_convolution, note_product
 from regard.watching.readers.no_attention import ValueProduct, judged
-from regard.watching.readers.product_rebuilding import ProductRebuilding
 from regard.watching.readers.traced_calls import trace_results
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.readers.written_out import WrittenOut
 from regard.watching.running.thread_state import RunningModule, ThreadState
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
 """The selecting functions of routers."""
 
-
-@dataclass(slots=True, eq=False)
-class WrittenOut(ObservedCall):
-    """Weights the model multiplied with values, after the product ran."""
-
-    product: ValueProduct
-    result: Tensor
-    softmax: Tensor | None
-    """The softmax, laid out as the weights, if it may differ from them."""
-    name: str
-    how: str
-    notes: tuple[str, ...] = ()
-    heads: Heads = AS_DOCUMENTED
-    origins: Origins | None = None
-    is_over_queries: bool = False
-    is_part: bool = False
-    token: object = field(default_factory=object)
-
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        product = self.product
-        weights, values = product.laid_out(product.weights), product.laid_out_values()
-        softmax, notes, layout = self.softmax, [*self.notes, *self.heads.notes], self.heads.layout
-        names = self.heads.dimensions or Dimensions.of_call(weights.dim() - 2, has_heads=False)
-        if self.origins is None:
-            names = replace(names, queries="unknown", keys="unknown")
-        shown: Callable[[Tensor], Tensor] = (lambda weights: weights) if layout is None else layout.unfolded
-        if softmax is not None and softmax.shape == weights.shape:
-            softmax = shown(softmax)
-        weights, values = shown(weights), None if values is None else shown(values)
-        differs = softmax is not None and not _equal(softmax, weights)
-        kept = policy.keep(weights, f"the weights of {name}")
-        received = self._gradient(policy, name, shown)
-        source = stored(kept, self.name + (", changed" if differs else ""), names, received)
-        beside = None
-        if softmax is not None and differs:
-            own = names if softmax.shape == weights.shape else Dimensions.unknown(softmax.dim() - 2, UNNAMED)
-            beside = stored(policy.keep(softmax, f"the softmax of {name}"), self.name, own)
-            notes.append(CHANGED)
-        return Reading(
-            None, notes, ProductRebuilding(product, self.result, source, self.heads.layout), stored=source,
-            softmax=beside, evidence=self._evidence(weights.detach(), values)
-        )  # fmt: skip
-
-    def query_key_value(self) -> CallVectors:
-        return CallVectors(None, None, self.product.laid_out_values())
-
-    def _gradient(
-        self, policy: RetentionPolicy, name: str, shown: Callable[[Tensor], Tensor]
-    ) -> Callable[[], Tensor] | None:  # fmt: skip
-        """Wait for the gradient of the weights, a tensor of the model; it gets their layout."""
-        if policy.gradients is None:
-            return None
-        # The function must not hold the product, and with it the values.
-        layout = self.product.laid_out
-        output = OutputOf(self.product.weights, lambda gradient: shown(layout(gradient)))
-        return weights_gradient(policy, name, output)
-
-    def _evidence(self, weights: Tensor, values: Tensor | None) -> Evidence | None:
-        """The values, which a cache passes on like keys; None if their layout differs from that of keys."""
-        expected = (*weights.shape[:-2], weights.shape[-1])
-        if values is None or not 3 <= weights.dim() <= 4 or values.shape[:-1] != expected:
-            return None
-        return Evidence(weights, values, self.product.values)
-
-
-CHANGED = (
-    "these are the weights that multiplied the values; the softmax that the model changed into them (by a mask, a "
-    "gate, a mix of heads or dropout) is seen.softmax(name)"
-)
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """True if two tensors are equal up to the rounding of another dtype."""
-    if one.shape != other.shape:
-        return False
-    return torch.equal(one if one.dtype == other.dtype else one.to(other.dtype), other)
+PlacedWeights = list[tuple[int, SoftmaxWeights]]
+"""The traces of operands of weights, each with the operand's place."""
 
 
 def observe_product(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -129,23 +49,23 @@ def _made(thread: ThreadState, func: Func, args: Args, result: Tensor) -> None:
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     given = tensors[:1] if func is F.linear else [one for one in tensors if not is_learned(one)]
     if len(given) < len(tensors):
-        thread.traces.projected(result, channels_last=True, of=given[0] if given else None)
-    elif len(tensors) > 1 and thread.traces.stream(result) is None:
-        thread.traces.compare(result, *tensors[-2:])
+        thread.streams.projected(result, channels_last=True, of=given[0] if given else None)
+    elif len(tensors) > 1 and thread.streams.stream(result) is None:
+        thread.streams.compare(result, *tensors[-2:])
         if name_of(func) in ("baddbmm", "addmm"):
-            thread.try_to(thread.traces.masked, result, ADDED, tensors[0])
+            thread.try_to(thread.streams.masked, result, ADDED, tensors[0])
 
 
 def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: Any) -> None:
     """Follow a plain module that ran without our mode: note projections, and trace its output."""
     of = args[0] if args else None
     if isinstance(module, nn.Linear):
-        thread.traces.projected(output, channels_last=True, of=of)
+        thread.streams.projected(output, channels_last=True, of=of)
     elif isinstance(module, nn.Conv1d | nn.Conv2d):
         thread.try_to(follow_convolution, thread, output, of)
         thread.try_to(note_convolution, thread, module, of, module.kernel_size, module.stride)
     elif args:
-        thread.traces.follow(output, of)
+        thread.streams.follow(output, of)
         if isinstance(module, nn.Embedding):
             thread.embedded(of, module.weight)
     if not thread.traces.alive or not args or thread.traces.of(args[0]) is None:
@@ -164,10 +84,10 @@ def _multiplied(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, res
         trace_results(thread, func, args, kwargs, result)
         return
     found = [(n, thread.traces.of(t)) for n, t in enumerate(contraction.operands)]
-    traced = [(n, trace.beside or trace) for n, trace in found if trace is not None]
-    weights = [(n, trace) for n, trace in traced if trace.kind == "weights"]
+    traced = [(n, trace.over_heads or trace if isinstance(trace, Sums) else trace) for n, trace in found]
+    weights = [(n, trace) for n, trace in traced if isinstance(trace, SoftmaxWeights)]
     for n, trace in traced:
-        if trace.kind == "output":
+        if isinstance(trace, AttentionOutput):
             _output_multiplied(thread, contraction, n, trace, weights)
     if len(weights) > 1:
         _several(thread, contraction, weights, result)
@@ -175,7 +95,7 @@ def _multiplied(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, res
         _one(thread, contraction, *weights[0], result)
 
 
-def _several(thread: ThreadState, contraction: Contraction, weights: list[tuple[int, Trace]], result: Tensor) -> None:
+def _several(thread: ThreadState, contraction: Contraction, weights: PlacedWeights, result: Tensor) -> None:
     """Weights times weights: the result maps the first's queries to the last's keys."""
     origins = tuple(dict.fromkeys(origin for _, trace in weights for origin in trace.origins))
     summed = any(label not in contraction.output for n, _ in weights for label in contraction.labels[n])
@@ -184,11 +104,14 @@ def _several(thread: ThreadState, contraction: Contraction, weights: list[tuple[
     n, trace = weights[-1]
     label = None if trace.key is None else contraction.labels[n][trace.key]
     key = contraction.output.index(label) if label in contraction.output else None
-    made = Trace("weights", origins, key, None, True, summed or trace.is_product, depth=len(thread.stack))
-    thread.traces.put(result, made if key is not None else replace(made, lost_in="a product of weights"))
+    made = SoftmaxWeights(
+        origins=origins, key=key, other=None, is_changed=True, is_product=summed or trace.is_product,
+        lost_in="" if key is not None else "a product of weights", depth=len(thread.stack),
+    )  # fmt: skip
+    thread.traces.put(result, made)
 
 
-def _one(thread: ThreadState, contraction: Contraction, n: int, trace: Trace, result: Tensor) -> None:
+def _one(thread: ThreadState, contraction: Contraction, n: int, trace: SoftmaxWeights, result: Tensor) -> None:
     labels = contraction.labels[n]
     if trace.key is None:
         if trace.is_product:
@@ -230,7 +153,7 @@ def _takes_values(contraction: Contraction, n: int) -> bool:
     )
 
 
-def _is_pair(trace: Trace) -> bool:
+def _is_pair(trace: SoftmaxWeights) -> bool:
     """True if the other axis is that of the queries: known only next to that of the keys."""
     origin = trace.origins[0]
     return origin.axis >= len(origin.shape) - 2 and len(trace.origins) == 1
@@ -243,15 +166,9 @@ PRODUCT = (
 
 
 def attended(
-    thread: ThreadState,
-    contraction: Contraction,
-    n: int,
-    trace: Trace,
-    label: object,
-    result: Tensor,
-    *,
+    thread: ThreadState, contraction: Contraction, n: int, trace: SoftmaxWeights, label: object, result: Tensor, *,
     across: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Weights times values: pass the call to the watches, unless it is no attention."""
     if trace.is_product:
         _name(thread, trace, PRODUCT.format(len(trace.origins)))
@@ -286,12 +203,14 @@ def attended(
         one.is_taken = True
         one.calls.append(call.token)
     if origins is not None:
-        thread.traces.carry(result, origins.queries)
+        thread.streams.carry(result, origins.queries)
     query = product.query_label
     if query is not None and query in contraction.output:
         certain = not origin.is_projection and product.queries == product.keys
-        key = contraction.output.index(query)
-        made = Trace("output", trace.origins, key, of=(call.token, certain), depth=len(thread.stack))
+        made = AttentionOutput(
+            origins=trace.origins, queries=contraction.output.index(query), token=call.token, is_certain=certain,
+            depth=len(thread.stack),
+        )  # fmt: skip
         thread.traces.put(result, made)
 
 
@@ -304,7 +223,7 @@ def _heads_of(thread: ThreadState, product: ValueProduct) -> Heads:
     return folded_heads(values) if is_alike and values is not None else AS_DOCUMENTED
 
 
-def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:
+def _is_repeated(trace: SoftmaxWeights, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:
     """True if weights multiply a second time (values of relative positions), or in slices (attention in blocks)."""
     origin = trace.origins[0]
     if not origin.calls:
@@ -315,7 +234,7 @@ def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, 
     return product.weights.numel() >= prod(origin.shape)
 
 
-def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
+def _softmax_of(trace: SoftmaxWeights, product: ValueProduct) -> Tensor | None:
     """The softmax behind the weights, in their layout; None if it is the same, or gone."""
     if not trace.is_changed or len(trace.origins) > 1:
         return None
@@ -331,7 +250,7 @@ def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
     return softmax.movedim((last - 1 if origin.axis == last else last, origin.axis), (-2, -1))
 
 
-def _lost(thread: ThreadState, contraction: Contraction, n: int, trace: Trace) -> None:
+def _lost(thread: ThreadState, contraction: Contraction, n: int, trace: SoftmaxWeights) -> None:
     """Weights with split keys were multiplied: attention in blocks, or a router's choice."""
     if all(is_learned(t) for m, t in enumerate(contraction.operands) if m != n):
         return
@@ -354,28 +273,31 @@ def _refuse_blocks(thread: ThreadState, origins: tuple[SoftmaxOrigin, ...], afte
             thread.unread(f"a softmax {shape} that is not multiplied with values as it stands{after} (in blocks?)")
 
 
-def _name(thread: ThreadState, trace: Trace, reason: str) -> None:
+def _name(thread: ThreadState, trace: SoftmaxWeights, reason: str) -> None:
     for origin in trace.origins:
         origin.is_taken = True
     thread.other(reason)
 
 
 def _output_multiplied(
-    thread: ThreadState, contraction: Contraction, n: int, trace: Trace, weights: list[tuple[int, Trace]]
+    thread: ThreadState,
+    contraction: Contraction,
+    n: int,
+    output: AttentionOutput,
+    weights: PlacedWeights,
 ) -> None:
     """An attention's output summed over its queries: these were landmarks, not positions."""
-    label = contraction.labels[n][trace.key] if trace.key is not None else None
-    if label is None or label in contraction.output:
+    label = contraction.labels[n][output.queries]
+    if label in contraction.output:
         return
     others = [own for m, own in enumerate(contraction.labels) if m != n and label in own]
-    token, is_certain = trace.of
     learned = any(is_learned(t) for m, t in enumerate(contraction.operands) if m != n)
-    if not others or is_certain or learned:
+    if not others or output.is_certain or learned:
         return
-    thread.withdraw(token, LOW_RANK)
+    thread.withdraw(output.token, LOW_RANK)
     for _, found in weights:
         found.is_product = True
-        found.origins = tuple(dict.fromkeys((*found.origins, *trace.origins)))
+        found.origins = tuple(dict.fromkeys((*found.origins, *output.origins)))
 
 
 LOW_RANK = (

@@ -173,8 +173,8 @@ class ProjectedHeads:
     scale: float | None
     """Multiplies the dot products; None for 1 / sqrt(D)."""
     is_causal: bool
-    output: Tensor
-    """(N, H, T, D), or with N and H as one dimension."""
+    output: Tensor | None
+    """(N, H, T, D), or with N and H as one dimension; None before the call ran."""
     kernel: KernelLse
 
 

@@ -256,7 +256,7 @@ def _give(
     read: ReadCall | None, thread: ThreadState, given: dict[str, Any], state: Tensor | None, result: Any
 ) -> None:  # fmt: skip
     frame = thread.innermost()
-    thread.traces.follow(result if isinstance(result, Tensor) else result[0], *given.values())
+    thread.streams.follow(result if isinstance(result, Tensor) else result[0], *given.values())
     if read is None:
         if frame is not None:
             frame.convolutions.append(convolution_of(given, state, result))

@@ -5,71 +5,50 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from regard.call.shapes import as_autocast, canonical
 from regard.functional import Attended, attention
 from regard.kernels.base import Call
 from regard.maps.sources.call import source_of_call
 from regard.maps.sources.call_factors import GivenFactors
-from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors
-from regard.watching.kept.rebuilding import CallRebuilding
+from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
-from regard.watching.origins.provenance import Origins
+from regard.watching.readers.attention_calls import NOTHING_GIVEN, AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.running.thread_state import ThreadState
 
 
-@dataclass(slots=True, eq=False)
-class RegardCall(ObservedCall):
-    """One call, after it ran."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class RegardCall(AttentionCall):
+    """One call of `regard.attention`, after it ran."""
 
     is_editable: ClassVar[bool] = True
-    attended: Attended
-    vectors: tuple[Tensor, Tensor, Tensor]
-    origins: Origins | None = None
+    made: Call
+    """Its call, with the graph of the model,"""
+    known_state: Tensor | None
+    """and its row state. An unknown one costs a pass over the scores, to be paid only when the map is read."""
     how: str = "regard.attention"
 
-    @property
-    def dropped(self) -> float:  # type: ignore[override]
-        return source_of_call(self.attended.weights.source, "a watch").call.dropout
-
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        weights = self.attended.weights
-        made = source_of_call((weights if policy.graph else weights.detach()).source, "a watch")
-        query = policy.keep(made.call.query, f"the queries of {name}")
-        key = policy.keep(made.call.key, f"the keys of {name}")
-        call = replace(made.call, query=query.tensor, key=key.tensor)
-        assert isinstance(made.factors, GivenFactors), "the function makes no other"
-        # An unknown state costs a pass over the scores, to be paid only when the map is read.
-        known = made.factors.known_state
-        state = None if known is None else policy.keep(known, "").tensor
-        factors = Factors(call.sizes, call, state=state, held=(query, key), graph=policy.graph)
-        beside = saved_values(
-            policy, name, call.sizes, lambda: self._values(policy, name), lambda: self._output(call)
+    @classmethod
+    def of(cls, attended: Attended, query: Tensor, key: Tensor, value: Tensor) -> "RegardCall":
+        """The call of these queries, keys and values, by its map."""
+        source = source_of_call(attended.weights.source, "a watch")
+        factors = source.factors
+        assert isinstance(factors, GivenFactors), "the function makes no other"
+        return cls(
+            query=query, key=key, value=value, output=attended.output, made=source.call,
+            known_state=factors.known_state, dropped=source.call.dropout,
         )  # fmt: skip
 
-        output = self.attended.output.detach().reshape(*call.query.shape[:-1], -1)
-        rebuilding = CallRebuilding(call, canonical(*self.vectors)[2].detach(), output, factors)
-        held = () if policy.graph else (query, key)
-        evidence = Evidence(call.query, call.key, self.vectors[1], held=held)
-        return Reading(
-            factors, rebuilding="dropout" if call.dropout else rebuilding, evidence=evidence, beside=beside,
-            holds_keys=not policy.graph,
-        )  # fmt: skip
+    def computed(self) -> tuple[Tensor, Tensor]:
+        return self.made.query, self.made.key
 
-    def _values(self, policy: RetentionPolicy, name: str) -> ValuesOf:
-        kept = policy.keep(canonical(*as_autocast(*self.vectors))[2], f"the values of {name}")
-        return ValuesOf(lambda: kept.tensor, [kept])
+    def call_of(self, query: Tensor, key: Tensor) -> Call:
+        return replace(self.made, query=query, key=key)
 
-    def _output(self, call: Call) -> OutputOf:
-        sizes, dropout = call.sizes, call.dropout
-        rows = (sizes.flat_batch, sizes.heads, sizes.queries, -1)
-        return OutputOf(self.attended.output, lambda gradient: gradient.reshape(rows), dropout)
+    def under_masks(self, call: Call, policy: RetentionPolicy) -> tuple[Call, GivenMask]:
+        return call if policy.graph else GivenFactors(call, None).mapped(Tensor.detach).form, NOTHING_GIVEN
 
-    def query_key_value(self) -> CallVectors:
-        return CallVectors(*self.vectors)
+    def state(self, call: Call, given: GivenMask, policy: RetentionPolicy) -> Tensor | None:
+        return None if self.known_state is None else policy.keep(self.known_state, "").tensor
 
 
 def observe_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -77,6 +56,8 @@ def observe_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwarg
     # A call that also returns the weights runs in the same kernel and gives the same bits.
     attended = attention(*args, **{**kwargs, "return_weights": True})
     # (The first three can be given by name only where a model does not call it so.)
-    thread.give(RegardCall(attended, args[:3], thread.traces.origins(*args[:2])))
-    thread.traces.follow(attended.output, args[0])
+    call = RegardCall.of(attended, *args[:3])
+    call.origins = thread.streams.origins(*args[:2])
+    thread.give(call)
+    thread.streams.follow(attended.output, args[0])
     return attended if kwargs.get("return_weights") else attended.output

@@ -7,95 +7,70 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from regard.call.masks.base import Mask
 from regard.call.masks.basic import Causal, causal
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
-from regard.call.shapes import Sizes
+from regard.call.shapes import Dimensions, Sizes
 from regard.errors import ShapeError
 from regard.functional import make_call
 from regard.kernels.base import Call
 from regard.tensors.guards import autocast_of
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors, masked
+from regard.watching.kept.factors import Factors
 from regard.watching.kept.mask_reading import GivenMask
-from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
-from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
-from regard.watching.origins.provenance import Origins, Stream
+from regard.watching.origins.streams import Origins, Stream
+from regard.watching.readers.attention_calls import NOTHING_GIVEN, AttentionCall, LaidOut
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, documented_heads, folded_heads, inferred_heads
+from regard.watching.readers.head_axes import documented_heads, folded_heads
+from regard.watching.readers.head_counts import inferred_heads
+from regard.watching.readers.head_layouts import AS_DOCUMENTED, Heads
 from regard.watching.readers.kernel_lse import KernelLse, decided, run_with_lse, sdpa_arguments
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.observed_call import Reading
 from regard.watching.running.thread_state import ThreadState
 
 
-@dataclass(slots=True, eq=False)
-class Sdpa(ObservedCall):
-    """One call, after it ran."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sdpa(AttentionCall):
+    """One call of F.scaled_dot_product_attention."""
 
     is_editable: ClassVar[bool] = True
-    query: Tensor
-    key: Tensor
-    value: Tensor
     attn_mask: Tensor | None
-    dropout_p: float
-    is_causal: bool
     scale: float | None
     enable_gqa: bool
-    output: Tensor | None
-    """None before it ran."""
-    kernel: KernelLse
+    autocast: torch.dtype | None
+    """The dtype to which autocast turns its tensors; None for none."""
     heads: Heads = AS_DOCUMENTED
-    """The dimensions, and how the model lays out its heads; here they are before the queries."""
-    raw: Tensor | None = None
-    """The output as the model got it, if `output` is laid out in another way."""
-    origins: Origins | None = None
+    """The dimensions, and how the model lays out its heads; here they are before the queries, but in the output."""
     how: str = "F.scaled_dot_product_attention"
 
-    @property
-    def dropped(self) -> float:  # type: ignore[override]
-        return self.dropout_p
+    def computed(self) -> tuple[Tensor, Tensor]:
+        query, key, dtype, seen = self.query, self.key, self.autocast, (self.kernel.query, self.kernel.key)
+        if dtype is not None:
+            query, key = (
+                s if s is not None and s.shape == g.shape and s.dtype == dtype and not g.requires_grad else g.to(dtype)
+                for s, g in zip(seen, (query, key), strict=True)
+            )
+        return one_rank(query, key, self.enable_gqa)
 
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        query, key, dtype = self._as_computed()
-        query, key = one_rank(query, key, self.enable_gqa)
-        kept = policy.keep_queries(query, key, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
-        if self.attn_mask is None and dtype is None and kept[0].is_deferred:
-            deferred = self._read_deferred(*kept, policy)
-            if deferred is not None:
-                return deferred
-        call = _call_of(kept[0].tensor, kept[1].tensor, self.scale, is_checked=dtype is None)
-        vectors = call.query, call.key
-        given, mask, is_causal = NOTHING_GIVEN, self.attn_mask, self.is_causal
+    def call_of(self, query: Tensor, key: Tensor) -> Call:
+        # Its checks are cached by shape.
+        known = _known_of(query, key, self.scale) if self.autocast is None else None
+        return _checked(query, key, self.scale) if known is None else replace(known, query=query, key=key)
+
+    def mask_of(self, sizes: Sizes, policy: RetentionPolicy) -> tuple[GivenMask, Mask | None]:
+        mask, is_causal = self.attn_mask, self.is_causal
         if is_causal and mask is not None and mask.is_floating_point():
             # The keys hidden by the lowest element depend on the other keys of the row, some of them invisible here.
-            mask, is_causal = _with_causal(mask, call.sizes), False
-        if mask is not None:
-            given = policy.mask(mask, call.sizes, dtype=dtype)
-        call = masked(call, given, causal(0) if is_causal else None)
-        # For uniform rows, `masked` has made a new query tensor, out of the model's reach.
-        queries = kept[0] if given.even is None else SavedTensor(call.query, kept[0].what)
-        # Where the map holds other queries than these, or a graph, the fingerprints do not wait.
-        evidence = Evidence(*vectors, self.key, held=kept if given.even is None and not policy.graph else ())
-        notes = self.heads.notes
-        state = kept_lse(self.kernel, call, given, policy, is_causal=self.is_causal)
-        held = [queries, kept[1], *given.kept]
-        factors = Factors(
-            call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, even=given.even,
-            graph=policy.graph,
-        )  # fmt: skip
-        beside = saved_values(
-            policy, name, call.sizes, lambda: self._values(policy, name, call), lambda: self._output(call.sizes)
-        )
-        return Reading(
-            factors, notes, self._rebuilding(call, factors), evidence=evidence, dimensions=self.heads.dimensions,
-            beside=beside,
-            holds_keys=not policy.graph,
-        )  # fmt: skip
+            mask, is_causal = _with_causal(mask, sizes), False
+        given = NOTHING_GIVEN if mask is None else policy.mask(mask, sizes, dtype=self.autocast)
+        return given, causal(0) if is_causal else None
 
-    def _read_deferred(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
-        """The same for copied queries and nothing else: no tensor is made before it is read. None for other calls."""
+    def deferred(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
+        if self.attn_mask is not None or not query.is_deferred or self.autocast is not None:
+            return None
         lse, scale = self.kernel.lse, self.scale
         known = (
             _known_of(self.query, self.key, scale) if self.heads is AS_DOCUMENTED and not policy.keeps_more else None
@@ -112,82 +87,22 @@ class Sdpa(ObservedCall):
         factors = Factors(
             known.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, is_deferred=True
         )
-        rebuilding = self._rebuilding(replace(known, query=self.query, key=self.key, mask=mask), factors)
+        rebuilding = self.rebuilding(replace(known, query=self.query, key=self.key, mask=mask), factors)
         evidence = Evidence(query, key if key.is_deferred else key.tensor, self.key, held=held)
         return Reading(factors, notes, rebuilding, evidence=evidence, holds_keys=True)
 
-    def _values(self, policy: RetentionPolicy, name: str, call: Call) -> ValuesOf:
-        kept = policy.keep(self.value, f"the values of {name}")
-        # The function must not hold the call, and with it tensors the watch lets go.
-        sizes, dtype, rank = call.sizes, call.query.dtype, self._rank
-        return ValuesOf(lambda: _laid_out_value(kept.tensor, sizes, rank).to(dtype), [kept])
+    def notes(self) -> list[str]:
+        return self.heads.notes
 
-    def _output(self, sizes: Sizes) -> OutputOf:
+    def dimensions(self) -> Dimensions | None:
+        return self.heads.dimensions
+
+    def output_layout(self, sizes: Sizes) -> LaidOut:
         rows, layout = (sizes.flat_batch, sizes.heads, sizes.queries, -1), self.heads.layout
-
-        def laid_out(gradient: Tensor) -> Tensor:
-            return (gradient if layout is None else layout.unfolded(gradient)).reshape(rows)
-
-        return OutputOf(self.output if self.raw is None else self.raw, laid_out, self.dropout_p)
-
-    @property
-    def _rank(self) -> int:
-        return max(self.query.dim(), self.value.dim(), 4 if self.enable_gqa else 2)
-
-    def query_key_value(self) -> CallVectors:
-        groups, heads = self.key.shape[-3:-2], self.value.shape[-3:-2]
-        if groups == heads or not groups or heads[0] % groups[0]:
-            return CallVectors(self.query, self.key, self.value)
-        return CallVectors(self.query, self.key, self.value[..., :: heads[0] // groups[0], :, :])
-
-    def _as_computed(self) -> tuple[Tensor, Tensor, torch.dtype | None]:
-        """Query and key in autocast's dtype, and that dtype."""
-        dtype = autocast_of(self.query.device.type)
-        if dtype is None or self.query.dtype == torch.float64:
-            return self.query, self.key, None
-        seen = self.kernel.query, self.kernel.key
-        given = self.query, self.key
-        query, key = (
-            s if s is not None and s.shape == g.shape and s.dtype == dtype and not g.requires_grad else g.to(dtype)
-            for s, g in zip(seen, given, strict=True)
-        )
-        return query, key, dtype
-
-    def _rebuilding(self, call: Call, factors: Factors) -> Rebuilding | str:
-        if self.dropout_p:
-            return "dropout"
-        assert self.output is not None, "it is read after it ran"
-        value = _laid_out_value(self.value, call.sizes, self._rank)
-        output = self.output.reshape(*call.query.shape[:-1], -1)
-        return CallRebuilding(call, value.detach(), output.detach(), factors)
-
-
-def kept_lse(
-    kernel: KernelLse, call: Call, given: GivenMask, policy: RetentionPolicy, *, is_causal: bool
-) -> Tensor | None:  # fmt: skip
-    """The kernel's log-sum-exp in our convention; None if there is none to use."""
-    lse, shape = kernel.lse, call.query.shape[:-1]
-    if policy.graph:
-        # The kernel's lse has no gradient. One with a gradient is computed when the map is read.
-        return None
-    # For uniform rows the kernel gives finfo.min. With a mask and is_causal, rows without keys are unknown.
-    if lse is None or given.even is not None or (is_causal and given.live is not None):
-        return None
-    if lse.numel() != shape.numel():
-        return None
-    lse = lse.detach().to(call.query.device).reshape(shape)
-    if given.live is not None:
-        lse = lse.masked_fill(~given.live, -torch.inf)
-    return policy.keep(lse, "").tensor
+        return lambda output: (output if layout is None else layout.unfolded(output)).reshape(rows)
 
 
 FROM_THE_FIRST = Causal(0)
-
-
-def _call_of(query: Tensor, key: Tensor, scale: float | None, *, is_checked: bool) -> Call:
-    """The call of queries and keys, without a mask; its checks are cached by shape."""
-    known = _known_of(query, key, scale) if is_checked else None
-    return _checked(query, key, scale) if known is None else replace(known, query=query, key=key)
 
 
 def _known_of(query: Tensor, key: Tensor, scale: float | None) -> Call | None:
@@ -215,20 +130,9 @@ def _checked(query: Tensor, key: Tensor, scale: float | None) -> Call:
     return make_call(query, key, key, score=score, normalization=Softmax(), mask=None, bias=None, dropout=0.0)[0]
 
 
-NOTHING_GIVEN = GivenMask()
-
-
 def _with_causal(mask: Tensor, sizes: Sizes) -> Tensor:
     later = torch.ones(sizes.queries, sizes.keys, dtype=torch.bool, device=mask.device).triu(1)
     return mask.masked_fill(later, -torch.inf)
-
-
-def _laid_out_value(value: Tensor, sizes: Sizes, rank: int) -> Tensor:
-    value = value[(None,) * (rank - value.dim())]
-    # The keys may be grouped while the values came with a copy for each query head.
-    heads = sizes.heads if sizes.has_heads and value.shape[-3] == sizes.heads else sizes.kv_heads
-    lead = (*sizes.batch, heads) if sizes.has_heads else sizes.batch
-    return value.expand(*lead, *value.shape[-2:]).reshape(sizes.flat_batch, heads, *value.shape[-2:])
 
 
 def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tensor]:
@@ -255,12 +159,15 @@ def laid_out_by_heads(
 ) -> Sdpa:
     """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout. `output`
     is None before it ran."""
-    call = Sdpa(**decided(sdpa_arguments(*args, **kwargs)), output=output, kernel=kernel)
-    call.origins = of_depth(call.query, call.key, thread.traces.origins(call.query, call.key))
+    given = decided(sdpa_arguments(*args, **kwargs))
+    query: Tensor = given["query"]
+    dtype = None if query.dtype == torch.float64 else autocast_of(query.device.type)
+    call = Sdpa(dropped=given.pop("dropout_p"), **given, output=output, kernel=kernel, autocast=dtype)
+    call.origins = of_depth(call.query, call.key, thread.streams.origins(call.query, call.key))
     if output is not None:
         # (Attention over depth mixes no positions: its outputs have those of the states that it attends to.)
         over_depth = call.origins is not None and call.origins.keys.sort == "layers"
-        thread.traces.follow(output, call.key if over_depth else call.query)
+        thread.streams.follow(output, call.key if over_depth else call.query)
     return _by_heads(thread, _with_heads(call, thread.stack[-1].module)) if thread.stack else call
 
 
@@ -291,10 +198,7 @@ def _by_heads(thread: ThreadState, call: Sdpa) -> Sdpa:
     elif mask is not None and mask.dim() == 3:
         mask = layout.unfolded(mask) if len(mask) > 1 else mask.unsqueeze(0)
     # The kernel's row state has the order of the folded rows.
-    return replace(
-        call, query=query, key=key, value=value, attn_mask=mask, kernel=KernelLse(), heads=heads, raw=call.output,
-        output=None if call.output is None else layout.unfolded(call.output),
-    )  # fmt: skip
+    return replace(call, query=query, key=key, value=value, attn_mask=mask, kernel=KernelLse(), heads=heads)
 
 
 def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
@@ -319,8 +223,10 @@ def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
 
 
 def _not_repeated(call: Sdpa, group: int) -> Sdpa:
-    """Undo the repetition of key heads, made by transformers under a mask."""
-    grouped = call.key.unflatten(1, (-1, group))
-    if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
+    """Undo the repetition of the heads of keys and values, made by transformers under a mask."""
+    if call.value.shape[1] != call.key.shape[1]:
         return call
-    return replace(call, key=grouped[:, :, 0], enable_gqa=True)
+    grouped = [one.unflatten(1, (-1, group)) for one in (call.key, call.value)]
+    if not all(torch.equal(one, one[:, :, :1].expand_as(one)) for one in grouped):
+        return call
+    return replace(call, key=grouped[0][:, :, 0], value=grouped[1][:, :, 0], enable_gqa=True)

@@ -5,13 +5,24 @@ functions it goes through, and `product_calls` for the product with values that 
 """
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from regard.tensors.torch_private import counted_version
 from regard.watching.origins.axes import reduced_dims
-from regard.watching.origins.provenance import ADDED, MULTIPLIED, SoftmaxOrigin, Trace, is_learned
+from regard.watching.origins.streams import ADDED, MULTIPLIED, is_learned
+from regard.watching.origins.traces import (
+    Exponentials,
+    SoftmaxLogs,
+    SoftmaxOrigin,
+    SoftmaxTrace,
+    SoftmaxWeights,
+    Spread,
+    Sums,
+    Trace,
+)
 from regard.watching.readers.contractions import Contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.product_calls import attended
@@ -41,25 +52,25 @@ def observe_softmax(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs,
         else:
             thread.other(f"{what}: one query's attention, a router or classifier?")
     elif result.dim() > 1:
-        kind = "logs" if name == "log_softmax" else "weights"
+        kind = SoftmaxLogs if name == "log_softmax" else SoftmaxWeights
         begin(thread, f"the model's own {name}", result, dim, scores, kind)
 
 
 def begin(
-    thread: ThreadState, how: str, result: Tensor, dim: int, scores: Tensor | None, kind: Any = "weights"
+    thread: ThreadState, how: str, result: Tensor, dim: int, scores: Tensor | None, kind: type[SoftmaxTrace]
 ) -> None:
-    """Begin to trace weights that sum to 1 along an axis."""
+    """Begin to trace weights that sum to 1 along an axis, or their logarithms."""
     axis = dim % result.dim()
-    channel = None if scores is None or scores.shape != result.shape else thread.traces.is_channel(scores, axis)
-    streams = None if scores is None else thread.traces.stream(scores)
+    channel = None if scores is None or scores.shape != result.shape else thread.streams.is_channel(scores, axis)
+    streams = None if scores is None else thread.streams.stream(scores)
     frame = thread.innermost()
-    is_weights = kind == "weights"
+    is_weights = kind is SoftmaxWeights
     tensor, version = (_beside(thread, result), counted_version(result)) if is_weights else (None, None)
     origin = SoftmaxOrigin(how, tuple(result.shape), axis, tensor, version, channel is True, channel is not None,
                     len(thread.stack), thread.innermost_module(), streams, thread.has_compared())  # fmt: skip
     last = result.dim() - 1
     other = last if axis != last else last - 1
-    thread.traces.put(result, Trace(kind, (origin,), axis, other, depth=len(thread.stack)))
+    thread.traces.put(result, kind(origins=(origin,), key=axis, other=other, depth=len(thread.stack)))
     if frame is not None and is_weights:
         frame.pending.append(origin)
 
@@ -72,19 +83,22 @@ def _beside(thread: ThreadState, result: Tensor) -> Tensor:
 def observe_exponential(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
     """An exponential. That of a logarithm of weights is weights; any other may be divided by its sum later."""
     trace = thread.traces.of(args[0]) if args else None
-    if trace is None or trace.kind != "logs":
+    if not isinstance(trace, SoftmaxLogs):
         # It may be divided by its sum later.
         if isinstance(result, Tensor) and result.dim() > 1 and result.is_floating_point():
-            thread.traces.put(result, Trace("exponentials", of=weakref.ref(result), depth=len(thread.stack)))
+            thread.traces.put(result, Exponentials(of=weakref.ref(result), depth=len(thread.stack)))
         return
     if trace.key is None:
         return
-    before = trace.origins[0]
     # The logarithms were not the weights yet: the weights begin here.
-    origin = SoftmaxOrigin(before.how, tuple(result.shape), trace.key, _beside(thread, result), counted_version(result),
-                    before.is_projected, before.is_projection, before.depth, before.module, before.streams,
-                    before.is_compared)  # fmt: skip
-    thread.traces.put(result, Trace("weights", (origin,), trace.key, trace.other, trace.is_changed, depth=trace.depth))
+    tensor, version = _beside(thread, result), counted_version(result)
+    origin = replace(
+        trace.origins[0], shape=tuple(result.shape), axis=trace.key, tensor=tensor, version=version, calls=[]
+    )
+    made = SoftmaxWeights(
+        origins=(origin,), key=trace.key, other=trace.other, is_changed=trace.is_changed, depth=trace.depth
+    )
+    thread.traces.put(result, made)
     if (frame := thread.innermost()) is not None:
         frame.pending.append(origin)
 
@@ -94,27 +108,29 @@ def observe_sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, res
     """A sum, whose summand is remembered: elements divided by their own sum are weights."""
     if not (args and isinstance(result, Tensor) and isinstance(args[0], Tensor) and args[0].dim() > 1):
         return
-    thread.traces.follow(result, args[0])
+    thread.streams.follow(result, args[0])
     if thread.traces:
         trace_results(thread, func, args, kwargs, result)
-    beside = thread.traces.of(result)
+    over_heads = thread.traces.of(result)
     dims = reduced_dims(args, kwargs, args[0].dim())
     trace = thread.traces.of(args[0])
-    if trace is not None and trace.kind == "spread" and dims is not None:
+    if isinstance(trace, Spread) and dims is not None:
         _sum_of_spread(thread, trace, dims, result, args[0])
         return
     if dims is None or len(dims) > 1 or not result.is_floating_point():
         return
-    summed = trace.of if trace is not None and trace.kind == "exponentials" else weakref.ref(args[0])
-    is_log = name_of(func) == "logsumexp"
-    of = weakref.ref(args[0]), summed, is_log
-    thread.traces.put(result, Trace("sums", key=dims.pop(), of=of, beside=beside, depth=len(thread.stack)))
+    summand = weakref.ref(args[0])
+    sums = Sums(
+        axis=dims.pop(), summand=summand, made_as=trace.of if isinstance(trace, Exponentials) else summand,
+        is_log=name_of(func) == "logsumexp", over_heads=over_heads, depth=len(thread.stack),
+    )  # fmt: skip
+    thread.traces.put(result, sums)
 
 
-def _sum_of_spread(thread: ThreadState, trace: Trace, dims: set[int], result: Tensor, total: Tensor) -> None:
+def _sum_of_spread(thread: ThreadState, spread: Spread, dims: set[int], result: Tensor, total: Tensor) -> None:
     """Weights times values were summed over the keys: that is a product too."""
-    weights, values = trace.of
-    if trace.key not in dims or len(dims) > 1:
+    weights, values = spread.weights, spread.values
+    if spread.key not in dims or len(dims) > 1:
         return
     dim = total.dim()
     tensors, labels = [], []
@@ -126,21 +142,21 @@ def _sum_of_spread(thread: ThreadState, trace: Trace, dims: set[int], result: Te
         tensors.append(one.squeeze([axis - dim for axis in axes if axis not in kept]))
         labels.append(tuple(kept))
     output = tuple(axis for axis in range(dim) if axis not in dims)
-    product = result.squeeze(trace.key) if result.dim() == dim and trace.key is not None else result
-    attended(thread, Contraction(tuple(tensors), tuple(labels), output), 0, trace, trace.key, product)
+    product = result.squeeze(spread.key) if result.dim() == dim else result
+    attended(thread, Contraction(tuple(tensors), tuple(labels), output), 0, spread.trace, spread.key, product)
 
 
 def observe_quotient(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run a quotient, an elementwise product or a difference: by its own sum, it makes weights."""
     if not thread.traces:
         result = func(*args, **kwargs)
-        thread.traces.follow(result, *args)
+        thread.streams.follow(result, *args)
         return result
     sums = thread.traces.of(args[1]) if len(args) > 1 else thread.traces.of(kwargs.get("other"))
     numerator = thread.traces.of(args[0]) if args else None
     result = func(*args, **kwargs)
-    thread.traces.follow(result, *args)
-    if sums is not None and sums.kind == "sums" and isinstance(result, Tensor):
+    thread.streams.follow(result, *args)
+    if isinstance(sums, Sums) and isinstance(result, Tensor):
         thread.try_to(_quotient, thread, func, args, kwargs, sums, numerator, result)
     else:
         thread.try_to(trace_results, thread, func, args, kwargs, result)
@@ -151,33 +167,30 @@ def observe_masked(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) 
     """Run a sum or a product of elements, in which scores and a mask of zeros and ones may be."""
     observe, clause = (observe_followed, ADDED) if name_of(func) == "add" else (observe_quotient, MULTIPLIED)
     result = observe(thread, func, args, kwargs)
-    thread.try_to(thread.traces.masked, result, clause, *args)
+    thread.try_to(thread.streams.masked, result, clause, *args)
     return result
 
 
 def _quotient(
-    thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, sums: Trace,
+    thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, sums: Sums,
     numerator: Trace | None, result: Tensor,
 ) -> None:  # fmt: skip
-    itself, summed, is_log = sums.of
-    is_difference = name_of(func) == "sub"
-    same = args[0] is itself() or (
-        numerator is not None and numerator.kind == "exponentials" and numerator.of is summed
-    )
-    if not same or is_difference != is_log or sums.key is None or result.dim() <= sums.key:
+    same = args[0] is sums.summand() or (isinstance(numerator, Exponentials) and numerator.of is sums.made_as)
+    if not same or (name_of(func) == "sub") != sums.is_log or result.dim() <= sums.axis:
         trace_results(thread, func, args, kwargs, result)
-    elif numerator is not None and numerator.kind == "weights":
-        _again(thread, numerator, sums.key, result)
+    elif isinstance(numerator, SoftmaxWeights):
+        _again(thread, numerator, sums.axis, result)
     else:
-        how = "the model's own logsumexp" if is_log else "the model's own numbers over their sum"
-        begin(thread, how, result, sums.key, None, "logs" if is_log else "weights")
+        how = "the model's own logsumexp" if sums.is_log else "the model's own numbers over their sum"
+        begin(thread, how, result, sums.axis, None, SoftmaxLogs if sums.is_log else SoftmaxWeights)
 
 
-def _again(thread: ThreadState, trace: Trace, axis: int, result: Tensor) -> None:
+def _again(thread: ThreadState, trace: SoftmaxWeights, axis: int, result: Tensor) -> None:
     """Weights divided by their sum over an axis (in slot attention another than that of the softmax)."""
     other = trace.key if trace.key != axis else trace.other
     for origin in trace.origins:
         origin.is_of_slots |= trace.key != axis
     thread.traces.put(
-        result, Trace("weights", trace.origins, axis, other, True, trace.is_product, depth=len(thread.stack))
-    )  # fmt: skip
+        result,
+        replace(trace, key=axis, other=other, is_changed=True, is_moved=False, lost_in="", depth=len(thread.stack)),
+    )

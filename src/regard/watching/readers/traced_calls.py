@@ -1,6 +1,6 @@
 """Follow traced tensors through the functions and the plain modules a model applies to them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,8 +8,16 @@ from torch import Tensor
 
 from regard.tensors.torch_private import viewed
 from regard.watching.kept.mask_reading import HIDDEN
-from regard.watching.origins.axes import MOVES, REDUCTIONS, SAME_NUMBERS, followed
-from regard.watching.origins.provenance import Trace
+from regard.watching.origins.axes import MOVES, REDUCTIONS, SAME_NUMBERS, AxisNumber, followed
+from regard.watching.origins.traces import (
+    AttentionOutput,
+    Exponentials,
+    SoftmaxTrace,
+    SoftmaxWeights,
+    Spread,
+    Sums,
+    Trace,
+)
 from regard.watching.readers.functions import Args, Func, Kwargs, is_in_place, name_of
 from regard.watching.running.observed_call import KeysChosen
 from regard.watching.running.thread_state import ThreadState
@@ -67,13 +75,13 @@ def observe_followed(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
     of = result[0] if isinstance(result, tuple) else result
     # (A view by an index is found by its base, and two inputs of which parts are taken may be one sequence.)
     if isinstance(of, Tensor) and (func is not Tensor.__getitem__ or viewed(of) is None):
-        thread.traces.follow(of, *(args or kwargs.values()))
+        thread.streams.follow(of, *(args or kwargs.values()))
 
 
 @after
 def observe_embedding(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
     """An embedding of ids, which begins a stream."""
-    thread.traces.given(result)
+    thread.streams.given(result)
     given = dict(zip(("input", "weight"), args, strict=False)) | kwargs
     thread.embedded(given.get("input"), given.get("weight"))
 
@@ -93,13 +101,13 @@ def observe_joined(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, 
     """Tensors in a row: a cache puts the new keys last."""
     if args and isinstance(args[0], tuple | list):
         dim: Any = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else 0))
-        thread.traces.join(result, args[0], dim)
+        thread.streams.join(result, args[0], dim)
 
 
 @after_traces
 def observe_written(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
     """A write into a part of a tensor, as of new keys into the buffer of a cache."""
-    thread.traces.follow(args[0] if result is None else result, *reversed(args))
+    thread.streams.follow(args[0] if result is None else result, *reversed(args))
 
 
 def trace_results(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
@@ -138,46 +146,47 @@ def _follow_one(
     found: list[tuple[Tensor, Trace]], result: Tensor, place: int,
 ) -> None:  # fmt: skip
     traces = thread.traces
-    tensor, trace = next(((t, one) for t, one in found if one.kind == "weights"), found[0])
-    if trace.kind == "sums":
+    tensor, trace = next(((t, one) for t, one in found if isinstance(one, SoftmaxWeights)), found[0])
+    if isinstance(trace, Sums):
         # A sum stays the sum with an epsilon, with a bound, inverted, and in any layout.
         if result.numel() == tensor.numel() and len(found) == 1 and result is not tensor:
-            traces.put(result, replace(trace, beside=None))
-        return
-    if trace.kind == "exponentials":
+            traces.put(result, replace(trace, over_heads=None))
+    elif isinstance(trace, Exponentials):
         if name not in REDUCTIONS and result.numel() == tensor.numel():
-            traces.put(result, replace(trace))
-        return
-    if trace.kind == "spread":
-        return
-    axes = followed(func, name, args, kwargs, tensor, result, (trace.key, trace.other), place)
-    if axes is None:
-        return
+            traces.put(result, trace)
+    elif isinstance(trace, AttentionOutput):
+        axes = followed(func, name, args, kwargs, tensor, result, (trace.queries,), place)
+        if axes is not None and axes[0] is not None:
+            traces.put(result, replace(trace, queries=axes[0]))
+    elif isinstance(trace, SoftmaxTrace):
+        axes = followed(func, name, args, kwargs, tensor, result, (trace.key, trace.other), place)
+        if axes is not None:
+            others = [one for _, one in found if one is not trace and type(one) is type(trace)]
+            keeps_numbers = name in SAME_NUMBERS or (result is tensor and not is_in_place(func))
+            made: Trace = _made_of(trace, others, axes, name, keeps_numbers=keeps_numbers)
+            if name == "mul" and isinstance(trace, SoftmaxWeights):
+                made = _spread(tensor, trace, args, kwargs, result) or made
+            traces.put(result, made)
+
+
+def _made_of(
+    trace: SoftmaxTrace, others: Sequence[SoftmaxTrace], axes: Sequence[AxisNumber], name: str, *, keeps_numbers: bool
+) -> SoftmaxTrace:
     key, other = axes
-    if trace.kind == "output":
-        if key is not None:
-            traces.put(result, replace(trace, key=key))
-        return
-    others = [one for _, one in found if one is not trace and one.kind == trace.kind]
     origins = tuple(dict.fromkeys((*trace.origins, *(origin for one in others for origin in one.origins))))
-    changed = (
-        trace.is_changed or bool(others) or not (name in SAME_NUMBERS or (result is tensor and not is_in_place(func)))
-    )
+    changed = trace.is_changed or bool(others) or not keeps_numbers
     lost = trace.lost_in or ("" if key is not None else name)
     is_product = trace.is_product or any(one.is_product for one in others)
-    new = replace(
+    return replace(
         trace, origins=origins, key=key, other=other, is_changed=changed, lost_in=lost, is_product=is_product,
-        is_moved=trace.is_moved or name in MOVES, of=None,
+        is_moved=trace.is_moved or name in MOVES,
     )  # fmt: skip
-    spread = _spread(tensor, trace, args, kwargs, result) if name == "mul" else None
-    traces.put(result, spread or new)
 
 
-def _spread(tensor: Tensor, trace: Trace, args: Args, kwargs: Kwargs, result: Tensor) -> Trace | None:
+def _spread(tensor: Tensor, trace: SoftmaxWeights, args: Args, kwargs: Kwargs, result: Tensor) -> Spread | None:
     """Weights (..., S, 1) times values (..., S, D): a sum over S may follow and make a product."""
     values = next((t for t in tensors_in(args, kwargs) if t is not tensor), None)
-    key = trace.key
-    if key is None or values is None or trace.kind != "weights" or result.dim() < tensor.dim():
+    if (key := trace.key) is None or values is None or result.dim() < tensor.dim():
         return None
     from_right = key - tensor.dim()
     if tensor.dim() < -from_right or values.dim() < -from_right or values.shape[from_right] != tensor.shape[from_right]:
@@ -185,7 +194,8 @@ def _spread(tensor: Tensor, trace: Trace, args: Args, kwargs: Kwargs, result: Te
     grown = [n for n in range(from_right + 1, 0) if tensor.shape[n] == 1 and result.shape[n] > 1]
     if not grown or tensor.shape[from_right] < 2:
         return None
-    return replace(trace, kind="spread", key=result.dim() + from_right, of=(tensor, values))
+    key = result.dim() + from_right
+    return Spread(origins=trace.origins, depth=trace.depth, trace=trace, key=key, weights=tensor, values=values)
 
 
 def _overwritten(target: Any, found: list[tuple[Tensor, Trace]]) -> None:
@@ -200,7 +210,7 @@ def _overwritten(target: Any, found: list[tuple[Tensor, Trace]]) -> None:
 def _written_into(thread: ThreadState, target: Tensor, found: list[tuple[Tensor, Trace]]) -> None:
     """Weights written into a part of a larger tensor make it one of weights."""
     tensor, trace = found[-1]
-    if trace.kind != "weights" or tensor is target:
+    if not isinstance(trace, SoftmaxWeights) or tensor is target:
         return
     key = None if trace.key is None else trace.key + target.dim() - tensor.dim()
     known = key if key is not None and 0 <= key < target.dim() else None

@@ -15,7 +15,7 @@ from regard.watching.kept.evidence import AnyEvidence
 from regard.watching.kept.factors import Factors
 from regard.watching.kept.rebuilding import Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.origins.provenance import Origins
+from regard.watching.origins.streams import Origins
 
 
 class CallVectors(NamedTuple):

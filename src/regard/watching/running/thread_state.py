@@ -16,7 +16,8 @@ from regard.tensors.guards import function_mode, function_modes
 from regard.tensors.torch_private import graph_task_id, pop_function_mode, push_function_mode
 from regard.watching.kept.arguments import ModuleArguments, running_arguments
 from regard.watching.kept.sequences import Moment
-from regard.watching.origins.provenance import SoftmaxOrigin, Traces
+from regard.watching.origins.streams import Streams
+from regard.watching.origins.traces import SoftmaxOrigin, Traces
 from regard.watching.running.interceptor import Interceptor
 from regard.watching.running.module_kinds import may_run_fused
 from regard.watching.running.observed_call import KeysChosen, ObservedCall
@@ -88,6 +89,7 @@ class ThreadState:
         """The arguments and outputs of compiled FlexAttention calls still to be passed on."""
         self.hidden = False
         self.traces = Traces()
+        self.streams = Streams()
         self.handed: set[int] = set()
         """The addresses of the outputs of calls of FlexAttention seen as they ran."""
 
@@ -119,6 +121,7 @@ class ThreadState:
             take_out(self.mode)
             self.hidden, self.plain = False, None
             self.traces.clear()
+            self.streams.clear()
             self.compiled.clear()
 
     def hide(self, hidden: bool) -> None:

@@ -1,41 +1,33 @@
-"""The provenance of tensors: those made from a softmax, and the axis on which its weights still sum over keys. A tensor
-is traced for as long as it lives, through weak references, so a trace keeps no memory of the model."""
+"""The sequences whose positions tensors have, from an input to queries and keys, and the channels of projections. Both
+are known by the memory of a tensor, through weak references."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from regard.call.shapes import Sort
-from regard.tensors.torch_private import counted_version, viewed
-from regard.watching.origins.axes import AxisNumber
-
-Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
+from regard.tensors.torch_private import viewed
 
 
+@dataclass(slots=True, eq=False)
 class Stream:
     """A sequence of positions, which tensors have in common from an input to queries and keys; a lost one begins behind
     an unknown function, and may be any other."""
 
-    __slots__ = ("blocks", "is_lost", "maker", "own", "sort")
-
-    def __init__(
-        self,
-        sort: Sort,
-        maker: nn.Module | None = None,
-        own: "Stream | None" = None,
-        blocks: int = 0,
-        *,
-        is_lost: bool = False,
-    ) -> None:
-        self.sort, self.is_lost = sort, is_lost
-        self.maker, self.own, self.blocks = maker, own, blocks
-        """Of blocks the module that makes them, the positions before them, and how many they are."""
+    sort: Sort
+    maker: nn.Module | None = None
+    """Of blocks the module that makes them,"""
+    own: "Stream | None" = None
+    """the positions before them,"""
+    blocks: int = 0
+    """and how many they are."""
+    is_lost: bool = field(default=False, kw_only=True)
 
 
 class Origins(NamedTuple):
@@ -55,129 +47,14 @@ class Origins(NamedTuple):
         return None if self.queries.is_lost or keys.is_lost else True
 
 
-@dataclass(slots=True, eq=False)
-class SoftmaxOrigin:
-    """A normalization the model wrote out: a softmax, or a division by the sum."""
-
-    how: str
-    shape: tuple[int, ...]
-    axis: int
-    """The axis along which the weights sum to 1."""
-    tensor: Tensor | None
-    """The weights, until their product with values; None if they are not needed, or were overwritten."""
-    version: int | None
-    is_projected: bool = False
-    """True if it runs over the outputs of one projection (of experts, of classes, of features),"""
-    is_projection: bool = False
-    """and True if its scores are the outputs of one projection at all, not products of queries and keys."""
-    depth: int = 0
-    module: nn.Module | None = None
-    streams: "Stream | Origins | None" = None
-    """The streams of the queries and of the keys, if known."""
-    is_compared: bool = False
-    """True if a running module had multiplied activations with activations, as queries with keys, by then."""
-    calls: list[object] = field(default_factory=list)
-    """A token of each attention call made of it."""
-    is_of_slots: bool = False
-    """True if its weights were divided by their sums over another axis: its queries compete for each key, as slots."""
-    is_taken: bool = False
-    """True after any product, attention or not."""
-    is_refused: bool = False
-    is_over_another_axis: bool = False
-    """True if values were multiplied over another axis than that of the softmax."""
-    went_into: str = ""
-    """The last function of the trace."""
-
-    @property
-    def keys(self) -> int:
-        """How many weights sum to 1."""
-        return self.shape[self.axis]
-
-    def sequences(self) -> Origins | None:
-        """The sequences of queries and keys, if known."""
-        if not isinstance(self.streams, Origins):
-            return None
-        return self.streams._replace(queries=Stream("slots")) if self.is_of_slots else self.streams
-
-    @property
-    def softmax(self) -> Tensor | None:
-        """The softmax's weights; None if the model has overwritten them since."""
-        tensor = self.tensor
-        return None if tensor is None or counted_version(tensor) != self.version else tensor
-
-
-@dataclass(slots=True, eq=False)
-class Trace:
-    """The origin of one tensor, as far as it is known."""
-
-    kind: Kind
-    origins: tuple[SoftmaxOrigin, ...] = ()
-    key: AxisNumber = None
-    """The axis of the keys; of an attention's output the axis of its queries."""
-    other: AxisNumber = None
-    """The axis of the queries, as far as it is known before the product."""
-    is_changed: bool = False
-    """True if anything but the layout and the dtype differs from the softmax."""
-    is_moved: bool = False
-    """True after an exchange of axes since the softmax."""
-    is_product: bool = False
-    """True for a product of several softmaxes."""
-    lost_in: str = ""
-    """The function in which the axis of the keys was lost."""
-    of: Any = None
-    """Of sums, a weak reference to the summand; of an output, the token of its call; of spread weights, factors."""
-    beside: "Trace | None" = None
-    """The trace of a sum of weights over their heads, which is weights as well."""
-    depth: int = 0
-
-
-class Traces:
-    """The traced tensors of one thread."""
+class Streams:
+    """The sequences of positions of one thread's tensors, by the memory of these."""
 
     def __init__(self) -> None:
-        self.alive: dict[int, tuple[weakref.ref[Tensor], Trace]] = {}
-        """The traces by the ids of their tensors, read at each function."""
         self._made: dict[int, _Made] = {}
         self._most = MOST_MADE
 
-    def __len__(self) -> int:
-        return len(self.alive)
-
-    def of(self, tensor: object) -> Trace | None:
-        found = self.alive.get(id(tensor))
-        return None if found is None or found[0]() is not tensor else found[1]
-
-    def put(self, tensor: Tensor, trace: Trace) -> None:
-        """Trace a tensor for as long as it lives."""
-        number, traces = id(tensor), self.alive
-
-        def forget(reference: "weakref.ref[Tensor]") -> None:
-            # By then, another tensor may have this number.
-            if traces.get(number, (None,))[0] is reference:
-                del traces[number]
-
-        traces[number] = weakref.ref(tensor, forget), trace
-
-    def drop(self, tensor: Tensor) -> None:
-        """Trace a tensor no longer."""
-        self.alive.pop(id(tensor), None)
-
-    def is_alive(self, origin: SoftmaxOrigin) -> bool:
-        """True while a tensor made from that origin exists."""
-        return any(origin in trace.origins for trace in self.all())
-
-    def all(self) -> Iterator[Trace]:
-        return iter([trace for reference, trace in list(self.alive.values()) if reference() is not None])
-
-    def leave(self, depth: int) -> None:
-        """Forget the traces of an ended module, except those still needed."""
-        for number, (_, trace) in list(self.alive.items()):
-            is_done = all(origin.is_taken and origin.depth >= depth for origin in trace.origins)
-            if is_done if trace.kind == "weights" else trace.depth >= depth:
-                self.alive.pop(number, None)
-
     def clear(self) -> None:
-        self.alive.clear()
         self._made.clear()
 
     # -- projections -------------------------------------------------------------------------------------

@@ -1,0 +1,160 @@
+"""The one form of a call of attention: its vectors, its formula as a `Call`, its output, and its kernel's log-sum-exp.
+
+Each reader turns the arguments of its function into this form. A watch reads it after the call ran, an edit before.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from regard.call.masks.base import Mask
+from regard.call.shapes import Dimensions, Sizes
+from regard.kernels.base import Call
+from regard.maps.sources.values import CallValues
+from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.factors import Factors, masked
+from regard.watching.kept.mask_reading import GivenMask
+from regard.watching.kept.rebuilding import CallRebuilding
+from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.saved_tensor import SavedTensor
+from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.origins.streams import Origins
+from regard.watching.readers.kernel_lse import KernelLse
+from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+
+LaidOut = Callable[[Tensor], Tensor]
+"""Turns a tensor of the model into the layout of a `Call`. It holds no tensor of the model."""
+NOTHING_GIVEN = GivenMask()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class AttentionCall(ObservedCall):
+    """One call of queries, keys and values, before or after it ran."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor | None
+    """As the model got it; None before it ran."""
+    how: str
+    dropped: float = 0.0
+    is_causal: bool = False
+    """True if the kernel got the causal flag."""
+    kernel: KernelLse = field(default_factory=KernelLse)
+    origins: Origins | None = None
+
+    @property
+    def vectors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries, keys and values."""
+        return self.query, self.key, self.value
+
+    @abstractmethod
+    def call_of(self, query: Tensor, key: Tensor) -> Call:
+        """The call of vectors as `computed` gives them, without the masks that the model handed over as tensors."""
+
+    def computed(self) -> tuple[Tensor, Tensor]:
+        """The queries and keys with which the kernel computed."""
+        return self.query, self.key
+
+    def mask_of(self, sizes: Sizes, policy: RetentionPolicy) -> tuple[GivenMask, Mask | None]:
+        """The mask that the model handed over, and one beside it."""
+        return NOTHING_GIVEN, None
+
+    def value_layout(self, sizes: Sizes) -> LaidOut:
+        """Lays out values as (B, G or H, S, E)."""
+        return lambda value: _expanded(value, sizes)
+
+    def output_layout(self, sizes: Sizes) -> LaidOut:
+        """Lays out the output that the model got, or its gradient, as (B, H, T, E)."""
+        rows = (sizes.flat_batch, sizes.heads, sizes.queries, -1)
+        return lambda output: output.reshape(rows)
+
+    def under_masks(self, call: Call, policy: RetentionPolicy) -> tuple[Call, GivenMask]:
+        """The call of `call_of` under the model's masks."""
+        given, beside = self.mask_of(call.sizes, policy)
+        return masked(call, given, beside), given
+
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+        query, key = self.computed()
+        kept = policy.keep_queries(query, key, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
+        if (deferred := self.deferred(*kept, policy)) is not None:
+            return deferred
+        plain = self.call_of(kept[0].tensor, kept[1].tensor)
+        call, given = self.under_masks(plain, policy)
+        # For uniform rows, the call has a new query tensor, out of the model's reach.
+        queries = kept[0] if given.even is None else SavedTensor(call.query, kept[0].what)
+        notes, state = self.notes(), self.state(call, given, policy)
+        factors = Factors(
+            call.sizes, call, state=state, held=(queries, kept[1], *given.kept),
+            of=None if state is None else self.kernel.operator, notes=notes, even=given.even, graph=policy.graph,
+        )  # fmt: skip
+        # Where the map holds other queries than these, or a graph, the fingerprints do not wait.
+        held = kept if given.even is None and not policy.graph else ()
+        return Reading(
+            factors, notes, self.rebuilding(call, factors), evidence=self.evidence(plain, held),
+            dimensions=self.dimensions(), beside=self.beside(policy, name, call.sizes, call.query.dtype),
+            holds_keys=not policy.graph,
+        )  # fmt: skip
+
+    def deferred(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
+        """A reading that makes no tensor of the saved copies yet; None for a call without such a way."""
+        return None
+
+    def notes(self) -> list[str]:
+        """The lines about the call for the report."""
+        return []
+
+    def dimensions(self) -> Dimensions | None:
+        """The names of the map's dimensions; None for those of the function's documentation."""
+        return None
+
+    def state(self, call: Call, given: GivenMask, policy: RetentionPolicy) -> Tensor | None:
+        """The kernel's log-sum-exp in our convention; None if there is none to use."""
+        lse, shape = self.kernel.lse, call.query.shape[:-1]
+        # The kernel's lse has no gradient: one with a gradient is computed when the map is read. For uniform rows the
+        # kernel gives finfo.min. With a mask and the causal flag, rows without keys are unknown.
+        is_known = given.even is None and not (self.is_causal and given.live is not None)
+        if policy.graph or lse is None or not is_known or lse.numel() != shape.numel():
+            return None
+        lse = lse.detach().to(call.query.device).reshape(shape)
+        if given.live is not None:
+            lse = lse.masked_fill(~given.live, -torch.inf)
+        return policy.keep(lse, "").tensor
+
+    def evidence(self, call: Call, held: tuple[SavedTensor, ...]) -> Evidence | None:
+        """The vectors that identify the next call of a generation; `call` is that of `call_of`."""
+        return Evidence(call.query, call.key, self.key, held=held)
+
+    def rebuilding(self, call: Call, factors: Factors) -> CallRebuilding | str:
+        """Rebuilds rows of the output; or the reason why none can be rebuilt."""
+        if self.dropped:
+            return "dropout"
+        assert self.output is not None, "it is read after it ran"
+        value, output = self.value_layout(call.sizes), self.output_layout(call.sizes)
+        return CallRebuilding(call, value(self.value.detach()), output(self.output.detach()), factors)
+
+    def query_key_value(self) -> CallVectors:
+        return CallVectors(*self.vectors)
+
+    def beside(self, policy: RetentionPolicy, name: str, sizes: Sizes, dtype: torch.dtype) -> CallValues:
+        """Save the values, and wait for the gradient of the output, as the watch demands."""
+
+        def values() -> ValuesOf:
+            kept, laid_out = policy.keep(self.value, f"the values of {name}"), self.value_layout(sizes)
+            return ValuesOf(lambda: laid_out(kept.tensor).to(dtype), [kept])
+
+        def output() -> OutputOf:
+            return OutputOf(self.output, self.output_layout(sizes), self.dropped)
+
+        return saved_values(policy, name, sizes, values, output)
+
+
+def _expanded(value: Tensor, sizes: Sizes) -> Tensor:
+    value = value[(None,) * (len(sizes.map_shape) - value.dim())]
+    # The keys may be grouped while the values came with a copy for each query head.
+    heads = sizes.heads if sizes.has_heads and value.shape[-3] == sizes.heads else sizes.kv_heads
+    lead = (*sizes.batch, heads) if sizes.has_heads else sizes.batch
+    return value.expand(*lead, *value.shape[-2:]).reshape(sizes.flat_batch, heads, *value.shape[-2:])

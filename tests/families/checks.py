@@ -1,6 +1,6 @@
 """Architectures of transformers under `regard.check`: each at tiny size, on made-up sequences and on its own inputs.
 
-`python -m tests.families.checks FILE [NAME ...]` writes a row for each into a file of JSON lines, and prints the counts.
+`python -m tests.families.checks FILE [NAME ...]` adds a row for each to a file of JSON lines, and prints the counts.
 """
 
 import json

@@ -44,6 +44,13 @@ Reason = Literal[
     "batch",
     "cache",
     "kernel and eager",
+    "another scale",
+    "another order of heads",
+    "another mask",
+    "other positions",
+    "other values",
+    "another map",
+    "another output",
     "random",
     "not checked",
 ]

@@ -32,6 +32,17 @@ def everywhere() -> tuple[nn.Module, Tensor]:
     return SeesAll(), torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
 
 
+class Unscaled(nn.Module):
+    """The same without its scale."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sdpa(x, x, x, scale=1.0)
+
+
+def unscaled() -> tuple[nn.Module, Tensor]:
+    return Unscaled(), everywhere()[1]
+
+
 def alone() -> nn.Module:
     return SeesAll()
 
@@ -64,6 +75,17 @@ def test_a_function(check: Call) -> None:
     record = json.loads(out)
     assert (status, record["model"], record["layers"]) == (1, "SeesAll", 1)
     assert [one["reason"] for one in record["findings"]] == ["future"]
+
+
+def test_a_reference(check: Call) -> None:
+    status, out, err = check(f"{MODULE}:unscaled", "--reference", f"{MODULE}:everywhere")
+    assert (status, err) == (1, "")
+    assert "error: the model, call 0: it is the first call to depart from the reference" in out
+    assert "cause: 1/sqrt(4) is missing" in out
+    assert check(f"{MODULE}:everywhere", "--reference", f"{MODULE}:alone")[0] == 0
+    status, _, err = check(f"{MODULE}:everywhere", "--reference", "no-such-folder")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "'no-such-folder' is no folder" in err
 
 
 @pytest.mark.parametrize(

@@ -351,3 +351,33 @@ def test_a_mask_for_all_sequences_is_known_by_its_shape_and_by_no_name(name: str
         GivenSubject(torch.nn.Identity(), {"x": ids.repeat(2, 1), name: allowed}, causal=None)
     padding = {"x": ids.repeat(2, 1), "attention_mask": allowed}
     assert set(GivenSubject(torch.nn.Identity(), padding, causal=None).rows.long) == set(padding)
+
+
+# -- sinks -------------------------------------------------------------------------------------------------
+
+
+class AfterSoftmax(nn.Module):
+    """Attention written out, whose output a sink for each head scales afterwards."""
+
+    def __init__(self, *, uses_sinks: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.uses_sinks = uses_sinks
+        self.into, self.sinks = nn.Linear(8, 24), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.into(x).chunk(3, -1))
+        scores = q @ k.mT / 2
+        scale = (scores.logsumexp(-1) - self.sinks[:, None]).sigmoid()[..., None] if self.uses_sinks else 1.0
+        return ((scores.softmax(-1) @ v) * scale).transpose(1, 2).flatten(2)
+
+
+def test_sinks_that_scale_the_output_afterwards_are_no_fault_and_unused_ones_are() -> None:
+    x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1))
+    model = AfterSoftmax(uses_sinks=True)
+    checked = check(model, x)
+    assert not checked, str(checked)
+    assert "other sinks, module by module" in checked.tried
+    assert bool((model.sinks == 0).all())
+    checked = check(AfterSoftmax(uses_sinks=False), x)
+    assert [(one.reason, one.severity, one.path) for one in checked.faults] == [("sink", "error", "")]

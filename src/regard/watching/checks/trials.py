@@ -12,6 +12,7 @@ from regard.watching.analysis.mixing import measure_mixing
 from regard.watching.checks.checked import Checked
 from regard.watching.checks.differences import DifferenceMeasure, Judge, largest_difference, worst_of
 from regard.watching.checks.finding import Finding, Reason, Severity
+from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
 from regard.watching.checks.subject import Outputs, Sample, Side, Subject
 from regard.watching.watch import Seen, watch
 
@@ -46,6 +47,7 @@ CACHE = (
     "read with a cache, {} at a time, the sequence gives another result than at once: look at positions, at the keys "
     "that the cache hands over, and at a causal mask that aligns the first query with the first key"
 )
+SINK_CHANGE = 3.0
 EAGER = "the kernel and the same attention written out give two results{}: they do not get the same mask, scale or bias"
 
 
@@ -87,6 +89,7 @@ class Trials:
             self._future()
         self._cache()
         self._eager()
+        self._sinks()
         self._of_kernels()
 
     # -- the probes --------------------------------------------------------------------------------------
@@ -188,6 +191,26 @@ class Trials:
             with self._trying(f"eager{said}"):
                 if self._unless_rounding("kernel and eager", eager, EAGER.format(said and f" of a batch{said}")):
                     return
+
+    def _sinks(self) -> None:
+        """Other learned sinks, which must change the result."""
+        subject, seen = self.subject, self.seen[0][0]
+        heads = {call.name: call.sizes.heads for call in seen.calls if call.map is not None}
+        sinks = {path: one for path, n in heads.items() if (one := sinks_of(seen.modules.get(path), n)) is not None}
+        if not sinks:
+            return
+        with self._trying("other sinks, module by module"):
+            before = _run(subject, [subject.rows.long])
+            for path, sink in sinks.items():
+                kept = sink.detach().clone()
+                sink.copy_(kept + SINK_CHANGE)
+                try:
+                    after = _run(subject, [subject.rows.long])
+                finally:
+                    sink.copy_(kept)
+                if largest_difference(after, before) == 0:
+                    says = f"its learned sinks change no result: {SINK_CHANGE:g} was added to them"
+                    self.found.append(Finding("sink", "error", says, path, cause=NO_SINK, remedy=HAND_SINKS))
 
     # -- the kernels -------------------------------------------------------------------------------------
 

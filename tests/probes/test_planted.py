@@ -381,3 +381,84 @@ def test_sinks_that_scale_the_output_afterwards_are_no_fault_and_unused_ones_are
     assert bool((model.sinks == 0).all())
     checked = check(AfterSoftmax(uses_sinks=False), x)
     assert [(one.reason, one.severity, one.path) for one in checked.faults] == [("sink", "error", "")]
+
+
+# -- positions ---------------------------------------------------------------------------------------------
+
+
+def test_rotary_positions_of_keys_alone_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama import modeling_llama
+
+    model = FAMILIES["llama"].build()
+    checked = check(model)
+    assert "all positions shifted" in checked.tried
+    assert not checked
+    turn = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, *more: (q, turn(q, k, *more)[1]))
+    (finding,) = [one for one in check(model).errors if one.reason == "positions"]
+    assert finding.numbers["difference"] > 1e-2
+    assert "queries and keys that are not both turned" in finding.says
+
+
+class Placed(nn.Module):
+    """A table of positions, or none."""
+
+    def __init__(self, *, has_table: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.places = nn.Embedding(20, 8), nn.Embedding(20, 8) if has_table else None
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        x = self.tokens(input_ids) + (0 if self.places is None else self.places(position_ids))
+        return sdpa(x, x, x)
+
+
+@pytest.mark.parametrize(("has_table", "kind"), [(True, "absolute"), (False, "relative, or not used")])
+def test_a_shift_of_all_positions_tells_their_kind(has_table: bool, kind: str) -> None:
+    given = {"input_ids": torch.randint(0, 20, (2, 7)), "position_ids": torch.arange(7).expand(2, 7).clone()}
+    checked = check(Placed(has_table=has_table), given)
+    assert not checked
+    (info,) = [one for one in checked.infos if one.reason == "positions"]
+    assert f"positions are {kind}: " in info.says
+
+
+# -- a cache of one's own ----------------------------------------------------------------------------------
+
+
+class Cached(nn.Module):
+    """A causal model of one's own that takes and gives its cache by the names of transformers."""
+
+    def __init__(self, *, is_faulty: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.is_faulty = is_faulty
+        self.tokens, self.places, self.into = nn.Embedding(20, 8), nn.Embedding(20, 8), nn.Linear(8, 24)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool = False,
+    ) -> dict[str, Any]:
+        start = 0 if past_key_values is None else past_key_values[0].shape[1]
+        places = torch.arange(input_ids.shape[1]) + (0 if self.is_faulty else start)
+        q, k, v = self.into(2 * (self.tokens(input_ids) + self.places(places))).chunk(3, -1)
+        if past_key_values is not None:
+            k, v = (torch.cat(both, 1) for both in zip(past_key_values, (k, v), strict=True))
+        mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(start)
+        if attention_mask is not None:
+            mask = mask & attention_mask.bool()[:, None]
+        found = {"logits": sdpa(q, k, v, attn_mask=mask)}
+        return {**found, "past_key_values": (k, v)} if use_cache else found
+
+
+@pytest.mark.parametrize("mask", [False, True], ids=["no mask", "a mask"])
+def test_a_model_of_ones_own_is_read_with_its_cache(mask: bool) -> None:
+    given = {"input_ids": torch.randint(0, 20, (2, 9), generator=torch.Generator().manual_seed(1))}
+    if mask:
+        given["attention_mask"] = (torch.arange(9) < torch.tensor([[9], [6]])).long()
+    checked = check(Cached(is_faulty=False), given, causal=True)
+    assert not checked, str(checked)
+    assert {"a cache, one position at a time", "a cache, three positions at a time"} <= set(checked.tried)
+    assert "cache" in found(check(Cached(is_faulty=True), given, causal=True))

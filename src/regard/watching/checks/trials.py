@@ -47,6 +47,14 @@ CACHE = (
     "read with a cache, {} at a time, the sequence gives another result than at once: look at positions, at the keys "
     "that the cache hands over, and at a causal mask that aligns the first query with the first key"
 )
+ROTARY = (
+    "the config says rotary positions, which are relative, and a shift of all of them changes the results: look at "
+    "queries and keys that are not both turned, at values that are, and at positions that are cut off"
+)
+SHIFT = 2
+"""By how much all positions are moved: a table has room for a few more than the sequence."""
+MOVED = 1e-2
+"""A relative difference above this is no rounding of angles."""
 SINK_CHANGE = 3.0
 EAGER = "the kernel and the same attention written out give two results{}: they do not get the same mask, scale or bias"
 
@@ -88,6 +96,7 @@ class Trials:
         if subject.causal and subject.ahead is not None:
             self._future()
         self._cache()
+        self._shifted()
         self._eager()
         self._sinks()
         self._of_kernels()
@@ -173,6 +182,27 @@ class Trials:
                     return
                 if self._unless_rounding("cache", cached, CACHE.format(said)):
                     return
+
+    def _shifted(self) -> None:
+        """All positions moved by the same number, which changes nothing where they are relative."""
+        subject, rows = self.subject, self.subject.rows
+
+        def moved(subject: Subject) -> float:
+            shifted = subject.shifted(rows.long, SHIFT)
+            return 0.0 if shifted is None else largest_difference([shifted], _run(subject, [rows.long]))
+
+        with self._trying("all positions shifted"):
+            if subject.shifted(rows.long, SHIFT) is None:
+                self.tried.pop()
+            elif subject.is_rotary:
+                self._unless_rounding("positions", moved, ROTARY, MOVED)
+            else:
+                difference = moved(subject)
+                says = f"a shift of all positions by {SHIFT} changes the results by {difference:.1e} of the largest"
+                kind = "absolute" if difference > MOVED else "relative, or not used"
+                self.found.append(
+                    Finding("positions", "info", f"positions are {kind}: {says}", numbers={"difference": difference})
+                )
 
     def _eager(self) -> None:
         rows = self.subject.rows

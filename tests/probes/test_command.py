@@ -114,7 +114,7 @@ def test_a_folder_of_hugging_face(check: Call, monkeypatch: pytest.MonkeyPatch, 
     FAMILIES["llama"].build().save_pretrained(tmp_path)
     status, out, err = check(str(tmp_path))
     assert (status, err) == (0, ""), out
-    assert out.startswith("LlamaForCausalLM: 2 layers, 10 questions, 14 trials, nothing found (2 infos)\n")
+    assert out.startswith("LlamaForCausalLM: 2 layers, 10 questions, 15 trials, nothing found (2 infos)\n")
     assert "rows have no key" in out
     command = [sys.executable, "-m", "regard", "check", str(tmp_path), "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

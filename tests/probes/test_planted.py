@@ -462,3 +462,42 @@ def test_a_model_of_ones_own_is_read_with_its_cache(mask: bool) -> None:
     assert not checked, str(checked)
     assert {"a cache, one position at a time", "a cache, three positions at a time"} <= set(checked.tried)
     assert "cache" in found(check(Cached(is_faulty=True), given, causal=True))
+
+
+# -- weights that nothing takes ----------------------------------------------------------------------------
+
+
+class Taking(nn.Module):
+    """nn.MultiheadAttention whose weights are taken in one of several ways, or by nothing."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way, self.attend = way, nn.MultiheadAttention(8, 2, batch_first=True)
+        self.kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        if self.way == "asks for none":
+            return self.attend(x, x, x, need_weights=False)[0]
+        found, weights = self.attend(x, x, x, None, True)
+        match self.way:
+            case "uses":
+                return found + weights.mean()
+            case "uses if there":
+                return found if weights is None else found + weights.amax(-1, keepdim=True)
+            case "returns":
+                return found, weights
+            case "keeps":
+                self.kept = weights
+        return found
+
+
+@pytest.mark.parametrize(
+    ("way", "is_unused"),
+    [("drops", True), ("asks for none", False), ("uses", False), ("uses if there", False), ("returns", False),
+     ("keeps", False)],
+)  # fmt: skip
+def test_weights_of_multi_head_attention_that_nothing_takes_are_told(way: str, is_unused: bool) -> None:
+    checked = check(Taking(way), torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1)))
+    assert not checked, str(checked)
+    assert [one.path for one in checked.infos if one.reason == "unused weights"] == ["attend"] * is_unused

@@ -38,6 +38,7 @@ Reason = Literal[
     "bias",
     "scale",
     "first key dropped",
+    "unused weights",
     "not finite",
     "recurrence",
     "not seen",

@@ -14,6 +14,7 @@ from regard.watching.checks.differences import DifferenceMeasure, Judge, largest
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
 from regard.watching.checks.subject import Outputs, Sample, Side, Subject
+from regard.watching.checks.unused_weights import unused_weights
 from regard.watching.watch import Seen, watch
 
 SEED = 0
@@ -99,6 +100,7 @@ class Trials:
         self._shifted()
         self._eager()
         self._sinks()
+        self._unused_weights()
         self._of_kernels()
 
     # -- the probes --------------------------------------------------------------------------------------
@@ -241,6 +243,16 @@ class Trials:
                 if largest_difference(after, before) == 0:
                     says = f"its learned sinks change no result: {SINK_CHANGE:g} was added to them"
                     self.found.append(Finding("sink", "error", says, path, cause=NO_SINK, remedy=HAND_SINKS))
+
+    def _unused_weights(self) -> None:
+        modules = self.seen[0][0].modules
+        if not any(isinstance(one, nn.MultiheadAttention) for one in modules.values()):
+            return
+        with self._trying("attention weights left out, module by module"):
+            for path in unused_weights(self.subject, modules):
+                says = "it computes weights that nothing takes: without them the results are the same"
+                remedy = "need_weights=False, with which it takes a fused kernel"
+                self.found.append(Finding("unused weights", "info", says, path, remedy=remedy))
 
     # -- the kernels -------------------------------------------------------------------------------------
 

@@ -15,6 +15,9 @@ from regard.watching.checks.rules.window import window_of
 FIRST = "is_causal, or a triangle, aligned the first query with the first key"
 LAST = "align the last query with the last key: a mask of tril(keys - queries), or none for a single query"
 
+OLDEST = "a cache that is cut back keeps its oldest keys, or the kernel got it before the new keys were added"
+NEWEST = "add the new keys first, and cut with keys[..., -window:, :]"
+
 
 class OwnKeyRule(CallRule):
     """Does each query see its own key, and those before it?"""
@@ -36,6 +39,13 @@ class OwnKeyRule(CallRule):
             yield _from_first(
                 call, f"the {queries} queries follow a cache, and the kernel got the {queries} oldest keys of it"
             )
+        elif lacks_newest(call):
+            yield Finding(
+                "itself hidden", "error",
+                f"its {keys} keys are the first of those that its call before had: none is of its {queries} new "
+                f"quer{'y' if queries == 1 else 'ies'}",
+                numbers={"rows": float(queries), "keys": float(keys)}, cause=OLDEST, remedy=NEWEST,
+            )  # fmt: skip
         elif self._is_from_first(call):
             yield _from_first(
                 call,
@@ -154,11 +164,23 @@ def _is_empty_beyond(call: AuditedCall, place: int) -> bool:
 def is_of_oldest_keys(call: AuditedCall) -> bool:
     """True if a plain causal call has other queries for the first keys of an earlier call, which has more of them: a
     kernel that wants as many keys as queries was handed the oldest ones."""
-    factors, queries, keys = call.call.factors, call.sizes.queries, call.sizes.keys
-    if factors is None or queries != keys or queries < 2 or call.facts.mask.pattern != "causal":
-        return False
-    earlier = call.earlier
-    if earlier is None or earlier.call.factors is None or earlier.sizes.keys < keys:
+    is_square = call.sizes.queries == call.sizes.keys and call.sizes.queries >= 2
+    return is_square and call.facts.mask.pattern == "causal" and _has_keys_of_earlier(call)
+
+
+def lacks_newest(call: AuditedCall) -> bool:
+    """True if new queries got no key that the call before did not have, in a module whose first call was causal."""
+    first = call
+    while first.earlier is not None:
+        first = first.earlier
+    is_own = first.sizes.queries == first.sizes.keys > 1 and not first.facts.mask.ahead and first.facts.seen.is_exact
+    return is_own and call.sizes.queries < call.sizes.keys and _has_keys_of_earlier(call)
+
+
+def _has_keys_of_earlier(call: AuditedCall) -> bool:
+    """True if the keys of a call are the first ones of the call before in the same module, with other queries."""
+    factors, queries, keys, earlier = call.call.factors, call.sizes.queries, call.sizes.keys, call.earlier
+    if factors is None or earlier is None or earlier.call.factors is None or earlier.sizes.keys < keys:
         return False
     own, other = factors.call, earlier.call.factors.call
     if own.key.shape[:-2] != other.key.shape[:-2] or own.key.shape[-1] != other.key.shape[-1]:

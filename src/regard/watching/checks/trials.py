@@ -360,16 +360,24 @@ def _in_eager(measure: DifferenceMeasure) -> DifferenceMeasure:
 
 
 def _in_training(measure: DifferenceMeasure) -> DifferenceMeasure:
-    """The same in training mode, whose code path may differ; the same seed drops the same elements."""
+    """The same in training mode, whose code path may differ. Nothing is dropped: of a mixture of experts, each gets as
+    many random numbers as it has tokens, and other last tokens go to other experts."""
 
     def training(subject: Subject) -> float:
         subject.model.train()
+        dropouts = [one for one in subject.model.modules() if isinstance(one, DROPOUTS)]
+        rates = [one.p for one in dropouts]
         try:
+            for one in dropouts:
+                one.p = 0.0
             return measure(subject)
         finally:
+            for one, rate in zip(dropouts, rates, strict=True):
+                one.p = rate
             subject.model.eval()
 
     return training
 
 
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -501,3 +501,56 @@ def test_weights_of_multi_head_attention_that_nothing_takes_are_told(way: str, i
     checked = check(Taking(way), torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1)))
     assert not checked, str(checked)
     assert [one.path for one in checked.infos if one.reason == "unused weights"] == ["attend"] * is_unused
+
+
+# -- what a model is ---------------------------------------------------------------------------------------
+
+
+def test_a_pair_that_is_said_to_be_causal_has_an_encoder_that_sees_both_sides() -> None:
+    from tests.audit_bench import models
+
+    with torch.no_grad(), regard.watch(models.bart()) as seen:
+        seen.modules[""](**models.pair())
+    found = seen.audit(causal=True)
+    assert not found, str(found)
+    (both,) = [one for one in found.questions if one.name == "both sides"]
+    assert {path.split(".")[1] for path in both.asked} == {"encoder"}
+
+
+def test_the_text_of_a_model_that_writes_about_images_is_causal() -> None:
+    from tests.audit_bench import models
+    from tests.families.architectures import architectures, build, tiny_config
+
+    model = build(getattr(transformers, architectures()["qwen2_vl"]), tiny_config("qwen2_vl"))
+    for is_faulty in (False, True):
+        if is_faulty:
+            models.meddle(models.parts(model, "self_attn"), lambda mask: torch.ones(1, 1, 9, 9, dtype=torch.bool))
+        with torch.no_grad(), regard.watch(model) as seen:
+            model(input_ids=torch.randint(5, 60, (2, 9), generator=torch.Generator().manual_seed(1)))
+        (future,) = [one for one in seen.audit().questions if one.name == "future"]
+        assert len(future.asked) == 2
+        assert {one.reason for one in seen.audit().errors} == ({"future"} if is_faulty else set())
+
+
+class Experts(nn.Module):
+    """Causal attention, and a choice of two experts for each token, which drop elements in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + sdpa(x, x, x, is_causal=True)
+        flat, chosen = x.flatten(0, 1), x.flatten(0, 1)[:, 0] > 0
+        for expert, choice in zip(self.experts, (chosen, ~chosen), strict=True):
+            flat = flat.index_add(0, choice.nonzero()[:, 0], expert(x.flatten(0, 1)[choice]))
+        return flat.view_as(x)
+
+
+def test_experts_that_drop_in_training_read_nothing_later() -> None:
+    model = Experts().eval()
+    checked = check(model, torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(3)), causal=True)
+    assert "the last positions replaced, in training" in checked.tried
+    assert not checked, str(checked)
+    assert [one[1].p for one in model.experts] == [0.5, 0.5]  # type: ignore[index]

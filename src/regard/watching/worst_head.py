@@ -49,7 +49,7 @@ def worst_of(measured: Mapping[str, MeasuredHeads]) -> tuple[float, int, int] | 
 
 
 def writers_of_trainer(trainer: Any) -> Iterator[Any]:
-    """The writers behind the callbacks of transformers' `Trainer`: that of TensorBoard, the modules of W&B and trackio."""
+    """The writers behind the callbacks of transformers' `Trainer`: TensorBoard's, and the modules W&B and trackio."""
     for callback in trainer.callback_handler.callbacks:
         for name in ("tb_writer", "_wandb", "_trackio"):
             if (writer := getattr(callback, name, None)) is not None:

@@ -145,10 +145,18 @@ def measured() -> AttentionMonitor:
 
 
 def test_the_worst_head_has_the_map_of_its_first_sequence() -> None:
-    worst = measured().worst
+    model, monitor, x = encoder(), AttentionMonitor(), torch.randn(3, 6, 8)
+    with torch.no_grad():
+        model.layers[1].self_attn.in_proj_weight[12:16] *= 40.0  # the keys of head 1
+    monitor.begin(model, 1)
+    model(x)
+    monitor.end()
+    with regard.watch(model) as seen:
+        model(x)
+    worst = monitor.worst
     assert worst is not None
     assert (worst.layer, worst.head, worst.sizes) == ("layers.1.self_attn", 1, (6, 6))
-    torch.testing.assert_close(worst.weights.sum(-1), torch.ones(6))
+    torch.testing.assert_close(worst.weights, seen["layers.1.self_attn"].dense()[0, 1].detach())
 
 
 def test_a_long_map_is_pooled_to_the_size_of_a_picture() -> None:

@@ -503,6 +503,18 @@ def test_weights_of_multi_head_attention_that_nothing_takes_are_told(way: str, i
     assert [one.path for one in checked.infos if one.reason == "unused weights"] == ["attend"] * is_unused
 
 
+def test_a_rolled_cache_of_the_oldest_keys_is_told_from_positions_that_stand_still() -> None:
+    from regard.watching.checks.rules.cached import OLDEST
+    from tests.audit_bench.faults import a_rolled_cache_keeps_its_oldest_keys as rolled
+
+    model, given = rolled(True)
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(**given)
+    faults = [one for one in seen.audit().errors if one.reason == "positions"]
+    assert {one.cause for one in faults} == {OLDEST}
+    assert "follows the oldest 4 keys" in faults[0].says
+
+
 # -- what a model is ---------------------------------------------------------------------------------------
 
 

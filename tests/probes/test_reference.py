@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard.errors import ArgumentError
+from regard.watching.analysis.similarity import difference
 from regard.watching.checks import Checked, check
 from regard.watching.checks.departures import turns
 
@@ -233,6 +234,54 @@ def test_partial_turns_are_read_by_both_layouts(halves: bool) -> None:
     assert found is not None
     assert (found.of(0), found.of(1)) == (pytest.approx(2.0), pytest.approx(0.0, abs=1e-6))
     assert turns(x.flip(-1), x) is None
+
+
+class Sharp(nn.Module):
+    """Attention with scores of some thousands, where rounding in float32 moves weights; in one of two orders."""
+
+    def __init__(self, *, scales_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.into, self.scales_first = nn.Linear(8, 24), scales_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.into(x).chunk(3, -1)
+        return sdpa(7777 * q, k, v, scale=1.0) if self.scales_first else sdpa(q, k, v, scale=7777.0)
+
+
+def test_rounding_is_no_departure() -> None:
+    x = torch.randn(2, 40, 8, generator=torch.Generator().manual_seed(6))
+    models = [Sharp(scales_first=True), Sharp(scales_first=False)]
+    maps = []
+    for one in models:
+        with torch.no_grad(), regard.watch(one) as seen:
+            one(x)
+        maps.append(seen[""])
+    assert float(difference(*maps).total_variation.max()) > 1e-3
+    assert not of_reference(check(models[0], x, reference=models[1]))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_of_padding_do_not_count(side: str) -> None:
+    class Masked(nn.Module):
+        """Hides padding, whose own rows it leaves to the kernel or fills with a uniform mean."""
+
+        def __init__(self, *, fills: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.into, self.fills = nn.Linear(8, 24), fills
+
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            q, k, v = (t[:, None] for t in self.into(x).chunk(3, -1))
+            real = attention_mask.bool()
+            mask = real[:, None, None] & real[:, None, :, None]
+            mask = mask | ~real[:, None, :, None] if self.fills else mask
+            return sdpa(q, k, v, attn_mask=mask)[:, 0].nan_to_num(0.0) * real[..., None]
+
+    places, lengths = torch.arange(8), torch.tensor([[8], [5]])
+    real = places < lengths if side == "right" else places >= 8 - lengths
+    given = {"x": torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(7)), "attention_mask": real.long()}
+    assert not of_reference(check(Masked(fills=True), given, reference=Masked(fills=False)))
 
 
 def test_models_of_transformers_under_two_kernels_and_with_a_changed_scale() -> None:

@@ -165,8 +165,7 @@ def _apart_by_row(pair: Pair) -> tuple[Tensor, Tensor, float]:
         apart = difference(mine, theirs).total_variation.reshape(shape)
     counted = torch.ones(shape, dtype=torch.bool, device=apart.device)
     for call in pair:
-        live = call.facts.seen.live.unflatten(0, call.facts.seen.shape)
-        real = call.real_queries[:, None] & live
+        real = call.real_queries[:, None] & call.live
         real = real.expand(call.sizes.flat_batch, call.sizes.heads, -1).reshape(shape)
         counted = counted & real.to(counted.device)
     dtypes = {call.call.factors.form.query.dtype for call in pair if call.call.factors is not None}

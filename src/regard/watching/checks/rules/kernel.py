@@ -96,7 +96,6 @@ def _off_sum(call: AuditedCall) -> tuple[int, int, int, float] | None:
     made = call.call.softmax
     if made.shape != call.weights.shape or not call.is_attention:
         return None
-    live = call.facts.seen.live.unflatten(0, call.facts.seen.shape)
     for rows in ranges(call.sizes.queries, fitting(CHUNK_ELEMENTS, math.prod(call.weights.leading) * call.sizes.keys)):
         block, before = (
             call.block(rows),
@@ -108,7 +107,9 @@ def _off_sum(call: AuditedCall) -> tuple[int, int, int, float] | None:
         is_masked = ((block == 0) | ((block - before).abs() <= 1e-6)).all() & ((block == 0) & (before > 1e-3)).any()
         off = (block.sum(-1) - before.sum(-1)).abs() > 1e-3
         off = (
-            off & live[..., rows.start : rows.stop].expand_as(off) & call.real_queries[:, None, rows.start : rows.stop]
+            off
+            & call.live[..., rows.start : rows.stop].expand_as(off)
+            & call.real_queries[:, None, rows.start : rows.stop]
         )
         if bool(is_masked) and bool(off.any()):
             at = [int(n) for n in off.nonzero()[0]]
@@ -192,7 +193,7 @@ class SinkRule(CallRule):
         )
         taken = 1 - call.block(rows).sum(-1)
         real = call.real_queries[:, None, rows.start :].expand_as(taken)
-        live = call.facts.seen.live.unflatten(0, call.facts.seen.shape)[..., rows.start :].expand_as(taken)
+        live = call.live[..., rows.start :].expand_as(taken)
         counted = taken[real & live]
         if counted.numel() and float(counted.max()) < 1e-6:
             yield Finding(

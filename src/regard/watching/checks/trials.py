@@ -186,7 +186,8 @@ class Trials:
                     return
 
     def _shifted(self) -> None:
-        """All positions moved by the same number, which changes nothing where they are relative."""
+        """All positions moved by the same number, which changes nothing where they are relative. (Blocks of keys end at
+        multiples of their length.)"""
         subject, rows = self.subject, self.subject.rows
 
         def moved(subject: Subject) -> float:
@@ -196,7 +197,7 @@ class Trials:
         with self._trying("all positions shifted"):
             if subject.shifted(rows.long, SHIFT) is None:
                 self.tried.pop()
-            elif subject.is_rotary:
+            elif subject.is_rotary and not any(call.blocks for seen, _ in self.seen for call in seen.calls):
                 self._unless_rounding("positions", moved, ROTARY, MOVED)
             else:
                 difference = moved(subject)

@@ -242,11 +242,30 @@ def test_help_fits_the_terminal_and_has_examples(columns: int, monkeypatch: pyte
         squeezed = " ".join(out.split())
         assert all(" ".join(example.split()) in squeezed for example in EXAMPLES[name]), name
     assert set(EXAMPLES) == {*named, *COMMANDS}
-    flags = re.findall(r"^│ (--[a-z-]+)", typed("train", "translation", "--help")[1], re.M)
+    flags = re.findall(r"^(?:│ )?(--[a-z-]+) ", typed("train", "translation", "--help")[1], re.M)
     assert flags[0] == "--data"
 
 
-@pytest.mark.parametrize("columns", [40, 100])
+def test_help_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each width from 40 to 120; the comma of a list ends a word."""
+
+    def lines_of(words: tuple[str, ...], columns: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        status, out, _ = typed(*words)
+        assert status == 0
+        return out.splitlines()
+
+    tasks = [("train", task, flag) for task in TRAINERS for flag in ("--help", "--help-all")]
+    for words in [("--help",), ("train", "--help"), *tasks, *((command, "--help") for command in COMMANDS)]:
+        whole, *narrow = (
+            {word for line in lines_of(words, columns) for word in re.split(r"[\s,│╭╮╰╯─]+", line)}
+            for columns in (400, *range(40, 121))
+        )
+        assert [columns for columns, found in enumerate(narrow, 40) if not found <= whole] == [], words
+        assert all(len(line) <= columns for columns in (40, 49, 50, 53) for line in lines_of(words, columns))
+
+
+@pytest.mark.parametrize("columns", [50, 100])
 def test_help_has_colours_in_a_terminal_and_there_alone(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))

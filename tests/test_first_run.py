@@ -4,6 +4,7 @@ import io
 import math
 import os
 import re
+import shutil
 import subprocess
 import time
 import tomllib
@@ -315,3 +316,45 @@ def test_the_demo_installs_what_it_needs_and_the_tests_the_rest() -> None:
     assert (demo, test) == ([*tools, "-e '.[train,view]'"], [*tools, "-e '.[all]' --group dev"])
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert extras["all"][0].startswith("regard[train,view,"), "the demo runs from what the tests install too"
+
+
+def _reading(run: Path, folder: Path, out: Path) -> dict[str, tuple[str, ...]]:
+    """Every command that reads a run folder, by what it reads it for."""
+    pairs, of = str(folder / "pairs.tsv"), str(run)
+    new = ("train", "--data", pairs, "--out", str(out), "--steps", "1", "--device", "cpu", *TINY["translation"])
+    return {
+        "translate": ("translate", of, "1 times 2"),
+        "align": ("align", of, "--data", pairs),
+        "evaluate": ("evaluate", of, "--data", pairs),
+        "score": ("score", of, "--data", pairs),
+        "choose": ("choose", of, "--by", "loss"),
+        "view": ("view", of, "1 times 2", "--out", str(out)),
+        "measure": ("measure", of, "--data", pairs, "--out", str(out), "--workers", "1"),
+        "serve": ("serve", of, "--port", "0"),
+        "check": ("check", of),
+        "export to huggingface": ("export", of, "--to", "huggingface", "--out", str(out)),
+        "export to ctranslate2": ("export", of, "--to", "ctranslate2", "--out", str(out)),
+        "train --resume": ("train", "--out", of, "--resume", "--steps", "6"),
+        "train --warm-start": (*new, "--warm-start", of),
+        "train --tokenizers-of": (*new, "--tokenizers-of", of),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("= broken\n", "not TOML"), ('out = "run"\nstepz = 5\n', "unknown setting stepz"), ('seed = "one"\n', "seed must")],
+)
+def test_a_broken_run_toml_is_said_by_every_command_that_reads_a_run(
+    folder: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    run, out = shutil.copytree(folder / "translation", tmp_path / "run"), tmp_path / "out"
+    (run / "run.toml").write_text(text)
+    before = sorted((path, path.read_bytes()) for path in run.rglob("*") if path.is_file())
+    for name, command in _reading(run, folder, out).items():
+        status, printed, err = typed(*command)
+        assert (status, printed) == (2, ""), name
+        *told, last = err.splitlines()
+        assert said in last and str(run / "run.toml") in last, (name, err)
+        assert all(line.startswith("regard: ") for line in told), (name, err)
+        assert not out.exists(), name
+    assert sorted((path, path.read_bytes()) for path in run.rglob("*") if path.is_file()) == before

@@ -231,6 +231,15 @@ def test_cut_off_hypotheses_are_told_apart(folder: Path) -> None:
     assert '"finished": false' in text
 
 
+def test_a_blank_sentence_is_its_own_translation(folder: Path, tmp_path: Path) -> None:
+    run = str(folder / "translation")
+    (tmp_path / "in").write_text("\n  \n")
+    for source in (("", "  "), ("--input", str(tmp_path / "in"))):
+        assert typed("translate", run, *source, "--device", "cpu") == (0, "\n  \n", "")
+    table = typed("translate", run, "", "--nbest", "2", "--beam", "2", "--prefix", "1", "--device", "cpu")[1]
+    assert table == "1\t0.0000\t\n"
+
+
 @pytest.mark.parametrize("columns", [40, 80])
 def test_help_fits_the_terminal_and_has_examples(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))

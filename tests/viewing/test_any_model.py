@@ -390,7 +390,7 @@ def test_published_models(package: str, folder: str, call: Call, tmp_path: Path)
 # -- the first line ----------------------------------------------------------------------------------------
 
 
-COMMANDS = (("view", ("x",)), ("check", ()))
+COMMANDS = (("view", ("--tokens", "5")), ("check", ()))
 
 
 @pytest.fixture(params=COMMANDS)

@@ -351,7 +351,11 @@ def _reading(run: Path, folder: Path, out: Path) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("= broken\n", "not TOML"), ('out = "run"\nstepz = 5\n', "unknown setting stepz"), ('seed = "one"\n', "seed must")],
+    [
+        ("= broken\n", "not TOML"),
+        ('out = "run"\nstepz = 5\n', "unknown setting stepz"),
+        ('seed = "one"\n', "seed must"),
+    ],
 )
 def test_a_broken_run_toml_is_said_by_every_command_that_reads_a_run(
     folder: Path, tmp_path: Path, text: str, said: str

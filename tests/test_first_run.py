@@ -367,7 +367,8 @@ def test_a_broken_run_toml_is_said_by_every_command_that_reads_a_run(
         status, printed, err = typed(*command)
         assert (status, printed) == (2, ""), name
         *told, last = err.splitlines()
-        assert said in last and str(run / "run.toml") in last, (name, err)
+        assert said in last, (name, err)
+        assert str(run / "run.toml") in last, (name, err)
         assert all(line.startswith("regard: ") for line in told), (name, err)
         assert not out.exists(), name
     assert sorted((path, path.read_bytes()) for path in run.rglob("*") if path.is_file()) == before

@@ -124,7 +124,8 @@ def test_an_absent_tokenizer_is_said_before_the_weights_are_read(
     command = ["a b" if word in "23" else word for word in DOORS[door] if word != "--tokens"]
     assert run_command(["folder" if word == "FOLDER" else word for word in command]) == 2
     said = capsys.readouterr().err
-    assert "folder has no tokenizer" in said and said.count("\n") == 1, said
+    assert "folder has no tokenizer" in said
+    assert said.count("\n") == 1
     assert {path.name for path in Path().iterdir()} == {"folder", "lines.txt"}
     (folder / "vocab.txt").write_text("it may be one")
     assert run_command(["measure", "folder", "--data", "lines.txt", "--out", "stats", "--workers", "1"]) == 2

@@ -136,7 +136,7 @@ def test_the_padding_behind_a_sound_is_marked(
     of_encoder, of_decoder = found["maps"][0], found["maps"][-1]
     times = [f"{frame / foreign.FRAMES:.2f}s" for frame in range(foreign.FRAMES)]
     assert of_encoder["keys"] == of_encoder["queries"] == of_decoder["keys"] == [
-        *times[:20], *(f"pad {time}" for time in times[20:])
+        *times[:20], *(f"pad:{time}" for time in times[20:])
     ]  # fmt: skip
     whole = numbers(call, tmp_path, str(folder("wav2vec2")), "--audio", str(tmp_path / "short.wav"))
     assert not any(label.startswith("pad") for label in whole["maps"][0]["keys"]), "it is not filled up"

@@ -74,7 +74,7 @@ class InputLabels:
             if self.step is not None:  # a model may take several of them together
                 step = self.step * max(1, round(step / self.step))
             times = [frame * step for frame in range(count)]
-            return [f"{time:.2f}s" if time < self.heard else f"pad {time:.2f}s" for time in times]
+            return [f"{time:.2f}s" if time < self.heard else f"pad:{time:.2f}s" for time in times]
         return known
 
 

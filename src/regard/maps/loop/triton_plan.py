@@ -114,8 +114,8 @@ class CallForm:
     """The stride of the slopes of ALiBi, and the place of the first query there; None for none."""
     has_state: bool
     """Whether the log-sum-exp is known."""
-    has_sink: bool
-    """Whether it contains more than the keys."""
+    sinks: tuple[int, int] | None
+    """The strides of the sinks (B, H); None for none."""
     card: tuple[int, int]
     """The compute capability."""
     is_interpreted: bool
@@ -210,7 +210,7 @@ class LaunchPlan:
                 "groups": ((flat_heads, queries, count), whole),
             }
             fixed = {
-                "HAS_STATE": form.has_sink, "ENTROPY": st.Entropy in asked.names, "DISTANCE": self._distance(),
+                "HAS_SINKS": form.sinks is not None, "ENTROPY": st.Entropy in asked.names, "DISTANCE": self._distance(),
                 "RANKED": together, "GROUPS": groups, "IN_PARTS": parts > 1,
             }  # fmt: skip
             for one in range(passes):
@@ -278,7 +278,7 @@ class LaunchPlan:
         form, sizes = self.form, self.form.sizes
         query, key, first, stop, keep = (one or (0, 0) for one in form.strides)
         wide = _power(form.width)
-        cap = 1.0 if form.cap is None else form.cap
+        cap, sinks = 1.0 if form.cap is None else form.cap, form.sinks or (0, 0)
         named = {
             "scale": self._scale if form.cap is None else form.scale / cap, "cap": cap * LOG2_E,
             "heads": sizes.heads, "group": sizes.heads // sizes.kv_heads, "queries": sizes.queries,
@@ -288,6 +288,7 @@ class LaunchPlan:
             "first_batch": first[0], "first_row": first[1], "stop_batch": stop[0], "stop_row": stop[1],
             "keep_batch": keep[0], "slope_head": 0 if form.slopes is None else form.slopes[0],
             "bias_offset": 0 if form.slopes is None else form.slopes[1], "lower": form.lower, "upper": form.upper,
+            "sink_batch": sinks[0], "sink_head": sinks[1],
             "HAS_FIRST": bool(form.strides[2]), "HAS_STOP": bool(form.strides[3]), "HAS_KEEP": bool(form.strides[4]),
             "CAPPED": form.cap is not None, "SLOPED": form.slopes is not None, "EXACT": wide == form.width,
             "WIDENS": form.is_interpreted, "ROWS": tile.rows, "COLUMNS": tile.columns, "WIDTH": wide,
@@ -300,8 +301,8 @@ class LaunchPlan:
 
         Args:
             device: that of the call.
-            given: query, key, the log-sum-exp to base 2 or, with a sink, as it is, if they are known; first, stop, keep
-                and slopes, if there are such.
+            given: query, key, the log-sum-exp to base 2 if it is known; first, stop, keep, slopes and sinks, if there
+                are such.
         """
         answers, scratch = self.answers.made(device), self.scratch.made(device)
         # A program never reads a tensor that it is not told to read.
@@ -321,7 +322,7 @@ class LaunchPlan:
 
 
 PER_ROW: dict[str, type[Statistic]] = {"entropy": st.Entropy, "largest": st.Largest, "distance": st.Distance}
-_MAYBE = ("state", "first", "stop", "keep", "slopes", "sums", "peaks", "pooled_sum", "pooled_mean", "pooled_max")
+_MAYBE = ("first", "stop", "keep", "slopes", "sinks", "sums", "peaks", "pooled_sum", "pooled_mean", "pooled_max")
 
 
 @lru_cache(maxsize=64)

@@ -247,16 +247,16 @@ def row_sum_error(call: Call, lse: Tensor) -> float:
     return float((found - given).abs().max())
 
 
-def few_scores(call: Call, rows: Rows) -> Tensor:
-    """The scores (B, H, t, S) of a few queries with all keys. Heads that share a key are rows of one product, so keys
-    are not repeated."""
-    sizes, columns, dtype = call.sizes, range(call.sizes.keys), call.compute_dtype
+def few_scores(call: Call, rows: Rows, columns: range | None = None) -> Tensor:
+    """The scores (B, H, t, s) of a few queries with some keys, by default all. Heads that share a key are rows of one
+    product, so keys are not repeated."""
+    sizes, dtype, columns = call.sizes, call.compute_dtype, range(call.sizes.keys) if columns is None else columns
     scale = call.score.dot_scale(call.query.shape[-1])
     if scale is None:
         return call.scores(rows, columns)
-    query, key = take(call.query, rows).to(dtype), call.key.to(dtype)
+    query, key = take(call.query, rows).to(dtype), take(call.key, columns).to(dtype)
     groups = query.reshape(len(query), sizes.kv_heads, -1, query.shape[-1])
-    scores = (groups * scale @ key.mT).reshape(*query.shape[:-1], sizes.keys)
+    scores = (groups * scale @ key.mT).reshape(*query.shape[:-1], len(columns))
     if call.bias is not None:
         scores = scores + call.bias.block(rows, columns, query=query, key=key, sizes=sizes).to(scores.dtype)
     return call.masked(scores, rows, columns)

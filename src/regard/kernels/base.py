@@ -25,6 +25,8 @@ BackendName = Literal["fused", "tiled", "reference"]
 BACKWARD = "its backward pass"
 OWN_TENSORS = (Causal, Lengths)
 """Masks that own their tensors when bound, of whatever size."""
+NARROW = (torch.float16, torch.bfloat16, torch.float32)
+"""The dtypes whose scores are float32. (Asking torch takes as long as a small operator.)"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +74,8 @@ class Call:
     @property
     def compute_dtype(self) -> torch.dtype:
         """At least float32: the dtype of scores, weights and row states."""
-        return torch.promote_types(self.query.dtype, torch.float32)
+        dtype = self.query.dtype
+        return torch.float32 if dtype in NARROW else torch.promote_types(dtype, torch.float32)
 
     def scores(self, rows: range | Tensor, columns: range | Tensor) -> Tensor:
         """The masked and biased scores (B, H, t, s) of some rows and columns; -inf for excluded pairs."""

@@ -10,9 +10,7 @@ WAITS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero"}
 """Operators that wait for their device."""
 
 
-class Operators(TorchDispatchMode):
-    """Counts operators by their names."""
-
+class _Counting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.seen = Counter[str]()
@@ -23,7 +21,7 @@ class Operators(TorchDispatchMode):
 
 
 def operators_of(run: Callable[[], object]) -> Counter[str]:
-    """The operators of a run, views included."""
-    with Operators() as operators:
+    """How often a run calls each operator, views included."""
+    with _Counting() as counting:
         run()
-    return operators.seen
+    return counting.seen

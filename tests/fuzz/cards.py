@@ -43,7 +43,7 @@ def case(drawn: Drawn) -> None:
     of_rows, of_columns, parts = drawn.of(tiles), drawn.of(tiles), drawn.number(1, 3)
     made = {
         "row_tile": lambda *asked: triton_plan.KernelTile(*of_rows, 4),
-        "column_tile": lambda *asked: triton_plan.KernelTile(*of_columns, 4),
+        "column_tile": lambda *asked, **how: triton_plan.KernelTile(*of_columns, 4),
         "parts_of": lambda programs, length: parts,
         "SCRATCH": drawn.of([1 << 26, 4 * sides.keys]),
         "RANK_TILE": triton_plan.KernelTile(64, 32, 4),

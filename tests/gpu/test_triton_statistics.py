@@ -60,7 +60,7 @@ def answered() -> Iterator[Calls]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "in_kernels", watched)
         patch.setattr(triton_plan, "row_tile", lambda *asked: triton_plan.KernelTile(32, 16, 4))
-        patch.setattr(triton_plan, "column_tile", lambda *asked: triton_plan.KernelTile(16, 32, 4))
+        patch.setattr(triton_plan, "column_tile", lambda *asked, **how: triton_plan.KernelTile(16, 32, 4))
         triton_plan.plan_of.cache_clear()
         patch.setattr(triton_plan, "RANK_TILE", triton_plan.KernelTile(64, 32, 4))
         yield found
@@ -277,6 +277,7 @@ FAULTS = {
     "a lane forgets its largest": ("rows", "total * shrink + mass", "total + mass", "several"),
     "equal groups in the wrong order": ("rows", "is_larger = value > best[i]", "is_larger = value >= best[i]", "none"),
     "a later pass begins anew": ("rows", "(found < last_value) |", "(found < last_value + 9.0) |", "none"),
+    "a sink is forgotten": ("rows", " + tl.exp2(sink - peak))", ")", "none"),
     "a part is read twice": ("rows", "tl.minimum(high, low + length)", "tl.minimum(high, low + 2 * length)", "none"),
     "the key head of another group": ("rows", "(head // group)", "(head % group)", "none"),
     "a query of a bin is lost": ("columns", "bins), high)", "bins) - 1, high)", "none"),
@@ -302,6 +303,7 @@ def test_planted_faults_are_seen(name: str, tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(AssertionError):  # noqa: PT012, any of the checks may see it
             check(*made(MASKS[mask], torch.float32), k=12, rows=1)
             check_ties()
+            check(*made(None, torch.float32, normalization=regard.SoftmaxWithSink(1.0)))
             monkeypatch.setattr(triton_plan, "parts_of", lambda programs, length: 2)
             triton_plan.plan_of.cache_clear()
             check(*made(MASKS["none"], torch.float32))

@@ -64,15 +64,19 @@ def row_tile(width: int, dtype: torch.dtype, queries: int, card: tuple[int, int]
     return KernelTile(rows, 64, warps, 3) if width <= 128 else KernelTile(rows, 32, warps, 2)
 
 
-def column_tile(width: int, dtype: torch.dtype, queries: int, card: tuple[int, int]) -> KernelTile:
-    """The blocks of `read_columns` for bins of so many queries.
+def column_tile(
+    width: int, dtype: torch.dtype, queries: int, card: tuple[int, int], *, has_peaks: bool = False
+) -> KernelTile:
+    """The blocks of `read_columns` for bins of so many queries, with maxima if `has_peaks`.
 
     >>> column_tile(128, torch.bfloat16, 8192, (9, 0)), column_tile(128, torch.bfloat16, 9, (9, 0)).rows
     (KernelTile(rows=64, columns=128, warps=4, stages=3), 16)
     """
     if dtype == torch.float32:
         return KernelTile(min(32, _power(queries)), 32, 8, 2)
-    return KernelTile(min(64, _power(queries)), 128 if width <= 128 else 64, 4, 3 if width <= 128 else 2)
+    # Maxima of larger blocks do not fit the registers of Blackwell, whose powers bind both alike.
+    rows = min(32 if has_peaks and card[0] == 10 else 64, _power(queries))
+    return KernelTile(rows, 128 if width <= 128 else 64, 4, 3 if width <= 128 else 2)
 
 
 def _is_asynchronous(card: tuple[int, int]) -> bool:
@@ -233,10 +237,11 @@ class LaunchPlan:
                 )  # fmt: skip
         if asked.reads_columns:
             grid = asked.grid
-            tile = column_tile(form.width, form.dtype, queries if grid is None else grid.rows.largest, form.card)
+            has_peaks = "max" in asked.pictures
+            longest = queries if grid is None else grid.rows.largest
+            tile = column_tile(form.width, form.dtype, longest, form.card, has_peaks=has_peaks)
             blocks = -(-keys // tile.columns)
             bins = parts_of(flat_heads * blocks, queries) if grid is None else grid.rows.count
-            has_peaks = "max" in asked.pictures
             heads = max(1, min(flat_heads, SCRATCH // (bins * keys * (1 + has_peaks))))
             parts = max(1, min(bins, ENOUGH_PROGRAMS // (heads * blocks)))
             # Without bins, and without turns, the sums are the answer.

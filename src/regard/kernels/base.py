@@ -25,6 +25,8 @@ BackendName = Literal["fused", "tiled", "reference"]
 BACKWARD = "its backward pass"
 OWN_TENSORS = (Causal, Lengths)
 """Masks that own their tensors when bound, of whatever size."""
+NARROW = (torch.float16, torch.bfloat16, torch.float32)
+"""The dtypes whose scores are float32. (Asking torch takes as long as a small operator.)"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +74,8 @@ class Call:
     @property
     def compute_dtype(self) -> torch.dtype:
         """At least float32: the dtype of scores, weights and row states."""
-        return torch.promote_types(self.query.dtype, torch.float32)
+        dtype = self.query.dtype
+        return torch.float32 if dtype in NARROW else torch.promote_types(dtype, torch.float32)
 
     def scores(self, rows: range | Tensor, columns: range | Tensor) -> Tensor:
         """The masked and biased scores (B, H, t, s) of some rows and columns; -inf for excluded pairs."""
@@ -105,16 +108,16 @@ class Call:
             return scores
         return scores.masked_fill_(~self.allowed(self.mask, rows, columns), -torch.inf)
 
-    def few_scores(self, rows: Rows) -> Tensor:
-        """The scores (B, H, t, S) of a few queries with all keys. Heads that share a key are rows of one product, so
-        keys are not repeated."""
-        sizes, columns, dtype = self.sizes, range(self.sizes.keys), self.compute_dtype
+    def few_scores(self, rows: Rows, columns: range | None = None) -> Tensor:
+        """The scores (B, H, t, s) of a few queries with some keys, by default all. Heads that share a key are rows of
+        one product, so keys are not repeated."""
+        sizes, dtype, columns = self.sizes, self.compute_dtype, range(self.sizes.keys) if columns is None else columns
         scale = self.score.dot_scale(self.query.shape[-1])
         if scale is None:
             return self.scores(rows, columns)
-        query, key = take(self.query, rows).to(dtype), self.key.to(dtype)
+        query, key = take(self.query, rows).to(dtype), take(self.key, columns).to(dtype)
         groups = query.reshape(len(query), sizes.kv_heads, -1, query.shape[-1])
-        scores = (groups * scale @ key.mT).reshape(*query.shape[:-1], sizes.keys)
+        scores = (groups * scale @ key.mT).reshape(*query.shape[:-1], len(columns))
         if self.bias is not None:
             scores = scores + self.bias.block(rows, columns, query=query, key=key, sizes=sizes).to(scores.dtype)
         return self.masked(scores, rows, columns)

@@ -135,7 +135,7 @@ class CallSource(NamedSource):
         call = self.call
         if not isinstance(call.normalization, Softmax):
             return None
-        may_be_found = type(call.normalization) is Softmax and call.query.dtype != call.compute_dtype
+        may_be_found = call.query.dtype != call.compute_dtype
         return SoftmaxCall(call, lambda: self.factors.known_state if may_be_found else self.state)
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import jaxtyping
 from tests.checked_shapes import checked_once
 
 # Not the doors (functional, masks, shapes), whose own checks and messages are under test, nor methods
-# that return `Self`, of which beartype wants to decorate the whole class.
+# that return `Self`, of which beartype wants to decorate the whole class. The estimator has checks of its own too.
 CHECKED = {
     "call": ("scores.base", "scores.additive", "scores.custom", "normalizations", "positions"),
     "tasks.generation": ("protocol", "greedy_search", "beam", "sampling"),
@@ -28,9 +28,10 @@ if "REGARD_UNCHECKED_SHAPES" not in os.environ and find_spec("beartype") is not 
     modules = [f"regard.{package}.{name}" for package, names in CHECKED.items() for name in names]
     vars(jaxtyping)["jaxtyped"] = checked_once(jaxtyping.jaxtyped)
     # numba compiles the loops of nn from their source, and cannot take what the hook adds to them.
-    files = (Path(__file__).parent / "src/regard/nn").glob("[!_]*.py")
-    modules += [f"regard.nn.{path.stem}" for path in files if "loop" not in path.stem]
-    jaxtyping.install_import_hook(["regard.models", *modules], "beartype.beartype")
+    for room in ("nn", "models"):
+        stems = [path.stem for path in (Path(__file__).parent / "src/regard" / room).glob("[!_]*.py")]
+        modules += [f"regard.{room}.{name}" for name in stems if "loop" not in name and name != "kernel_regression"]
+    jaxtyping.install_import_hook(["regard.models.convert", *modules], "beartype.beartype")
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402

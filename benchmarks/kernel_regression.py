@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Row, compare, peak_memory_mib
-from regard.kernel_regression import NadarayaWatson
+from regard.models import NadarayaWatson
 
 TITLE = "Nadaraya-Watson, Gaussian kernel, 8 features"
 
@@ -60,7 +60,7 @@ def run() -> tuple[list[Row], list[str]]:
 
 MEMORY = """
 import numpy as np
-from regard.kernel_regression import NadarayaWatson
+from regard.models import NadarayaWatson
 rng = np.random.default_rng(0)
 x, y, new = rng.normal(size=(1_000_000, 8)), rng.normal(size=1_000_000), rng.normal(size=(10_000, 8))
 def run():

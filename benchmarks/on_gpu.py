@@ -9,6 +9,7 @@ Each part runs in a process of its own, because an error of a kernel ends the pr
 import argparse
 import json
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,6 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
+from regard.maps.loop.triton_plan import LOG2_E
 
 LONGEST_S = 100
 """A part is stopped after so many seconds."""
-SECONDS, PAIRS = 2.0, 5
+SECONDS, PAIRS = 1.0, 5
 """How long a pair of runs is repeated, and how often at least."""
 Run = Callable[[], object]
 
@@ -167,46 +168,81 @@ docs/design/gpu.md has the instructions that they were counted from.
 """
 
 
-def statistic(place: Place) -> Iterator[Measured]:
-    """Five statistics together, and column sums alone, against forward passes of cuDNN and flash.
+def statistic(place: Place, width: int = 128) -> Iterator[Measured]:
+    """Five statistics, column sums, and each of the two programs alone, against forward passes of cuDNN and flash.
 
     Then column sums against kernels of others, where they are installed.
     """
     names = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
     kernels = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
     card = torch.cuda.get_device_capability(place.device)[0] if place.is_gpu else 0
-    for width, length in product((128, 64), (place.size(2048, 64), place.size(8192, 96), place.size(65_536, 128))):
+    limit = LIMITS.get((card, width))
+    bar = "" if limit is None else f"limit {1 / limit:.2f}"
+    for length in (place.size(2048, 64), place.size(8192, 96), place.size(65_536, 128)):
         heads = place.size(32 if length < 10_000 else 4, 2)
         q, k, v = (place.normal(1, heads, length, width) for _ in range(3))
-        limit = LIMITS.get((card, width))
-        bar = "" if limit is None else f"limit {1 / limit:.2f}"
         what = f"T = {length}, {heads} heads of {width}, causal, bf16"
 
         def sdpa(kernel: str, q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
             with sdpa_kernel(kernels[kernel] if place.is_gpu else SDPBackend.MATH):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-        def five(q: Tensor = q, k: Tensor = k) -> object:
+        def asked(*names: str, q: Tensor = q, k: Tensor = k) -> object:
             return regard.map_of(q, k, mask=regard.causal()).summary(*names)
 
-        def columns(q: Tensor = q, k: Tensor = k) -> object:
-            return regard.map_of(q, k, mask=regard.causal()).received()
-
         with torch.no_grad():
+            known = regard.attention(q, k, v, mask=regard.causal(), return_weights=True).weights
+            ours: dict[str, tuple[Run, str]] = {
+                "five statistics": (partial(asked, *names), bar),
+                "column sums": (partial(asked, "received"), bar),
+                "rows alone (entropy, largest)": (partial(asked, "entropy", "top_weight"), ""),
+                "columns alone (log-sum-exp known)": (known.received, ""),
+            }
             for kernel in kernels:
-                peer = partial(sdpa, kernel)
-                yield place.compare(f"five statistics, {what}, against {kernel} forward", peer, five, bar)
-                yield place.compare(f"column sums, {what}, against {kernel} forward", peer, columns, bar)
-            if place.is_gpu and find_spec("flash_colreduce"):
-                from flash_colreduce import flash_colreduce
+                for name, (run, floor) in ours.items():
+                    peer = f"{kernel} forward" if place.is_gpu else "math"
+                    yield place.compare(f"{name}, {what}, against {peer}", partial(sdpa, kernel), run, floor)
+            for peer, run in others(q, k, v) if place.is_gpu else ():
+                mine = "columns alone (log-sum-exp known)" if "known" in peer else "column sums"
+                yield place.compare(f"{mine}, {what}, against {peer}", run, ours[mine][0])
 
-                theirs = partial(flash_colreduce, q, k, is_causal=True)
-                yield place.compare(f"column sums, {what}, against flash-colreduce", theirs, columns)
-            if place.is_gpu and find_spec("flag_attn"):
-                from flag_attn import flash_attention
 
-                theirs = partial(flash_attention, q, k, v, causal=True, return_total_attention=True)
-                yield place.compare(f"column sums, {what}, against output and sums of FlagAttention", theirs, columns)
+def others(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, Run]]:
+    """Column sums under a causal mask by the kernels of others that are installed."""
+    if find_spec("flash_colreduce"):
+        from flash_colreduce import flash_colreduce
+
+        yield "flash-colreduce", partial(flash_colreduce, q, k, "sum", is_causal=True)
+    if find_spec("flag_attn"):
+        from flag_attn import flash_attention
+
+        total = partial(flash_attention, q, k, v, causal=True, return_total_attention=True)
+        yield "output and sums of FlagAttention", total
+    if find_spec("keys_values"):
+        from keys_values.attention.flashinfer_wrapper import triton_score_sum
+
+        lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=True)[1]
+        query, key, levels = q.transpose(1, 2), k.transpose(1, 2), (lse.float() * LOG2_E).transpose(1, 2)
+        heads, scale = q.shape[1], q.shape[-1] ** -0.5
+        yield "keys_values, log-sum-exp known", partial(triton_score_sum, query, key, levels, scale, heads, 1)
+
+
+def issued(device: str) -> str:
+    """How many of their issue slots the two programs use, by Nsight Compute, if it is installed."""
+    tool = shutil.which("ncu")
+    if tool is None or not device.startswith("cuda"):
+        return ""
+    command = [
+        tool, "--metrics", "smsp__issue_active.avg.pct_of_peak_sustained_active", "--kernel-name",
+        "regex:read_rows|read_columns", "--launch-skip", "2", "--launch-count", "4",
+        sys.executable, "-m", "benchmarks.on_gpu", "--only-rows", "--device", device, "statistic",
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
+    except subprocess.TimeoutExpired:
+        return f"ncu: stopped after {LONGEST_S} s"
+    lines = [line.strip() for line in done.stdout.splitlines() if "issue_active" in line or "read_" in line]
+    return "Nsight Compute, issue slots: " + ("; ".join(lines) or (done.stdout.splitlines() or ["nothing"])[-1])
 
 
 def million(place: Place) -> Iterator[Measured]:
@@ -365,8 +401,10 @@ def decoding(place: Place) -> Iterator[Measured]:
 
 
 PARTS: dict[str, Callable[[Place], Iterator[Measured]]] = {
-    part.__name__: part for part in (flash, statistic, million, watching, training, decoding)
-}
+    "statistic": statistic, "narrow": partial(statistic, width=64), "watching": watching, "flash": flash,
+    "million": million, "training": training, "decoding": decoding,
+}  # fmt: skip
+"""The first ones are those that have not run yet, if time is short."""
 
 
 # -- all of them ---------------------------------------------------------------------------------------
@@ -414,6 +452,7 @@ def main() -> None:
         print(*rows, note, sep="\n", flush=True)
         lines += rows
         notes += [note] if note else []
+    notes += [note] if (note := issued(given.device)) else []
     rehearsal = "" if place.is_gpu else " A rehearsal at tiny sizes: these times mean nothing."
     text = f"# Results on a GPU\n\n`make gpu`, {date.today()}, {machine(place.device)}.{rehearsal}\n\n"
     text += "\n".join([HEADER, *map(str, lines)]) + "\n" + "".join(f"\n{note}\n" for note in notes)

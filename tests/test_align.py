@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers.models.whisper import generation_whisper
 
 import regard
-from regard import align
-from regard.align import Standardized, dtw
 from regard.errors import ArgumentError, NonFiniteError, NotKeptError, ShapeError
+from regard.maps import align
+from regard.maps.align import Standardized, dtw
 
 theirs: Any = generation_whisper._dynamic_time_warping
 smoothed: Any = generation_whisper._median_filter

@@ -4,6 +4,7 @@ import io
 import math
 import os
 import re
+import shutil
 import subprocess
 import time
 import tomllib
@@ -230,6 +231,15 @@ def test_cut_off_hypotheses_are_told_apart(folder: Path) -> None:
     assert '"finished": false' in text
 
 
+def test_a_blank_sentence_is_its_own_translation(folder: Path, tmp_path: Path) -> None:
+    run = str(folder / "translation")
+    (tmp_path / "in").write_text("\n  \n")
+    for source in (("", "  "), ("--input", str(tmp_path / "in"))):
+        assert typed("translate", run, *source, "--device", "cpu") == (0, "\n  \n", "")
+    table = typed("translate", run, "", "--nbest", "2", "--beam", "2", "--prefix", "1", "--device", "cpu")[1]
+    assert table == "1\t0.0000\t\n"
+
+
 @pytest.mark.parametrize("columns", [40, 80])
 def test_help_fits_the_terminal_and_has_examples(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -242,11 +252,30 @@ def test_help_fits_the_terminal_and_has_examples(columns: int, monkeypatch: pyte
         squeezed = " ".join(out.split())
         assert all(" ".join(example.split()) in squeezed for example in EXAMPLES[name]), name
     assert set(EXAMPLES) == {*named, *COMMANDS}
-    flags = re.findall(r"^│ (--[a-z-]+)", typed("train", "translation", "--help")[1], re.M)
+    flags = re.findall(r"^(?:│ )?(--[a-z-]+) ", typed("train", "translation", "--help")[1], re.M)
     assert flags[0] == "--data"
 
 
-@pytest.mark.parametrize("columns", [40, 100])
+def test_help_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each width from 40 to 120; the comma of a list ends a word."""
+
+    def lines_of(words: tuple[str, ...], columns: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        status, out, _ = typed(*words)
+        assert status == 0
+        return out.splitlines()
+
+    tasks = [("train", task, flag) for task in TRAINERS for flag in ("--help", "--help-all")]
+    for words in [("--help",), ("train", "--help"), *tasks, *((command, "--help") for command in COMMANDS)]:
+        whole, *narrow = (
+            {word for line in lines_of(words, columns) for word in re.split(r"[\s,│╭╮╰╯─]+", line)}
+            for columns in (400, *range(40, 121))
+        )
+        assert [columns for columns, found in enumerate(narrow, 40) if not found <= whole] == [], words
+        assert all(len(line) <= columns for columns in (40, 49, 50, 53) for line in lines_of(words, columns))
+
+
+@pytest.mark.parametrize("columns", [50, 100])
 def test_help_has_colours_in_a_terminal_and_there_alone(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -296,3 +325,50 @@ def test_the_demo_installs_what_it_needs_and_the_tests_the_rest() -> None:
     assert (demo, test) == ([*tools, "-e '.[train,view]'"], [*tools, "-e '.[all]' --group dev"])
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert extras["all"][0].startswith("regard[train,view,"), "the demo runs from what the tests install too"
+
+
+def _reading(run: Path, folder: Path, out: Path) -> dict[str, tuple[str, ...]]:
+    """Every command that reads a run folder, by what it reads it for."""
+    pairs, of = str(folder / "pairs.tsv"), str(run)
+    new = ("train", "--data", pairs, "--out", str(out), "--steps", "1", "--device", "cpu", *TINY["translation"])
+    return {
+        "translate": ("translate", of, "1 times 2"),
+        "align": ("align", of, "--data", pairs),
+        "evaluate": ("evaluate", of, "--data", pairs),
+        "score": ("score", of, "--data", pairs),
+        "choose": ("choose", of, "--by", "loss"),
+        "view": ("view", of, "1 times 2", "--out", str(out)),
+        "measure": ("measure", of, "--data", pairs, "--out", str(out), "--workers", "1"),
+        "serve": ("serve", of, "--port", "0"),
+        "check": ("check", of),
+        "export to huggingface": ("export", of, "--to", "huggingface", "--out", str(out)),
+        "export to ctranslate2": ("export", of, "--to", "ctranslate2", "--out", str(out)),
+        "train --resume": ("train", "--out", of, "--resume", "--steps", "6"),
+        "train --warm-start": (*new, "--warm-start", of),
+        "train --tokenizers-of": (*new, "--tokenizers-of", of),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("= broken\n", "not TOML"),
+        ('out = "run"\nstepz = 5\n', "unknown setting stepz"),
+        ('seed = "one"\n', "seed must"),
+    ],
+)
+def test_a_broken_run_toml_is_said_by_every_command_that_reads_a_run(
+    folder: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    run, out = shutil.copytree(folder / "translation", tmp_path / "run"), tmp_path / "out"
+    (run / "run.toml").write_text(text)
+    before = sorted((path, path.read_bytes()) for path in run.rglob("*") if path.is_file())
+    for name, command in _reading(run, folder, out).items():
+        status, printed, err = typed(*command)
+        assert (status, printed) == (2, ""), name
+        *told, last = err.splitlines()
+        assert said in last, (name, err)
+        assert str(run / "run.toml") in last, (name, err)
+        assert all(line.startswith("regard: ") for line in told), (name, err)
+        assert not out.exists(), name
+    assert sorted((path, path.read_bytes()) for path in run.rglob("*") if path.is_file()) == before

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from regard.cli.main import run_command
+from regard.cli.progress import LARGE
 from regard.errors import RunFolderError
 from regard.files.model_folder import is_huggingface, snapshot_of
 
@@ -107,6 +108,28 @@ def test_every_door_says_the_kind_of_a_folder(
             raise RunFolderError(said)
         assert said.count("\n") == 1
     assert {path.name for path in Path().iterdir()} == {kind.__name__ for kind in KINDS} | {"lines.txt"}
+
+
+@pytest.mark.parametrize("door", ["view", "measure", "generate", "score", "translate", "evaluate", "serve"])
+@pytest.mark.parametrize("family", ["gpt2", "marian"])
+def test_an_absent_tokenizer_is_said_before_the_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], door: str, family: str
+) -> None:
+    """They are larger than those whose reading is announced, and no weights at all."""
+    monkeypatch.chdir(tmp_path)
+    Path("lines.txt").write_text("a b\n")
+    folder = make(Path("folder"), config__json={**CONFIG, "model_type": family}, generation_config__json={})
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(2 * LARGE)
+    command = ["a b" if word in "23" else word for word in DOORS[door] if word != "--tokens"]
+    assert run_command(["folder" if word == "FOLDER" else word for word in command]) == 2
+    said = capsys.readouterr().err
+    assert "folder has no tokenizer" in said
+    assert said.count("\n") == 1
+    assert {path.name for path in Path().iterdir()} == {"folder", "lines.txt"}
+    (folder / "vocab.txt").write_text("it may be one")
+    assert run_command(["measure", "folder", "--data", "lines.txt", "--out", "stats", "--workers", "1"]) == 2
+    assert "not a whole safetensors file" in capsys.readouterr().err
 
 
 def test_a_family_that_writes_no_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard import selection
 from regard.errors import ArgumentError, ShapeError
+from regard.maps import selection
 
 
 def prompt(groups: int = 2) -> tuple[regard.AttentionMap, Tensor]:

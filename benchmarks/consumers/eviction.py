@@ -10,7 +10,7 @@ from torch import Tensor
 import regard
 from benchmarks.consumers.frame import Report, measure
 from benchmarks.harness import Run
-from regard import selection
+from regard.maps import selection
 
 TITLE = "Consumers: eviction of keys by H2O"
 LAYERS, HEADS, WIDTH, BUDGET = 2, 8, 256, 256

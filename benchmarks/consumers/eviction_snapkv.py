@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from benchmarks.consumers.eviction import NOTE, eager_by, ours_by
 from benchmarks.consumers.frame import Report, measure
 from benchmarks.harness import Run
-from regard import selection
+from regard.maps import selection
 
 TITLE = "Consumers: eviction of keys by SnapKV"
 WINDOW = 32

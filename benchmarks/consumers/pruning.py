@@ -10,7 +10,7 @@ from torch import Tensor
 import regard
 from benchmarks.consumers.frame import Report, measure
 from benchmarks.harness import Run
-from regard import selection
+from regard.maps import selection
 
 TITLE = "Consumers: pruning of the tokens of an image by EViT"
 LAYERS, HEADS, WIDTH, RATE, WHERE, PATCH = 4, 8, 256, 0.7, (0, 1, 2), 4

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import regard
-import regard.align
 from benchmarks.consumers.frame import Report, measure
 from benchmarks.harness import Run
+from regard.maps import align
 
 TITLE = "Consumers: words in time"
 LAYERS, HEADS, WIDTH, FRAMES_PER_TOKEN = 2, 8, 256, 8
@@ -70,7 +70,7 @@ def ours(length: int) -> Run:
         heads: list[Any] = [
             seen[f"model.decoder.layers.{layer}.encoder_attn"][0, head] for layer, head in ALIGNMENT_HEADS
         ]
-        return regard.align.dtw(torch.stack(heads)).first
+        return align.dtw(torch.stack(heads)).first
 
     return run
 

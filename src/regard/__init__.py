@@ -13,7 +13,6 @@ from regard.lazy import on_demand
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from regard import align as align
     from regard import call as call
     from regard import edits as edits
     from regard import huggingface as huggingface
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from regard import maps as maps
     from regard import models as models
     from regard import nn as nn
-    from regard import selection as selection
     from regard import tasks as tasks
     from regard import views as views
     from regard import watching as watching

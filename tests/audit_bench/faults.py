@@ -386,6 +386,48 @@ own(
     cuts=(6, 4, 1),
 )
 
+
+def _cut(keys: slice) -> Any:
+    """A prompt, and then single queries with some of the keys in the cache."""
+
+    def attend(layer: Any, q: Tensor, k: Tensor, v: Tensor, keep: Any) -> Tensor:
+        return m.causal(layer, q, k, v, keep) if q.shape[2] > 1 else sdpa(q, k[:, :, keys], v[:, :, keys])
+
+    return attend
+
+
+own(
+    CORNER,
+    "itself hidden",
+    "a_cut_cache_without_the_newest_key",
+    _cut(slice(-7, None)),
+    _cut(slice(7)),
+    m.plain,
+    cuts=(6, 1, 1, 1, 1, 1),
+)
+
+
+@fault(CORNER, "positions")
+def a_rolled_cache_keeps_its_oldest_keys(is_faulty: bool) -> Made:
+    def run(model: Any, input_ids: Tensor) -> Tensor:
+        from transformers.cache_utils import DynamicSlidingWindowLayer as Rolled
+
+        update = Rolled.update
+
+        def oldest(self: Any, *given: Any, **more: Any) -> Any:
+            every = update(self, *given, **more)
+            self.keys, self.values = (one[..., : self.sliding_window - 1, :] for one in every)
+            return every
+
+        Rolled.update = oldest if is_faulty else update
+        try:
+            return m.in_steps(model, input_ids, (6, 1, 1, 1, 1, 1))
+        finally:
+            Rolled.update = update
+
+    return m.Stepwise(m.phi3(), run), m.plain()
+
+
 LATE = "causal mask lost with a cache"
 
 

@@ -95,6 +95,11 @@ def gemma3(kinds: Iterable[str] = ("sliding_attention", "sliding_attention", "fu
     return huggingface("Gemma3ForCausalLM", "Gemma3TextConfig", GROUPED | more)
 
 
+def granite_swa() -> Any:
+    more = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    return huggingface("GraniteSWAForCausalLM", "GraniteSWAConfig", TEXT | {"num_key_value_heads": 2} | more)
+
+
 def bart() -> Any:
     return huggingface("BartForConditionalGeneration", "BartConfig", PAIR)
 

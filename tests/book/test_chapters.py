@@ -9,9 +9,12 @@ from tests import ROOT
 from tests.book.chapters import CHAPTERS, SECTIONS, cells, formulas, is_picture, path_of, ran, run, sections, sentences
 
 pytestmark = pytest.mark.usefixtures("as_installed")
+# These train for a quarter of a minute and more.
+TRAINING = ("06-", "09-", "13-", "15-")
+RUN = [pytest.param(name, marks=pytest.mark.slow) if name.startswith(TRAINING) else name for name in CHAPTERS]
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
+@pytest.mark.parametrize("chapter", RUN)
 def test_a_chapter_runs_and_its_exercises_fail_until_they_are_solved(chapter: str) -> None:
     asserts: set[str] = set()
     for cell in cells(path_of(chapter).read_text(encoding="utf-8")):

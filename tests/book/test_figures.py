@@ -59,6 +59,7 @@ def annotated_heads(w: dict[str, Tensor], at: str, x: Tensor, y: Tensor, mask: T
     return joined @ w[f"{at}.out.weight"].T + w[f"{at}.out.bias"]
 
 
+@pytest.mark.slow
 def test_the_transformer_is_that_of_the_annotated_transformer() -> None:
     """Rush 2018: `Encoder`, `Decoder`, `SublayerConnection` (the norm first), `PositionwiseFeedForward`."""
     names = names_of("09-the-transformer")
@@ -201,6 +202,7 @@ def test_additive_attention_is_d2ls() -> None:
     close(names["by_sum"][:, 0], torch.tensor([[2.0, 3.0, 4.0, 5.0], [10.0, 11.0, 12.0, 13.0]]))
 
 
+@pytest.mark.slow
 def test_the_alignment_is_that_of_pytorchs_translation_tutorial() -> None:
     """`BahdanauAttention`: Va(tanh(Wa(query) + Ua(keys))), a softmax, a bmm; it has no mask, so all keys are real."""
     names = names_of("06-attention-in-recurrent-networks")

@@ -48,6 +48,17 @@ def folder_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
+def pictures(folder: Path) -> dict[str, list[int]]:
+    """The steps of the pictures that TensorBoard reads, by their names."""
+    accumulator: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = {}
+    for path in {file.parent for file in folder.rglob("events.out*")}:
+        read = accumulator.EventAccumulator(str(path))
+        read.Reload()
+        found |= {name: [one.step for one in read.Images(name)] for name in read.Tags()["images"]}
+    return found
+
+
 # -- transformers ------------------------------------------------------------------------------------
 
 
@@ -75,6 +86,7 @@ def test_trainer_logs_the_first_step_and_every_nth(accumulated: int, tmp_path: P
     assert not monitor.audited.errors
     read = folder_scalars(tmp_path / "board")
     assert [step for step, _ in read["transformer.h.1.attn/entropy"]] == [1, 3, 6]
+    assert pictures(tmp_path / "board") == {"attention/worst/map": [1, 3, 6]}
     by_hand = logged[2]["attention/transformer.h.1.attn/entropy"]
     assert read["transformer.h.1.attn/entropy"][2][1] == pytest.approx(by_hand, rel=1e-5)
 
@@ -143,6 +155,7 @@ def test_lightning_logs_every_nth_step(accumulated: int, tmp_path: Path) -> None
         f"model.transformer.h.0.attn/{name}" for name in NAMES
     }
     assert [step for step, _ in read["model.transformer.h.0.attn/entropy"]] == [2, 5]  # Lightning counts from 0
+    assert pictures(tmp_path) == {"attention/worst/map": [0, 2, 5]}
     assert monitor.audited is not None
     assert not monitor.audited.errors
 

@@ -10,9 +10,9 @@ import torch
 
 import regard
 from regard.functional import NormalizationName, ScoreName
-from regard.kernel_regression import KERNELS, KernelName
 from regard.kernels import BACKENDS
 from regard.kernels.base import BackendName
+from regard.models.kernel_regression import KERNELS, KernelName
 from regard.views.scales import SCALES, ScaleName
 from tests.core import house
 

@@ -81,7 +81,13 @@ case("learned width", width, score=regard.Gaussian(width))
 case("learned bias", dense, bias=dense)
 
 
-@pytest.mark.parametrize("name", CASES)
+# One of each way by which a graph is made; all of them by night.
+OFTEN = ("plain", "padding and causal", "soft-capped", "additive", "learned bias", "sparsemax")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_the_graph_is_whole_and_the_result_the_eager_one(name: str) -> None:
     options, learned = CASES[name]
     inputs = tensors()
@@ -126,6 +132,7 @@ def test_other_lengths_need_no_graph_of_their_own() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [4, 2])
 @pytest.mark.parametrize("options", [{}, {"mask": regard.causal()}, {"backend": "tiled"}], ids=str)
 def test_one_graph_has_every_size_dynamic(options: dict[str, Any], groups: int) -> None:

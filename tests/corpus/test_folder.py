@@ -258,6 +258,7 @@ def test_the_arguments_of_python_are_those_of_the_command() -> None:
     assert theirs == {name: own[name].default for name in theirs}
 
 
+@pytest.mark.slow
 def test_workers_do_not_run_the_script_of_their_parent(gpt2: Path, docs: Path, tmp_path: Path) -> None:
     """Nothing in it stands under `if __name__ == "__main__"`."""
     code = f"""

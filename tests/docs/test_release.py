@@ -56,6 +56,7 @@ def test_every_job_has_an_end() -> None:
     assert [job for job in jobs if job["timeout-minutes"] > 120] == []
 
 
+@pytest.mark.slow
 def test_the_action_fails_the_job_for_a_wrong_mask(tmp_path: Path) -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     step = action["runs"]["steps"][-1]

@@ -19,7 +19,9 @@ from regard.tasks.exports.ctranslate2 import to_ctranslate2
 from regard.tasks.exports.huggingface import to_huggingface
 from regard.tasks.exports.trained import ExportedRun
 from regard.tasks.generation.config import Beam
-from regard.tasks.text.tokenizer_recipes import Words
+from regard.tasks.text.codec import Marks
+from regard.tasks.text.pretrained import pretrained_tokenizers
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
@@ -86,6 +88,24 @@ def test_tokens_that_only_the_source_has_are_never_written(tmp_path: Path) -> No
     assert (logits[..., len(target) :] < -1e8).all()
     output = theirs(tmp_path).generate(torch.tensor([[4, 5, 6, 2]]), max_new_tokens=9, max_length=None, num_beams=3)
     assert output.max() < len(target)
+
+
+@pytest.mark.parametrize("kind", [Words, Characters, ByteLevelBPE])
+def test_unknown_words_are_written_as_our_own_translation_shows_them(kind: Any, tmp_path: Path) -> None:
+    """Where text without special tokens is asked for, as every program does that translates."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    source, target = kind().train(["one two"]), kind().train(["un deux deux"])
+    model = Transformer(TINY, source_vocab_size=len(source), target_vocab_size=len(target)).eval()
+    to_huggingface(ExportedRun(model.requires_grad_(False), TINY, source, target), tmp_path)
+    written = [1, target.encode("un")[0], target.unk_id, target.encode("deux")[-1], 2, 0]
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "target_tokenizer.json"))
+    assert theirs.decode(written, skip_special_tokens=True) == target.decode(written)
+    assert ("\ufffd" in target.decode(written)) == (kind is not ByteLevelBPE)
+    own = pretrained_tokenizers(tmp_path, Marks(0, 1, 2), Marks(0, 1, 2))[1]
+    assert own.decode(written) == target.decode(written)
+    both = AutoTokenizer.from_pretrained(tmp_path)
+    assert both("one three")["input_ids"][:-1] == source.encode("one three")
 
 
 # -- CTranslate2 --------------------------------------------------------------------------------------------

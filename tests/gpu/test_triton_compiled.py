@@ -24,7 +24,7 @@ SHARED = 99 * 1024
 FIVE = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
 SLOTS = {
     # Of 128 in a clock, for each weight of the loop without a mask: rows, rows with a ranking, columns.
-    80: (12.5, 17.5, 9.5), 90: (8.5, 11.0, 7.5), 100: (7.0, 10.0, 6.0),
+    80: (12.5, 17.5, 9.5), 90: (8.5, 11.0, 7.5), 100: (7.0, 10.0, 7.5),
 }  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def test_the_slots_of_a_weight(capability: int) -> None:
     assert few["read_rows"].body.slots <= rows
     for name in ("read_rows", "read_columns"):
         kernel = five[name]
-        assert kernel.body.of("spill") <= (0.1 if capability == 100 else 0.0), name
+        assert kernel.body.of("spill") == 0, name
         assert kernel.body.of("atomic") == 0, name
         if capability != 80:  # where the same layout takes one shuffle of four weights
             assert kernel.body.of("shuffle") == 0, name
@@ -98,7 +98,8 @@ def test_the_tiles_are_the_cheapest_of_their_kind(monkeypatch: pytest.MonkeyPatc
     candidates = {"row": [(128, 64, 4), (64, 64, 4), (128, 32, 4)], "column": [(64, 128, 4), (64, 64, 4), (32, 128, 4)]}
     for side, program in (("row", "read_rows"), ("column", "read_columns")):
         for tile in candidates[side]:
-            monkeypatch.setattr(triton_plan, f"{side}_tile", lambda *asked, tile=tile: triton_plan.KernelTile(*tile))
+            made = triton_plan.KernelTile(*tile)
+            monkeypatch.setattr(triton_plan, f"{side}_tile", lambda *asked, made=made, **how: made)
             found = launched(90, question(128, torch.bfloat16, "received", "entropy", "top_weight"))
             cost[side][tile] = found[program].cycles(128)
         one = chosen[side]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import regard
 
@@ -17,34 +18,22 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from regard.tensors.triton_use import Launch
 from tests.gpu.absent_card import AbsentCard, absent_card
+from tests.operators import WAITS, operators_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FIVE = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
-MOST_OPERATORS = 6
+MOST_OPERATORS, MOST_BESIDE = 6, 19
 VIEWS = {
     "view", "_unsafe_view", "reshape", "expand", "slice", "select", "unsqueeze", "transpose", "as_strided", "alias",
     "detach", "_reshape_alias", "empty", "empty_strided", "promote_types",
 }  # fmt: skip
 """Operators that launch nothing."""
-WAITS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero"}
-
-
-class Operators(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = Counter[str]()
-
-    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        self.seen[function.overloadpacket.__name__] += 1
-        return function(*given, **(named or {}))
 
 
 def counted(ask: Callable[[], object]) -> Counter[str]:
     """The operators of a call that launch something, once its plan is made."""
     ask()
-    with Operators() as operators:
-        ask()
-    return Counter({name: count for name, count in operators.seen.items() if name not in VIEWS})
+    return Counter({name: count for name, count in operators_of(ask).items() if name not in VIEWS})
 
 
 def names_of(card: AbsentCard) -> list[str]:
@@ -77,6 +66,33 @@ def test_few_operators_and_no_wait(name: str) -> None:
             assert not WAITS & set(seen), (asked, seen)
             assert names_of(card) == 2 * launches[asked], asked
             card.launched.clear()
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(64, 192)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        return x + F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def test_a_summary_as_the_model_runs() -> None:
+    """It waits for nothing, and launches two programs and their small ones a layer beside the proof of its row."""
+    model, x = nn.Sequential(Layer(), Layer()).bfloat16().eval(), torch.randn(1, 64, 64).bfloat16()
+
+    def watched() -> Any:
+        with regard.watch(model, keep="summary") as seen:
+            model(x)
+        return seen
+
+    with absent_card(90) as card, torch.no_grad():
+        plain, seen = counted(lambda: model(x)), counted(watched)
+        assert not WAITS & set(seen), seen
+        assert names_of(card) == 4 * ["read_rows", "rank_groups", "read_columns", "pool_keys"]
+        assert seen.total() - plain.total() <= 2 * MOST_BESIDE, seen - plain
+        assert "2 maps of 2 modules" in str(watched().report())
 
 
 def test_a_kernel_is_kept_for_what_it_was_decided_from() -> None:

@@ -60,7 +60,7 @@ def answered() -> Iterator[Calls]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "in_kernels", watched)
         patch.setattr(triton_plan, "row_tile", lambda *asked: triton_plan.KernelTile(32, 16, 4))
-        patch.setattr(triton_plan, "column_tile", lambda *asked: triton_plan.KernelTile(16, 32, 4))
+        patch.setattr(triton_plan, "column_tile", lambda *asked, **how: triton_plan.KernelTile(16, 32, 4))
         triton_plan.plan_of.cache_clear()
         patch.setattr(triton_plan, "RANK_TILE", triton_plan.KernelTile(64, 32, 4))
         yield found
@@ -98,13 +98,35 @@ def test_half_precision(name: str, dtype: torch.dtype, answered: Calls) -> None:
     assert answered == [True]
 
 
-def test_a_row_state_that_is_known_and_one_with_a_sink(answered: Calls) -> None:
-    for options in ({"normalization": regard.SoftmaxWithSink(0.3)}, {}):
-        weights, dense = made(regard.causal(), torch.bfloat16, **options)
-        assert weights.entropy().shape == dense.shape[:-1]  # it leaves the row state known
+SINKS: dict[str, Any] = {
+    "a number": 0.3, "above all": 90.0, "below all": -200.0, "one": torch.tensor([0.5]),
+    "of heads": torch.tensor([1.0, -2.0, 0.0, 6.0]), "of heads, in halves": torch.tensor([1.0, -2.0, 0.0, 6.0]).bfloat16(),
+}  # fmt: skip
+
+
+def test_a_row_state_that_is_known(answered: Calls) -> None:
+    weights, dense = made(regard.causal(), torch.bfloat16)
+    assert weights.entropy().shape == dense.shape[:-1]  # it leaves the row state known
+    answered.clear()
+    check(weights, dense)
+    assert answered == [True]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("name", SINKS)
+def test_sinks(name: str, parts: int, answered: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink is one more term of the row's sum; the log-sum-exp of the call is not asked for."""
+    monkeypatch.setattr(triton_plan, "parts_of", lambda programs, length: parts)
+    options = {"normalization": regard.SoftmaxWithSink(SINKS[name])}
+    for mask in ("causal", "no key at first"):
+        weights, dense = made(MASKS[mask], torch.bfloat16, **options)
+        weights.source.factors._state = None
         answered.clear()
         check(weights, dense)
-        assert answered == [True]
+        torch.testing.assert_close(weights.received().double(), dense.sum(-2), rtol=0, atol=1e-5)
+        assert answered == [True, True]
+        assert weights.source.factors.known_state is None
+        check(weights[1, 2:3], dense[1, 2:3])
 
 
 def test_parts_of_keys_and_of_queries(answered: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,6 +277,7 @@ FAULTS = {
     "a lane forgets its largest": ("rows", "total * shrink + mass", "total + mass", "several"),
     "equal groups in the wrong order": ("rows", "is_larger = value > best[i]", "is_larger = value >= best[i]", "none"),
     "a later pass begins anew": ("rows", "(found < last_value) |", "(found < last_value + 9.0) |", "none"),
+    "a sink is forgotten": ("rows", " + tl.exp2(sink - peak))", ")", "none"),
     "a part is read twice": ("rows", "tl.minimum(high, low + length)", "tl.minimum(high, low + 2 * length)", "none"),
     "the key head of another group": ("rows", "(head // group)", "(head % group)", "none"),
     "a query of a bin is lost": ("columns", "bins), high)", "bins) - 1, high)", "none"),
@@ -280,6 +303,7 @@ def test_planted_faults_are_seen(name: str, tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(AssertionError):  # noqa: PT012, any of the checks may see it
             check(*made(MASKS[mask], torch.float32), k=12, rows=1)
             check_ties()
+            check(*made(None, torch.float32, normalization=regard.SoftmaxWithSink(1.0)))
             monkeypatch.setattr(triton_plan, "parts_of", lambda programs, length: 2)
             triton_plan.plan_of.cache_clear()
             check(*made(MASKS["none"], torch.float32))

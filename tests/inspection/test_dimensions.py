@@ -11,8 +11,8 @@ from torch.nn import functional as F
 import regard
 from regard.edits import ScaleHeads
 from regard.errors import ArgumentError, ShapeError
+from regard.maps.selection import last_query
 from regard.models import RNNConfig, RNNSeq2Seq
-from regard.selection import last_query
 from regard.views import Example, Map, page
 from regard.watching import head_table, rollout
 from regard.watching.hooks.this_thread import this_thread

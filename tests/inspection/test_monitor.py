@@ -1,5 +1,6 @@
 """`AttentionMonitor` in a loop of one's own, and the numbers of its heads against dense weights."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import regard
 from regard.errors import ArgumentError
 from regard.watching import AttentionMonitor
 from regard.watching.analysis.measured_heads import measured_heads
+from regard.watching.worst_head import write_picture, writers_of_lightning, writers_of_trainer
 
 
 def encoder(dropout: float = 0.0) -> nn.TransformerEncoder:
@@ -127,3 +129,94 @@ def test_numbers_out_of_range_are_refused() -> None:
     for options in ({"every": 0}, {"sequences": 0}, {"on_fault": "ignore"}):
         with pytest.raises(ArgumentError, match="needs every and sequences"):
             AttentionMonitor(**options)
+
+
+# -- the picture of the worst head -------------------------------------------------------------------------
+
+
+def measured() -> AttentionMonitor:
+    model, monitor = encoder(), AttentionMonitor()
+    with torch.no_grad():
+        model.layers[1].self_attn.in_proj_weight[12:16] *= 40.0  # the keys of head 1
+    monitor.begin(model, 1)
+    model(torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(0)))
+    monitor.end()
+    return monitor
+
+
+def test_the_worst_head_has_the_map_of_its_first_sequence() -> None:
+    model, monitor, x = encoder(), AttentionMonitor(), torch.randn(3, 6, 8)
+    with torch.no_grad():
+        model.layers[1].self_attn.in_proj_weight[12:16] *= 40.0  # the keys of head 1
+    monitor.begin(model, 1)
+    model(x)
+    monitor.end()
+    with regard.watch(model) as seen:
+        model(x)
+    worst = monitor.worst
+    assert worst is not None
+    assert (worst.layer, worst.head, worst.sizes) == ("layers.1.self_attn", 1, (6, 6))
+    torch.testing.assert_close(worst.weights, seen["layers.1.self_attn"].dense()[0, 1].detach())
+
+
+def test_a_long_map_is_pooled_to_the_size_of_a_picture() -> None:
+    model, monitor = encoder(), AttentionMonitor()
+    monitor.begin(model, 1)
+    model(torch.randn(1, 500, 8))
+    monitor.end()
+    assert monitor.worst is not None
+    assert (tuple(monitor.worst.weights.shape), monitor.worst.sizes) == ((192, 192), (500, 500))
+    assert "500 x 500 pooled" in monitor.worst.figure().axes[0].get_title(loc="left")
+
+
+class Figures:
+    """TensorBoard's writer, as far as it takes pictures."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, Any, int]] = []
+
+    def add_figure(self, tag: str, figure: Any, global_step: int) -> None:
+        self.got.append((tag, figure, global_step))
+
+
+class Images:
+    """Lightning's logger of W&B."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, Any, int]] = []
+
+    def log_image(self, key: str, images: list[Any], step: int) -> None:
+        self.got.append((key, images[0], step))
+
+
+class Modules:
+    """The module of W&B, or of trackio."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+
+    Image = staticmethod(lambda pixels: ("image", pixels))
+
+    def log(self, given: dict[str, Any]) -> None:
+        self.got.append(given)
+
+
+def test_each_logger_gets_the_picture_by_its_own_interface() -> None:
+    worst, board, images, module = measured().worst, Figures(), Images(), Modules()
+    assert worst is not None
+    callbacks = [SimpleNamespace(tb_writer=board), SimpleNamespace(_wandb=module), SimpleNamespace(tb_writer=None)]
+    trainer = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=callbacks))
+    assert write_picture(worst, writers_of_trainer(trainer), 7) == 2
+    ((tag, figure, step),) = board.got
+    assert (tag, step, figure.axes[0].get_title(loc="left")[:26]) == (
+        "attention/worst/map", 7, "layers.1.self_attn, head 1",
+    )  # fmt: skip
+    (given,) = module.got
+    name, pixels = given["attention/worst/map"]
+    assert (name, pixels.shape[-1], str(pixels.dtype), given["train/global_step"]) == ("image", 3, "uint8", 7)
+    for is_first in (True, False):
+        loggers = [images, SimpleNamespace(experiment=board), SimpleNamespace(experiment=None)]
+        lightning = SimpleNamespace(loggers=loggers, is_global_zero=is_first)
+        assert write_picture(worst, writers_of_lightning(lightning), 9) == (2 if is_first else 0)
+    assert [(key, step) for key, _, step in images.got] == [("attention/worst/map", 9)]
+    assert len(board.got) == 2

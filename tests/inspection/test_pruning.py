@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
-from regard import KeepTokens, selection
+from regard import KeepTokens
 from regard.errors import FunctionError
+from regard.maps import selection
 from regard.watching.pruning.prune_tokens import PrunedTokens
 from tests.inspection import eager_eviction as eager
 from tests.inspection.test_eviction import definitions_of, generate, held, hooks_of, llama, prompt

@@ -12,6 +12,9 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError, NotKeptError, ShapeError
+from regard.maps.sources.summary import SummarySource
+from regard.watching.kept import rebuilding
+from tests.operators import WAITS, operators_of
 
 B, H, T, D = 2, 3, 11, 5
 EVERYTHING = regard.Summarize(
@@ -271,3 +274,22 @@ def test_a_softmax_in_blocks_is_not_summarized_as_a_map() -> None:
         model(x())
     assert len(seen) == 0
     assert "in blocks" in str(seen.report())
+
+
+@pytest.mark.parametrize("is_summary", [False, True])
+def test_a_watch_waits_for_nothing_on_a_card(is_summary: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a value that is read is waited for. Tiles read some for statistics, as a question asked later does."""
+    monkeypatch.setattr(rebuilding, "can_look", lambda tensor: False)
+    model, given, keep = Attend(), x(), EVERYTHING if is_summary else "factors"
+
+    def waits(run: Callable[[], object]) -> int:
+        seen = operators_of(run)
+        return sum(seen[name] for name in WAITS)
+
+    with torch.no_grad():
+        with regard.watch(model) as whole:
+            model(given)
+        of_tiles = waits(lambda: SummarySource.of(whole[""].source, EVERYTHING)) if is_summary else 0
+        with regard.watch(model, keep=keep) as seen:
+            assert waits(lambda: model(given)) == of_tiles
+    assert "1 map" in str(seen.report())

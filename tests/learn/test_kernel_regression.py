@@ -11,7 +11,7 @@ pytest.importorskip("sklearn")
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from regard.errors import ArgumentError
-from regard.kernel_regression import KERNELS, NadarayaWatson
+from regard.models.kernel_regression import KERNELS, NadarayaWatson
 
 
 @parametrize_with_checks([NadarayaWatson(), NadarayaWatson(kernel="epanechnikov"), NadarayaWatson(width="loo")])

@@ -32,6 +32,17 @@ def everywhere() -> tuple[nn.Module, Tensor]:
     return SeesAll(), torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
 
 
+class Unscaled(nn.Module):
+    """The same without its scale."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sdpa(x, x, x, scale=1.0)
+
+
+def unscaled() -> tuple[nn.Module, Tensor]:
+    return Unscaled(), everywhere()[1]
+
+
 def alone() -> nn.Module:
     return SeesAll()
 
@@ -66,6 +77,17 @@ def test_a_function(check: Call) -> None:
     assert [one["reason"] for one in record["findings"]] == ["future"]
 
 
+def test_a_reference(check: Call) -> None:
+    status, out, err = check(f"{MODULE}:unscaled", "--reference", f"{MODULE}:everywhere")
+    assert (status, err) == (1, "")
+    assert "error: the model, call 0: it is the first call to depart from the reference" in out
+    assert "cause: 1/sqrt(4) is missing" in out
+    assert check(f"{MODULE}:everywhere", "--reference", f"{MODULE}:alone")[0] == 0
+    status, _, err = check(f"{MODULE}:everywhere", "--reference", "no-such-folder")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "'no-such-folder' is no folder" in err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -92,7 +114,7 @@ def test_a_folder_of_hugging_face(check: Call, monkeypatch: pytest.MonkeyPatch, 
     FAMILIES["llama"].build().save_pretrained(tmp_path)
     status, out, err = check(str(tmp_path))
     assert (status, err) == (0, ""), out
-    assert out.startswith("LlamaForCausalLM: 2 layers, 10 questions, 14 trials, nothing found (2 infos)\n")
+    assert out.startswith("LlamaForCausalLM: 2 layers, 10 questions, 15 trials, nothing found (2 infos)\n")
     assert "rows have no key" in out
     command = [sys.executable, "-m", "regard", "check", str(tmp_path), "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

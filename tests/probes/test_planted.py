@@ -351,3 +351,218 @@ def test_a_mask_for_all_sequences_is_known_by_its_shape_and_by_no_name(name: str
         GivenSubject(torch.nn.Identity(), {"x": ids.repeat(2, 1), name: allowed}, causal=None)
     padding = {"x": ids.repeat(2, 1), "attention_mask": allowed}
     assert set(GivenSubject(torch.nn.Identity(), padding, causal=None).rows.long) == set(padding)
+
+
+# -- sinks -------------------------------------------------------------------------------------------------
+
+
+class AfterSoftmax(nn.Module):
+    """Attention written out, whose output a sink for each head scales afterwards."""
+
+    def __init__(self, *, uses_sinks: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.uses_sinks = uses_sinks
+        self.into, self.sinks = nn.Linear(8, 24), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.into(x).chunk(3, -1))
+        scores = q @ k.mT / 2
+        scale = (scores.logsumexp(-1) - self.sinks[:, None]).sigmoid()[..., None] if self.uses_sinks else 1.0
+        return ((scores.softmax(-1) @ v) * scale).transpose(1, 2).flatten(2)
+
+
+def test_sinks_that_scale_the_output_afterwards_are_no_fault_and_unused_ones_are() -> None:
+    x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1))
+    model = AfterSoftmax(uses_sinks=True)
+    checked = check(model, x)
+    assert not checked, str(checked)
+    assert "other sinks, module by module" in checked.tried
+    assert bool((model.sinks == 0).all())
+    checked = check(AfterSoftmax(uses_sinks=False), x)
+    assert [(one.reason, one.severity, one.path) for one in checked.faults] == [("sink", "error", "")]
+
+
+# -- positions ---------------------------------------------------------------------------------------------
+
+
+def test_rotary_positions_of_keys_alone_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama import modeling_llama
+
+    model = FAMILIES["llama"].build()
+    checked = check(model)
+    assert "all positions shifted" in checked.tried
+    assert not checked
+    turn = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, *more: (q, turn(q, k, *more)[1]))
+    (finding,) = [one for one in check(model).errors if one.reason == "positions"]
+    assert finding.numbers["difference"] > 1e-2
+    assert "queries and keys that are not both turned" in finding.says
+
+
+class Placed(nn.Module):
+    """A table of positions, or none."""
+
+    def __init__(self, *, has_table: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.places = nn.Embedding(20, 8), nn.Embedding(20, 8) if has_table else None
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        x = self.tokens(input_ids) + (0 if self.places is None else self.places(position_ids))
+        return sdpa(x, x, x)
+
+
+@pytest.mark.parametrize(("has_table", "kind"), [(True, "absolute"), (False, "relative, or not used")])
+def test_a_shift_of_all_positions_tells_their_kind(has_table: bool, kind: str) -> None:
+    given = {"input_ids": torch.randint(0, 20, (2, 7)), "position_ids": torch.arange(7).expand(2, 7).clone()}
+    checked = check(Placed(has_table=has_table), given)
+    assert not checked
+    (info,) = [one for one in checked.infos if one.reason == "positions"]
+    assert f"positions are {kind}: " in info.says
+
+
+# -- a cache of one's own ----------------------------------------------------------------------------------
+
+
+class Cached(nn.Module):
+    """A causal model of one's own that takes and gives its cache by the names of transformers."""
+
+    def __init__(self, *, is_faulty: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.is_faulty = is_faulty
+        self.tokens, self.places, self.into = nn.Embedding(20, 8), nn.Embedding(20, 8), nn.Linear(8, 24)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool = False,
+    ) -> dict[str, Any]:
+        start = 0 if past_key_values is None else past_key_values[0].shape[1]
+        places = torch.arange(input_ids.shape[1]) + (0 if self.is_faulty else start)
+        q, k, v = self.into(2 * (self.tokens(input_ids) + self.places(places))).chunk(3, -1)
+        if past_key_values is not None:
+            k, v = (torch.cat(both, 1) for both in zip(past_key_values, (k, v), strict=True))
+        mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(start)
+        if attention_mask is not None:
+            mask = mask & attention_mask.bool()[:, None]
+        found = {"logits": sdpa(q, k, v, attn_mask=mask)}
+        return {**found, "past_key_values": (k, v)} if use_cache else found
+
+
+@pytest.mark.parametrize("mask", [False, True], ids=["no mask", "a mask"])
+def test_a_model_of_ones_own_is_read_with_its_cache(mask: bool) -> None:
+    given = {"input_ids": torch.randint(0, 20, (2, 9), generator=torch.Generator().manual_seed(1))}
+    if mask:
+        given["attention_mask"] = (torch.arange(9) < torch.tensor([[9], [6]])).long()
+    checked = check(Cached(is_faulty=False), given, causal=True)
+    assert not checked, str(checked)
+    assert {"a cache, one position at a time", "a cache, three positions at a time"} <= set(checked.tried)
+    assert "cache" in found(check(Cached(is_faulty=True), given, causal=True))
+
+
+# -- weights that nothing takes ----------------------------------------------------------------------------
+
+
+class Taking(nn.Module):
+    """nn.MultiheadAttention whose weights are taken in one of several ways, or by nothing."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way, self.attend = way, nn.MultiheadAttention(8, 2, batch_first=True)
+        self.kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        if self.way == "asks for none":
+            return self.attend(x, x, x, need_weights=False)[0]
+        found, weights = self.attend(x, x, x, None, True)
+        match self.way:
+            case "uses":
+                return found + weights.mean()
+            case "uses if there":
+                return found if weights is None else found + weights.amax(-1, keepdim=True)
+            case "returns":
+                return found, weights
+            case "keeps":
+                self.kept = weights
+        return found
+
+
+@pytest.mark.parametrize(
+    ("way", "is_unused"),
+    [("drops", True), ("asks for none", False), ("uses", False), ("uses if there", False), ("returns", False),
+     ("keeps", False)],
+)  # fmt: skip
+def test_weights_of_multi_head_attention_that_nothing_takes_are_told(way: str, is_unused: bool) -> None:
+    checked = check(Taking(way), torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1)))
+    assert not checked, str(checked)
+    assert [one.path for one in checked.infos if one.reason == "unused weights"] == ["attend"] * is_unused
+
+
+def test_a_rolled_cache_of_the_oldest_keys_is_told_from_positions_that_stand_still() -> None:
+    from regard.watching.checks.rules.cached import OLDEST
+    from tests.audit_bench.faults import a_rolled_cache_keeps_its_oldest_keys as rolled
+
+    model, given = rolled(True)
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(**given)
+    faults = [one for one in seen.audit().errors if one.reason == "positions"]
+    assert {one.cause for one in faults} == {OLDEST}
+    assert "follows the oldest 4 keys" in faults[0].says
+
+
+# -- what a model is ---------------------------------------------------------------------------------------
+
+
+def test_a_pair_that_is_said_to_be_causal_has_an_encoder_that_sees_both_sides() -> None:
+    from tests.audit_bench import models
+
+    with torch.no_grad(), regard.watch(models.bart()) as seen:
+        seen.modules[""](**models.pair())
+    found = seen.audit(causal=True)
+    assert not found, str(found)
+    (both,) = [one for one in found.questions if one.name == "both sides"]
+    assert {path.split(".")[1] for path in both.asked} == {"encoder"}
+
+
+def test_the_text_of_a_model_that_writes_about_images_is_causal() -> None:
+    from tests.audit_bench import models
+    from tests.families.architectures import architectures, build, tiny_config
+
+    model = build(getattr(transformers, architectures()["qwen2_vl"]), tiny_config("qwen2_vl"))
+    for is_faulty in (False, True):
+        if is_faulty:
+            models.meddle(models.parts(model, "self_attn"), lambda mask: torch.ones(1, 1, 9, 9, dtype=torch.bool))
+        with torch.no_grad(), regard.watch(model) as seen:
+            model(input_ids=torch.randint(5, 60, (2, 9), generator=torch.Generator().manual_seed(1)))
+        (future,) = [one for one in seen.audit().questions if one.name == "future"]
+        assert len(future.asked) == 2
+        assert {one.reason for one in seen.audit().errors} == ({"future"} if is_faulty else set())
+
+
+class Experts(nn.Module):
+    """Causal attention, and a choice of two experts for each token, which drop elements in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + sdpa(x, x, x, is_causal=True)
+        flat, chosen = x.flatten(0, 1), x.flatten(0, 1)[:, 0] > 0
+        for expert, choice in zip(self.experts, (chosen, ~chosen), strict=True):
+            flat = flat.index_add(0, choice.nonzero()[:, 0], expert(x.flatten(0, 1)[choice]))
+        return flat.view_as(x)
+
+
+def test_experts_that_drop_in_training_read_nothing_later() -> None:
+    model = Experts().eval()
+    checked = check(model, torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(3)), causal=True)
+    assert "the last positions replaced, in training" in checked.tried
+    assert not checked, str(checked)
+    assert [one[1].p for one in model.experts] == [0.5, 0.5]  # type: ignore[index]

@@ -51,6 +51,19 @@ def test_numbers_are_those_of_the_answer_shown(server: Running) -> None:
     assert found["alignment"] == [[row, int(key)] for row, key in enumerate(weights.mean(0).argmax(-1))]
 
 
+@pytest.mark.parametrize("text", ["", " ", "\t \n"])
+def test_a_blank_text_is_its_own_translation_at_every_door(server: Running, text: str) -> None:
+    """Its attention is refused, because there is none."""
+    ((name, done),) = events(server.ask("/regard/v1/answer", {"text": text})[1])
+    assert (name, done["text"], done["tokens"], done["labels"], done["is_cut"]) == ("done", text, [], [], False)
+    asked = {"q": [text], "source": "en", "target": "fr"}
+    assert server.json("/translate", asked)["translatedText"] == [text]
+    one: Any = server.desk.models[TRANSLATOR]
+    assert [found.text for found in one.translator.translate([text])] == [text]
+    status, body, _ = server.ask("/regard/v1/view", {"subjects": [{"text": text, "tokens": done["tokens"]}]})
+    assert (status, json.loads(body)["error"]) == (400, "there is nothing to look at in an empty text")
+
+
 def test_arrow_has_the_same_numbers(server: Running) -> None:
     asked = {"text": "1 and 2", "model": WRITER, "maps": ["decoder.0", "decoder.1"], "top_keys": 3, "received": True}
     found = server.json("/regard/v1/attention", asked)

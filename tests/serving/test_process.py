@@ -80,6 +80,7 @@ def test_a_second_sigterm_is_one_more(models: dict[str, Served]) -> None:
     assert ended
 
 
+@pytest.mark.slow
 def test_sigterm_lets_answers_end_and_tells_those_that_do_not(
     server: Running, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -81,6 +81,7 @@ do("translate", run, "1 times 2", "--device", "cpu", *engine)
 """
 
 
+@pytest.mark.slow
 def test_nothing_that_only_posix_has_is_needed(tmp_path: Path) -> None:
     script = HIDING + USING if sys.platform == "linux" else USING
     command = [sys.executable, "-c", script, str(tmp_path)]

@@ -292,6 +292,7 @@ print(done(20_000) - small)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
     """Ten times as many lines: a KiB a line more would be 18 MiB."""
     code = MEMORY.format(out=str(tmp_path))

@@ -127,6 +127,21 @@ def test_a_model_of_sounds_shows_seconds(
     assert len(found["maps"][0]["keys"]) in (49, 50)
 
 
+def test_the_padding_behind_a_sound_is_marked(
+    folder: Callable[[str], Path], media: Path, call: Call, tmp_path: Path
+) -> None:
+    """Whisper's extractor fills each sound up to one length; here the sound has 0.4 of one second."""
+    foreign.write_sound(tmp_path / "short.wav", seconds=0.4)
+    found = numbers(call, tmp_path, str(folder("whisper")), "--audio", str(tmp_path / "short.wav"))
+    of_encoder, of_decoder = found["maps"][0], found["maps"][-1]
+    times = [f"{frame / foreign.FRAMES:.2f}s" for frame in range(foreign.FRAMES)]
+    assert of_encoder["keys"] == of_encoder["queries"] == of_decoder["keys"] == [
+        *times[:20], *(f"pad:{time}" for time in times[20:])
+    ]  # fmt: skip
+    whole = numbers(call, tmp_path, str(folder("wav2vec2")), "--audio", str(tmp_path / "short.wav"))
+    assert not any(label.startswith("pad") for label in whole["maps"][0]["keys"]), "it is not filled up"
+
+
 def test_a_model_of_images_and_texts(folder: Callable[[str], Path], media: Path, call: Call, tmp_path: Path) -> None:
     found = numbers(call, tmp_path, str(folder("llava")), "a cat", "--image", str(media / "cat.png"))
     assert found["maps"][-1]["keys"] == ["0,0", "0,1", "1,0", "1,1", "a", "cat"]
@@ -390,7 +405,7 @@ def test_published_models(package: str, folder: str, call: Call, tmp_path: Path)
 # -- the first line ----------------------------------------------------------------------------------------
 
 
-COMMANDS = (("view", ("x",)), ("check", ()))
+COMMANDS = (("view", ("--tokens", "5")), ("check", ()))
 
 
 @pytest.fixture(params=COMMANDS)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.align import dtw
 from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError
 from regard.functional import Attended
+from regard.maps.align import dtw
 from regard.nn import LearnedPositions, RelativeBias, SinusoidalPositions
 from regard.tasks import Translation
 from regard.tasks.pictures.token_maps import TextAttention

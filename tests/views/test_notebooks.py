@@ -64,6 +64,7 @@ def _named_figure(node: ast.stmt) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_twelve_notebooks_show_each_result_once_in_every_state(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook()
     for state, line in STATES.items():

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import regard
-from regard.kernel_regression import NadarayaWatson
+from regard.models import NadarayaWatson
 from regard.nn import AdditiveAttention, MultiHeadAttention, SinusoidalPositions
 from regard.views import (
     Panel,

@@ -186,6 +186,11 @@ class SoftmaxWithSink(Softmax):
             raise ShapeError(f"expected one sink, or one for each of {state.shape[-2]} heads; got {len(sink)}")
         return sink[:, None] if sink.dim() == 1 else sink
 
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether rows of one head have sinks of their own."""
+        return isinstance(self.sink, Tensor) and self.sink.dim() > 1 and self.sink.shape[-1] > 1
+
     def select(self, heads: Tensor) -> Normalization:
         if not isinstance(self.sink, Tensor) or self.sink.numel() == 1:
             return self

@@ -297,6 +297,12 @@ def take(tensor: Tensor, rows: Rows) -> Tensor:
     return tensor.index_select(-2, rows)
 
 
+def repeated(tensor: Tensor, heads: int) -> Tensor:
+    """Keys or values (B, G, S, D) with a head for each query head, (B, H, S, D): itself for G = H."""
+    group = heads // max(tensor.shape[1], 1)
+    return tensor if group == 1 else tensor.repeat_interleave(group, dim=1)
+
+
 def _common_batch(query: Dims, key: Dims, value: Dims, lead: int) -> tuple[int, ...]:
     batches = query[:lead], key[:lead], value[:lead]
     # They are nearly always equal, and torch.broadcast_shapes takes as long as all the other checks.

@@ -35,27 +35,41 @@ class CheckCommand(Command):
     _: KW_ONLY
     causal: bool | None = None
     """whether the model should be causal; by default its config says so, and a plain module need not be."""
+    reference: str | None = None
+    """a second implementation with the same weights, named as the model is: the first attention call that departs from
+    it is told, with how it departs."""
     json: bool = False
     """print the findings, the questions and the trials as JSON."""
     device: Device = "auto"
 
     def check(self) -> None:
-        if not Path(self.model).is_dir() and ":" not in self.model:
-            raise ArgumentError(f"{self.model!r} is no folder; give a folder of a model, or module:function")
+        for words in (self.model, *([] if self.reference is None else [self.reference])):
+            if not Path(words).is_dir() and ":" not in words:
+                raise ArgumentError(f"{words!r} is no folder; give a folder of a model, or module:function")
 
     def work(self) -> None:
-        folder = snapshot_of(Path(self.model))
-        foreign = is_huggingface(folder)
-        with reading(folder if foreign else None) as tell:
-            with loading(*["transformers"] * foreign):
-                from regard.tasks.training.distributed.devices import find_device
-                from regard.watching.checks.check_model import check
+        target = _read(self.model)
+        other = None if self.reference is None else _read(self.reference).model
+        from regard.tasks.training.distributed.devices import find_device
+        from regard.watching.checks.check_model import check
 
-            target = _target(self.model, folder, tell)
-        checked = check(target.model.to(find_device(self.device)), target.batch, causal=self.causal)
+        device = find_device(self.device)
+        checked = check(
+            target.model.to(device), target.batch, causal=self.causal,
+            reference=None if other is None else other.to(device),
+        )  # fmt: skip
         print(checked.to_json() if self.json else checked)
         if checked.faults:
             raise SystemExit(1)
+
+
+def _read(words: str) -> "Target":
+    folder = snapshot_of(Path(words))
+    foreign = is_huggingface(folder)
+    with reading(folder if foreign else None) as tell:
+        with loading(*["transformers"] * foreign):
+            import regard.watching.checks.check_model  # noqa: F401
+        return _target(words, folder, tell)
 
 
 def _target(words: str, folder: Path, tell: Tell) -> "Target":

@@ -12,6 +12,7 @@ from regard.cli.progress import reading
 from regard.cli.shared import Command, Device, PositionalPath, refuse_first, say
 from regard.files.model_folder import family_of, is_huggingface
 from regard.tasks.registry import task_name_of, task_of
+from regard.tasks.runs.foreign_folders import check_texts
 from regard.tasks.telling import Tell
 from regard.tasks.viewing.view_input import ViewInput
 
@@ -90,6 +91,8 @@ class ViewCommand(Command):
         )
         if not is_huggingface(self.run):
             task_of(self.run)
+        elif not others and self.image is None:
+            check_texts(self.run, "give ids of tokens by --tokens 5 17 or --ids FILE, or --image or --audio")
 
     def work(self) -> None:
         asked, foreign = self._asked(), is_huggingface(self.run)

@@ -13,6 +13,7 @@ from regard.corpus.out_folder import refuse_out
 from regard.errors import ArgumentError, needs
 from regard.files.model_folder import is_huggingface
 from regard.tasks.registry import task_of
+from regard.tasks.runs.foreign_folders import check_texts
 
 MEANS = ("entropy", "distance", "self", "previous", "first", "induction", "duplicate", "top_weight")
 """The statistics that are means over queries, as in `regard.watching.head_table`."""
@@ -96,6 +97,8 @@ class CorpusJob:
         model = Path(self.measure.model)
         if not is_huggingface(model):
             task_of(model)
+        else:
+            check_texts(model, "save the one that it was trained with beside its weights (save_pretrained)")
         extra_package("pyarrow", extra="measure")
         if self.engine == "ray":
             extra_package("ray", extra="ray")

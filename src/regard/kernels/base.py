@@ -13,7 +13,7 @@ from regard.call.masks.basic import Causal, Lengths
 from regard.call.masks.selection import SelectedMask
 from regard.call.normalizations import Normalization, Softmax
 from regard.call.scores.base import ScaledDot, Score
-from regard.call.shapes import Rows, Sizes, take
+from regard.call.shapes import Rows, Sizes, repeated, take
 from regard.errors import BackendError, OverwrittenError, ShapeError
 from regard.tensors.guards import State, has_values, is_transformed
 from regard.tensors.tensor_tree import UNSAVED
@@ -25,6 +25,8 @@ BackendName = Literal["fused", "tiled", "reference"]
 BACKWARD = "its backward pass"
 OWN_TENSORS = (Causal, Lengths)
 """Masks that own their tensors when bound, of whatever size."""
+NARROW = (torch.float16, torch.bfloat16, torch.float32)
+"""The dtypes whose scores are float32. (Asking torch takes as long as a small operator.)"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +74,8 @@ class Call:
     @property
     def compute_dtype(self) -> torch.dtype:
         """At least float32: the dtype of scores, weights and row states."""
-        return torch.promote_types(self.query.dtype, torch.float32)
+        dtype = self.query.dtype
+        return torch.float32 if dtype in NARROW else torch.promote_types(dtype, torch.float32)
 
     def scores(self, rows: range | Tensor, columns: range | Tensor) -> Tensor:
         """The masked and biased scores (B, H, t, s) of some rows and columns; -inf for excluded pairs."""
@@ -80,7 +83,7 @@ class Call:
         dtype = self.compute_dtype
         if query.dtype != dtype or key.dtype != dtype:  # (A no-op `to` takes microseconds.)
             query, key = query.to(dtype), key.to(dtype)
-        return self.scores_of(query, key.repeat_interleave(self.group, dim=1) if self.group > 1 else key, rows, columns)
+        return self.scores_of(query, repeated(key, self.sizes.heads), rows, columns)
 
     def scores_of(self, query: Tensor, key: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
         """The same scores, from the vectors (B, H, t, D) and (B, H, s, D) of those rows and columns."""
@@ -105,16 +108,16 @@ class Call:
             return scores
         return scores.masked_fill_(~self.allowed(self.mask, rows, columns), -torch.inf)
 
-    def few_scores(self, rows: Rows) -> Tensor:
-        """The scores (B, H, t, S) of a few queries with all keys. Heads that share a key are rows of one product, so
-        keys are not repeated."""
-        sizes, columns, dtype = self.sizes, range(self.sizes.keys), self.compute_dtype
+    def few_scores(self, rows: Rows, columns: range | None = None) -> Tensor:
+        """The scores (B, H, t, s) of a few queries with some keys, by default all. Heads that share a key are rows of
+        one product, so keys are not repeated."""
+        sizes, dtype, columns = self.sizes, self.compute_dtype, range(self.sizes.keys) if columns is None else columns
         scale = self.score.dot_scale(self.query.shape[-1])
         if scale is None:
             return self.scores(rows, columns)
-        query, key = take(self.query, rows).to(dtype), self.key.to(dtype)
+        query, key = take(self.query, rows).to(dtype), take(self.key, columns).to(dtype)
         groups = query.reshape(len(query), sizes.kv_heads, -1, query.shape[-1])
-        scores = (groups * scale @ key.mT).reshape(*query.shape[:-1], sizes.keys)
+        scores = (groups * scale @ key.mT).reshape(*query.shape[:-1], len(columns))
         if self.bias is not None:
             scores = scores + self.bias.block(rows, columns, query=query, key=key, sizes=sizes).to(scores.dtype)
         return self.masked(scores, rows, columns)
@@ -124,7 +127,7 @@ class Call:
         return replace(
             self,
             query=self.query.to(self.compute_dtype),
-            key=self.key.to(self.compute_dtype).repeat_interleave(self.group, dim=1),
+            key=repeated(self.key.to(self.compute_dtype), self.sizes.heads),
             sizes=replace(self.sizes, kv_heads=self.sizes.heads),
         )
 

@@ -22,8 +22,8 @@ From the sources of torch 2.11 to 2.15:
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Sizes
-from regard.kernels.fused_kernels import Extras, Gradients, Kernel, OneBlock, Residuals, repeated, summed
+from regard.call.shapes import Sizes, repeated
+from regard.kernels.fused_kernels import Extras, Gradients, Kernel, OneBlock, Residuals, summed
 from regard.kernels.fused_plan import Plan
 from regard.tensors.devices import capability_of
 from regard.tensors.readable import row_contiguous
@@ -118,7 +118,8 @@ class CudaEfficient(CudaKernel):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, block: OneBlock) -> tuple[Tensor, Tensor, Extras]:
         dtype, queries, additive = query.dtype, query.shape[-2], block.added.tensor
-        query, key, value = _as_precise_as(additive, query, repeated(query, key), repeated(query, value))
+        key, value = repeated(key, query.shape[1]), repeated(value, query.shape[1])
+        query, key, value = _as_precise_as(additive, query, key, value)
         output, lse, seed, offset = efficient_cuda(
             query, key, value, _aligned(additive, query, key), True, 0.0, block.is_causal, scale=block.scale
         )
@@ -129,7 +130,7 @@ class CudaEfficient(CudaKernel):
         dtype, (length, seed, offset), additive = query.dtype, extras, block.added.tensor
         padded = torch.nn.functional.pad(lse, (0, length - lse.shape[-1]), value=torch.inf).contiguous()
         grad, q, k, v, output = _as_precise_as(
-            additive, grad, query, repeated(query, key), repeated(query, value), output
+            additive, grad, query, repeated(key, query.shape[1]), repeated(value, query.shape[1]), output
         )
         dq, dk, dv, _ = efficient_cuda_backward(
             grad, q, k, v, _aligned(additive, q, k), _heads_within_rows(output), padded, seed, offset, 0.0,

@@ -140,11 +140,19 @@ class Plan:
             if fewest is not None:
                 return self._first_keys(block, fewest)
         pairs = self.sizes.flat_batch * self.sizes.heads * len(block.rows) * len(block.columns)
-        if pairs > CHUNK_ELEMENTS and block.looks_at_queries(bias) and can_look(torch.empty(0, device=self.device)):
+        looks = can_look(torch.empty(0, device=self.device))
+        if pairs > CHUNK_ELEMENTS and block.looks_at_queries(bias) and looks:
             step = fitting(CHUNK_ELEMENTS, _breadth(block.mask, bias, self.sizes) * len(block.columns))
             if step < len(block.rows):
                 chunks = ranges(len(block.rows), step)
                 return by_chunks(chunks, len(block.rows), lambda rows: self._tensor(block, bias, rows), buffer)
+        if looks and bias is None and block.mask is not None and not block.is_causal:
+            allowed = render(block.mask, block.rows, block.columns, sizes=self.sizes, device=self.device)
+            fewest = int(allowed.sum(-1).min())
+            if fewest == allowed.shape[-1]:
+                return NOTHING_ADDED
+            tensor = self._laid_out(excluding(allowed, self.dtype), block)
+            return AdditiveMask(tensor, None if fewest > 0 else allowed.any(-1))
         tensor = self._tensor(block, bias, range(len(block.rows)))
         return NOTHING_ADDED if tensor is None else AdditiveMask(tensor, live_rows(tensor, block))
 
@@ -178,9 +186,13 @@ class Plan:
             if bias is None and can_look(allowed) and bool(allowed.all()):
                 return None
             bias = excluding(allowed, self.dtype) if bias is None else torch.where(allowed, bias, -torch.inf)
-        if bias is None or (bias.shape[-1] == len(columns) and bias.is_contiguous()):
+        return None if bias is None else self._laid_out(bias, block)
+
+    @staticmethod
+    def _laid_out(bias: Tensor, block: Block) -> Tensor:
+        if bias.shape[-1] == len(block.columns) and bias.is_contiguous():
             return bias
-        return bias.expand(*bias.shape[:-1], len(columns)).contiguous()
+        return bias.expand(*bias.shape[:-1], len(block.columns)).contiguous()
 
 
 def excluding(allowed: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from regard.call.shapes import repeated
 from regard.kernels.base import Backend, Call
 from regard.tensors.guards import State
 
@@ -23,5 +24,5 @@ class Reference(Backend):
         weights, state = call.normalization.normalize(scores)
         weights = torch.dropout(weights, call.dropout, train=call.dropout > 0)
         dtype = value.dtype
-        value = value.to(call.compute_dtype).repeat_interleave(call.group, dim=1)
+        value = repeated(value.to(call.compute_dtype), call.sizes.heads)
         return (weights @ value).to(dtype), state

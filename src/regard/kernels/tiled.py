@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.call.normalizations import Softmax, any_coarse
+from regard.call.shapes import repeated
 from regard.kernels.base import BACKWARD, Backend, Call, require_same_rows
 from regard.kernels.counter_rng import kept_at
 from regard.tensors.guards import (
@@ -62,7 +63,7 @@ class Tiled(Backend):
         dtype, (batch, heads) = value.dtype, call.query.shape[:2]
         seed = _seed(call.query) if call.dropout else 0
         # Cast and repeat the key heads once here, not in every tile.
-        call, value = call.expanded(), value.to(call.compute_dtype).repeat_interleave(call.group, dim=1)
+        call, value = call.expanded(), repeated(value.to(call.compute_dtype), heads)
         if call.bias is not None:
             call = replace(call, bias=call.bias.laid_out(call.sizes, call.query.device))
         tensors = (call.query.flatten(0, 1), call.key.flatten(0, 1), value.flatten(0, 1))
@@ -150,6 +151,9 @@ class Tiling:
         return Tile(flat_heads, rows, columns or range(1))
 
     def part(self, flat_heads: range) -> Call:
+        sizes = self.call.sizes
+        if sizes.heads == 1 and len(flat_heads) == sizes.flat_batch:
+            return self.call  # Its sequences are the flat_heads.
         return self.call.select(torch.arange(flat_heads.start, flat_heads.stop, device=self.call.query.device))
 
     def kept(self, tile: Tile, weights: Tensor) -> Tensor | None:

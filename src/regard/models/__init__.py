@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from regard.models.config import TransformerConfig as TransformerConfig
     from regard.models.decoder_only import DecoderOnly as DecoderOnly
     from regard.models.encoder_only import EncoderOnly as EncoderOnly
+    from regard.models.kernel_regression import NadarayaWatson as NadarayaWatson
     from regard.models.patches import Patches as Patches
     from regard.models.protocol import Seq2Seq as Seq2Seq
     from regard.models.protocol import Step as Step

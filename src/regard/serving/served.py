@@ -249,13 +249,17 @@ class ServedTranslator(Served):
         """A greedy or drawn translation, by our own modules."""
         translator, options = self.translator, TranslationOptions(max_length=self.limits.max_length)
         (draft,) = drafts_of(translator, [Request(asked.text, asked.prefix)], options)
-        if draft.problem or not draft.ids:
-            raise Refused(400, draft.problem or "there is nothing to translate in an empty text")
+        if draft.problem:
+            raise Refused(400, draft.problem)
+        seed = drawn_seed() if asked.seed is None else asked.seed
+        if not draft.ids:  # a blank text is its own translation, as at every door
+            yield Done(asked.text, [], [], is_cut=False, seed=seed)
+            return
         marks, tokenizer = translator.target_tokenizer.marks, translator.target_tokenizer
         source = torch.tensor([[*draft.ids, translator.source_tokenizer.marks.end_id]], device=translator.device)
         usual = min(2 * source.shape[1] + 50 + len(draft.prefix), self.limits.max_length, translator.limit or 10**9)
         tokens: list[int] = []
-        written, seed = "", drawn_seed() if asked.seed is None else asked.seed
+        written = ""
         with self.edited(asked.edits):
             written_steps = sample_steps(
                 translator.model, source, torch.tensor([source.shape[1]], device=source.device),

@@ -12,7 +12,7 @@ from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFOR
 from regard.tasks.config import TrainingConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
-from regard.tasks.runs.foreign_folders import READERS, TRANSLATORS, WRITERS
+from regard.tasks.runs.foreign_folders import READERS, TRANSLATORS, WRITERS, check_tokenizer
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 
@@ -113,6 +113,7 @@ def task_name_of(folder: Path) -> str:
                 f"{', '.join(sorted((*WRITERS, *TRANSLATORS)))}; `regard view` and `regard check` take any model that "
                 "transformers loads"
             )
+        check_tokenizer(folder)
         return LANGUAGE_MODEL if family in WRITERS else TRANSLATION
     name = RunFolder(folder).task()
     if name not in TASKS:

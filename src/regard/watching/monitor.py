@@ -15,8 +15,17 @@ from regard.maps.attention_map import AttentionMap
 from regard.watching.analysis.measured_heads import MeasuredHeads, measured_heads
 from regard.watching.checks.finding import grouped
 from regard.watching.module_names import Names
+from regard.watching.observed import Observed
 from regard.watching.report import layers_of
 from regard.watching.watch import Seen, watch
+from regard.watching.worst_head import (
+    MOST_CELLS,
+    WorstHead,
+    worst_of,
+    write_picture,
+    writers_of_lightning,
+    writers_of_trainer,
+)
 
 if TYPE_CHECKING:
     from regard.watching.checks.checked import Checked
@@ -57,6 +66,8 @@ class AttentionMonitor:
     """The last measurement, by layer."""
     unread: dict[str, str]
     """The layers that it left out, with the reasons."""
+    worst: WorstHead | None = None
+    """The head with the largest logit of the last measurement; `worst.figure()` draws its map."""
 
     def __init__(
         self,
@@ -102,7 +113,7 @@ class AttentionMonitor:
             # Without the calls, whose tensors would be held as long as the monitor.
             self.audited = replace(audited, findings=tuple(replace(one, observed=None) for one in audited))
             self._say(self.audited)
-        self.measured, self.unread = {}, {}
+        self.measured, self.unread, self.worst = {}, {}, None
         calls = layers_of(seen.record, crossing=True)
         for name in dict.fromkeys(call.name for call in calls):
             try:
@@ -110,6 +121,7 @@ class AttentionMonitor:
                 self.measured |= measured_heads(passes)
             except RegardError as error:  # (no reason to end a training run)
                 self.unread[name] = str(error)
+        self.worst = self._worst([call for call in calls if call.name in self.measured])
         return scalars_of(self.measured)
 
     def close(self) -> None:
@@ -125,7 +137,7 @@ class AttentionMonitor:
 
     def lightning_callback(self) -> Any:
         """The `Callback` of Lightning: `Trainer(callbacks=[monitor.lightning_callback()])`. The scalars go through
-        `log_dict` to every logger.
+        `log_dict` to every logger, and the picture of the worst head to those that take pictures: TensorBoard, W&B.
 
         Raises:
             ArgumentError: when training begins: N is no multiple of the trainer's `log_every_n_steps`, and its loggers
@@ -138,6 +150,19 @@ class AttentionMonitor:
         with_heads = weights.with_heads()
         return with_heads[: self.sequences] if len(with_heads.leading) > 1 else with_heads
 
+    def _worst(self, calls: list[Observed]) -> WorstHead | None:
+        """The map of the head with the largest logit, in the first call of its layer, at the size of a picture."""
+        if (worst := worst_of(self.measured)) is None:
+            return None
+        logit, number, head = worst
+        layer = list(self.measured)[number]
+        weights = self._some(next(call for call in calls if call.name == layer).over_tokens)
+        while len(weights.leading) > 1:
+            weights = weights[0]
+        sizes = weights.shape[-2], weights.shape[-1]
+        picture = weights.only(heads=[head]).pooled(MOST_CELLS, MOST_CELLS, "max")[0]
+        return WorstHead(layer, head, logit, picture.float().cpu(), sizes)
+
     def _say(self, audited: "Checked") -> None:
         if audited.errors and self.on_fault == "stop":
             raise AssertionError("\n".join([repr(audited), *grouped(audited.faults)]))
@@ -148,10 +173,7 @@ class AttentionMonitor:
 def scalars_of(measured: Mapping[str, MeasuredHeads]) -> dict[str, float]:
     """The numbers of each layer by name, and those of the head with the largest logit; NaN is left out."""
     found: dict[str, float] = {}
-    worst = (-math.inf, 0, 0)
-    for number, (name, heads) in enumerate(measured.items()):
-        largest, head = heads.largest_logit.nan_to_num(nan=-torch.inf).max(0)
-        worst = max(worst, (float(largest), number, int(head)))
+    for name, heads in measured.items():
         found |= {
             f"attention/{name}/entropy": float(heads.entropy.mean()),
             f"attention/{name}/largest_logit": float(heads.largest_logit.amax()),
@@ -159,10 +181,9 @@ def scalars_of(measured: Mapping[str, MeasuredHeads]) -> dict[str, float]:
             f"attention/{name}/dead": float(heads.is_dead.sum()),
             f"attention/{name}/uniform": float(heads.is_uniform.sum()),
         }
-    if worst[0] > -math.inf:
-        found |= dict(
-            zip((f"attention/worst/{what}" for what in ("largest_logit", "layer", "head")), worst, strict=True)
-        )
+    if (worst := worst_of(measured)) is not None:
+        names = (f"attention/worst/{name}" for name in ("largest_logit", "layer", "head"))
+        found |= dict(zip(names, worst, strict=True))
     return {name: number for name, number in found.items() if not math.isnan(number)}
 
 
@@ -186,6 +207,8 @@ def _of_transformers(monitor: AttentionMonitor, trainer: Any) -> Any:
             scalars, self.scalars = self.scalars, {}
             if scalars:
                 trainer.log(scalars)
+                if monitor.worst is not None:
+                    write_picture(monitor.worst, writers_of_trainer(trainer), state.global_step)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             monitor.close()
@@ -213,6 +236,8 @@ def _of_lightning(monitor: AttentionMonitor) -> Any:
         def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
             if scalars := monitor.end():
                 self.log_dict(scalars)
+                if monitor.worst is not None:
+                    write_picture(monitor.worst, writers_of_lightning(trainer), trainer.global_step)
 
         def on_train_batch_end(self, *_: Any) -> None:
             monitor.close()

@@ -1,7 +1,7 @@
 """The record of a watch: every saved call, and the skipped calls with the reasons."""
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -31,6 +31,10 @@ from regard.watching.running.thread_state import is_in_backward
 
 if TYPE_CHECKING:
     from regard.maps.sources.compression import Compression
+
+
+MOST_PROOFS = 256
+"""The calls whose rebuilt rows are held until they are compared."""
 
 
 class BlockKeys(NamedTuple):
@@ -197,6 +201,8 @@ class Record(Interceptor):
         self._verify, self._summary = verify, summary
         self._rows = Random(0)
         """Chooses the rebuilt rows. The random state of torch is the model's."""
+        self._proofs = deque[RowProof]()
+        """The latest ones, whose rows are held."""
         self._lock = threading.RLock()
 
     def entered(self, module: nn.Module) -> None:
@@ -272,8 +278,11 @@ class Record(Interceptor):
             observed.error, observed.proof = prove_all(reading.rebuilding)
         else:
             observed.proof = prove(reading.rebuilding, self._rows)
-        # Statistics need no vectors later.
-        before = self._place(path, index, reading.evidence, when, may_wait=self._summary is None)
+        if observed.proof is not None:
+            self._proofs.append(observed.proof)
+            if len(self._proofs) > MOST_PROOFS:
+                self._proofs.popleft().compared()
+        before = self._place(path, index, reading.evidence, when)
         if self._summary is not None:
             # Without this a watch would take the functions called here for calls of the model.
             with undisturbed(), DisableTorchFunction():
@@ -303,11 +312,12 @@ class Record(Interceptor):
         made = (one for one in reversed(self.calls) if one.name == path and one.run == when.begun)
         return BlockKeys(stream.blocks, rate, next(made, None))
 
-    def _place(
-        self, path: str, index: int, evidence: AnyEvidence | None, when: Moment, *, may_wait: bool
-    ) -> int | None:
+    def _place(self, path: str, index: int, evidence: AnyEvidence | None, when: Moment) -> int | None:
         try:
-            later = evidence.later() if may_wait and evidence is not None else None
+            if self._summary is not None:
+                self.sequences.queue(path, index, (lambda: None) if evidence is None else evidence.begun(), when)
+                return None
+            later = None if evidence is None else evidence.later()
             if later is not None and self.sequences.wait(path, index, later, when):
                 return None
             return self.sequences.add(path, index, None if evidence is None else evidence.printed(), when)

@@ -32,7 +32,7 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
 
     Args:
         model: any module that `regard.watch` can watch. It is not changed; compiled, it runs uncompiled meanwhile.
-        function: the function to call. `regard.selection` has published scores.
+        function: the function to call. `regard.maps.selection` has published scores.
         names: the modules, as for `regard.watch`; None means all.
 
     Raises:

@@ -17,6 +17,7 @@ from regard.call.shapes import (
     counted,
     index_tensor,
     owned,
+    take,
 )
 from regard.errors import ArgumentError, ShapeError, require
 from regard.tensors.guards import can_look, has_values, is_compiling, offset_and_shape
@@ -173,6 +174,10 @@ class Padding(Mask):
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return self.keep[batch, key]
+
+    def block(self, rows: Rows, columns: Rows, *, sizes: Sizes, device: torch.device) -> Tensor:
+        # (Tensors of positions would take longer than a step of a generation.)
+        return take(self.keep.mT, columns).mT[:, None, None]
 
     def depends_on(self) -> frozenset[str]:
         return frozenset({"batch", "key"})

@@ -56,8 +56,7 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
     """The answers (flat_heads, ...) of several statistics, as in `regard.maps.statistics.tiles.one_pass`.
 
     None, for a fallback to tiles, if a statistic is not among those of the loop, if the weights are not a softmax of
-    dot products in float32 on the CPU, if a gradient is needed, if an element is not finite, or if a kernel's row state
-    turns out to be wrong.
+    dot products in float32 on the CPU, if a gradient is needed, or if an element is not finite.
     """
     weights = math.prod(source.shape)
     if not weights or weights < SMALL or not _is_worth_it(source.dtype, weights) or not is_installed():
@@ -190,7 +189,6 @@ def _read(
         **found.arrays(),
         "counter": np.zeros(1, np.int64),
         "not_finite": np.zeros(1, np.int64),
-        "misses": np.full(source.flat_heads, np.inf, np.float32),
         "query": query,
         "key": key,
         # By torch, whose memory begins at a cache line: numpy's does so by chance.
@@ -224,8 +222,6 @@ def _read(
         work["tiles"], work["tile_count"], work["added"] = places["tiles"], len(tiles), places["added"]
         arrays["counter"][:] = 0
         thread_team.run_in_threads(read_rows, work.ctypes.data, threads)
-    if scores.is_right is not None and not scores.is_right(max(arrays["misses"].tolist())):
-        return None
     return [found.answer(statistic) for statistic in statistics]
 
 

@@ -6,7 +6,7 @@ the cache.
 """
 
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numba
@@ -14,85 +14,29 @@ import numpy as np
 from numba import types
 from numba.np.numpy_support import carray
 
-from regard.maps.loop import picture_blocks, row_ranks, row_tiles, weights_block
-from regard.maps.loop.picture_blocks import max_blocks, sum_blocks
+from regard.maps.loop import (
+    picture_blocks,
+    row_inputs,
+    row_numbers,
+    row_pictures,
+    row_ranks,
+    row_tiles,
+    weights_block,
+)  # fmt: skip
+from regard.maps.loop.row_inputs import pack_keys, take_row_states
+from regard.maps.loop.row_numbers import FAST, LN_2, ZERO, doubles, floats, longs
+from regard.maps.loop.row_pictures import pool
 from regard.maps.loop.row_ranks import rank, room_for
 from regard.maps.loop.row_tiles import TILE, WORK
 from regard.maps.loop.weights_block import weigh_1, weigh_1_1_1_1, weigh_2, weigh_2_2, weigh_3, weigh_4
-from regard.maps.sources import dot_scores
 from regard.tensors import vector_code
-from regard.tensors.vector_code import LANES, PANEL, aligned_numbers, compiled_function, next_of, pointers_to, transpose
+from regard.tensors.vector_code import LANES, PANEL, aligned_numbers, compiled_function, next_of, pointers_to
 
-LN_2 = np.float32(0.6931471805599453)
-ZERO, NEVER = np.float32(0), np.float32(dot_scores.NEVER)
 TOGETHER = 4
 """The most queries in one block of weights."""
 FLUSHED = 64
 """Sums by key are float32 for so many rows, and only then added to those in float64."""
-# Sums may be reordered, for vectorization. Values are finite: `regard.maps.loop.one_loop` checks first.
-FAST = {"nnan", "ninf", "nsz", "reassoc", "contract", "arcp"}
-
-
-_floats, _doubles, _longs = (pointers_to(kind) for kind in (types.float32, types.float64, types.int64))
 _tiles: Any = pointers_to(numba.from_dtype(TILE))
-
-
-@numba.njit(fastmath=FAST, nogil=True)
-def _pool(
-    total: Any,
-    peak: Any,
-    columns: int,
-    edges: Any,
-    first_key: int,
-    row_share: Any,
-    shares: Any,
-    sums: Any,
-    largest: Any,
-) -> None:
-    column = np.searchsorted(edges, first_key, side="right") - 1
-    bins, j = edges.size - 1, 0
-    wider = edges[bins] % bins  # This many bins come first and have one key more than the others.
-    while j < columns:
-        width, count = edges[column + 1] - first_key - j, 1
-        # Whole blocks of one width are pooled together.
-        if edges[column] - first_key == j:
-            count = min((wider if column < wider else bins) - column, (columns - j) // width)
-        if count == 0:
-            count = 1
-        width = min(width, columns - j)  # The last keys may end within a block.
-        done, share = count // LANES * LANES, row_share * shares[column]
-        if sums.size:
-            done = _sum_vectors(total.ctypes.data + 4 * j, width, done, share, sums.ctypes.data + 4 * column)
-        if largest.size:
-            done = _max_vectors(peak.ctypes.data + 4 * j, width, done, largest.ctypes.data + 4 * column)
-        first, last, key = column + done, column + count, j + done * width
-        _pool_blocks(total[key:], peak[key:], width, share, sums[first:last], largest[first:last])
-        j, column = j + width * count, column + count
-
-
-@numba.njit(nogil=True)
-def _sum_vectors(numbers: int, width: int, count: int, share: Any, picture: int) -> int:
-    return sum_blocks(numbers, width, count, share, picture)  # (Apart from `_pool`, whose sums may be reordered.)
-
-
-@numba.njit(nogil=True)
-def _max_vectors(numbers: int, width: int, count: int, picture: int) -> int:
-    return max_blocks(numbers, width, count, ZERO, picture)
-
-
-@numba.njit(fastmath=FAST, nogil=True)
-def _pool_blocks(total: Any, peak: Any, width: int, share: Any, sums: Any, largest: Any) -> None:
-    # Two loops, because LLVM gives up on one with so many possibly overlapping arrays.
-    for column in range(sums.size):
-        added = ZERO
-        for j in range(column * width, (column + 1) * width):
-            added += total[j]
-        sums[column] += added * share
-    for column in range(largest.size):
-        best = ZERO
-        for j in range(column * width, (column + 1) * width):
-            best = max(best, peak[j])
-        largest[column] = max(largest[column], best)
 
 
 @numba.njit(fastmath=FAST, nogil=True)
@@ -104,56 +48,6 @@ def _entropy(spread: Any) -> Any:
 
 
 @numba.njit(nogil=True)
-def _pack(work: Any, head: int) -> bool:
-    """Write the keys of one key head as panels (depth, PANEL), zero-padded; return whether they are finite."""
-    batch, group = divmod(head, work.key_heads)
-    start = work.key + 4 * (batch * work.key_batch_stride + group * work.key_head_stride)
-    panels_at = work.panels + 4 * head * work.panel_count * work.depth * PANEL
-    panels = carray(_floats(panels_at), (work.panel_count, work.depth, PANEL))
-    total, row = ZERO, 4 * work.key_stride
-    for number in range(work.panel_count):
-        panel, first = panels[number], number * PANEL
-        count, depth = min(PANEL, work.keys - first), work.depth
-        rows, columns = count // LANES * LANES, depth // LANES * LANES
-        if count < PANEL:
-            panel[:] = ZERO
-        for j in range(0, rows, LANES):
-            for d in range(0, columns, LANES):
-                place = start + (first + j) * row + 4 * d
-                transpose(place, work.key_stride, panel.ctypes.data + 4 * (d * PANEL + j), PANEL)
-        for j in range(count):
-            key = carray(_floats(start + (first + j) * row), depth)
-            for d in range(columns if j < rows else 0, depth):
-                panel[d, j] = key[d]
-        total += _sum(panel.reshape(depth * PANEL))
-    return np.isfinite(total)
-
-
-@numba.njit(fastmath={"reassoc"}, nogil=True)
-def _sum(numbers: Any) -> Any:
-    """A sum, which is finite only if all elements are."""
-    total = ZERO
-    for j in range(numbers.size):
-        total += numbers[j]
-    return total
-
-
-@numba.njit(nogil=True)
-def _take_rows(work: Any, flat_head: int) -> bool:
-    """Write the states of one flat_head to base 2; return whether they and the queries are finite."""
-    batch, head = divmod(flat_head, work.heads)
-    start = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)
-    given = carray(_floats(work.lse + 4 * flat_head * work.queries), work.queries)
-    state = carray(_floats(work.state + 4 * flat_head * work.queries), work.queries)
-    for i in range(work.queries):
-        state[i] = NEVER if given[i] == -np.inf else given[i] / LN_2
-    total = _sum(state)
-    for i in range(work.queries):
-        total += _sum(carray(_floats(start + 4 * i * work.query_stride), work.depth))
-    return np.isfinite(total)
-
-
-@numba.njit(nogil=True)
 def _room_of(work: Any) -> Any:
     """The scratch memory of a thread, passed as an address, see `regard.maps.loop.row_ranks.room_for`."""
     width = work.panel_count * PANEL
@@ -161,112 +55,211 @@ def _room_of(work: Any) -> Any:
     return aligned_numbers(TOGETHER * (3 * width + 2 * LANES) + width), ranks
 
 
+class _Scratch(NamedTuple):
+    """What a thread holds of the rows that it reads together: addresses of those that other functions fill."""
+
+    width: int
+    weights: int
+    """(TOGETHER, width)."""
+    maxima: Any
+    """(TOGETHER * LANES,), the largest weights of each row, by lanes."""
+    spread: Any
+    """(TOGETHER, LANES), the entropies to base 2, by lanes."""
+    total: Any
+    """(TOGETHER, width), the sums over the rows of each bin."""
+    peak: Any
+    """The same, of the largest weights."""
+    held: Any
+    """(width,), the sums by key of at most FLUSHED rows."""
+    room: int
+    """The address of the memory for ranking."""
+
+
+class _Bins(NamedTuple):
+    """Where the bins of the picture begin, and the factors of their sums."""
+
+    rows: Any
+    columns: Any
+    row_shares: Any
+    column_shares: Any
+
+
+class _Answers(NamedTuple):
+    """The answers of one flat_head; the sums by key are those of one piece."""
+
+    received: Any
+    entropy: Any
+    distance: Any
+    sums: Any
+    peaks: Any
+
+
 @numba.njit(nogil=True)
-def _read_share(work: Any, flat_head: int, piece: int, memory: int, room_at: int) -> None:
-    width, ranked = work.panel_count * PANEL, work.ranked
-    # The weights of a few rows, their maxima, and sums and maxima over the rows of each bin.
-    weights_at, total_at = memory, memory + 4 * TOGETHER * width
-    peak_at = total_at + 4 * TOGETHER * width
-    maxima_at = peak_at + 4 * TOGETHER * width
-    spread_at = maxima_at + 4 * TOGETHER * LANES
-    total, peak = (carray(_floats(total_at), (TOGETHER, width)), carray(_floats(peak_at), (TOGETHER, width)))
-    maxima, spread = carray(_floats(maxima_at), TOGETHER * LANES), carray(_floats(spread_at), (TOGETHER, LANES))
-    held = carray(_floats(spread_at + 4 * TOGETHER * LANES), width)
+def _scratch_of(work: Any, memory: int, room: int) -> Any:
+    width = work.panel_count * PANEL
+    total, block = memory + 4 * TOGETHER * width, 4 * TOGETHER * width
+    maxima = total + 2 * block
+    spread = maxima + 4 * TOGETHER * LANES
+    held = carray(floats(spread + 4 * TOGETHER * LANES), width)
     held[:] = ZERO
-    batch, head = divmod(flat_head, work.heads)
-    key_head = batch * work.key_heads + head // (work.heads // work.key_heads)
-    query = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)
-    panels = work.panels + 4 * key_head * width * work.depth
-    state = work.state + 4 * flat_head * work.queries
-    rows = carray(_longs(work.piece_edges), work.pieces + 1)
-    bins = carray(_longs(work.row_edges), work.row_bins + 1)
-    edges = carray(_longs(work.column_edges), work.column_bins + 1)
-    row_shares = carray(_floats(work.row_shares), work.row_bins)
-    shares = carray(_floats(work.column_shares), work.column_bins)
-    received = carray(_doubles(work.received + 8 * (flat_head * work.pieces + piece) * width), width)
-    entropy = carray(_floats(work.entropy + 4 * flat_head * work.queries), work.queries)
-    distance = carray(_floats(work.distance + 4 * flat_head * work.queries), work.queries * work.has_distance)
-    sums_at, peaks_at = (
-        work.sums + 4 * flat_head * work.row_bins * work.sum_bins,
-        work.peaks + 4 * flat_head * work.row_bins * work.peak_bins,
+    return _Scratch(
+        width,
+        memory,
+        carray(floats(maxima), TOGETHER * LANES),
+        carray(floats(spread), (TOGETHER, LANES)),
+        carray(floats(total), (TOGETHER, width)),
+        carray(floats(total + block), (TOGETHER, width)),
+        held,
+        room,
     )
-    sums = carray(_floats(sums_at), (work.row_bins, work.sum_bins))
-    peaks = carray(_floats(peaks_at), (work.row_bins, work.peak_bins))
-    tiles, misses = carray(_tiles(work.tiles), work.tile_count), carray(_floats(work.misses), work.batch * work.heads)
+
+
+@numba.njit(nogil=True)
+def _bins_of(work: Any) -> Any:
+    return _Bins(
+        carray(longs(work.row_edges), work.row_bins + 1),
+        carray(longs(work.column_edges), work.column_bins + 1),
+        carray(floats(work.row_shares), work.row_bins),
+        carray(floats(work.column_shares), work.column_bins),
+    )
+
+
+@numba.njit(nogil=True)
+def _answers_of(work: Any, flat_head: int, piece: int) -> Any:
+    width, rows = work.panel_count * PANEL, flat_head * work.queries
+    sums, peaks = flat_head * work.row_bins * work.sum_bins, flat_head * work.row_bins * work.peak_bins
+    return _Answers(
+        carray(doubles(work.received + 8 * (flat_head * work.pieces + piece) * width), width),
+        carray(floats(work.entropy + 4 * rows), work.queries),
+        carray(floats(work.distance + 4 * rows), work.queries * work.has_distance),
+        carray(floats(work.sums + 4 * sums), (work.row_bins, work.sum_bins)),
+        carray(floats(work.peaks + 4 * peaks), (work.row_bins, work.peak_bins)),
+    )
+
+
+@numba.njit(nogil=True)
+def _read_share(work: Any, flat_head: int, piece: int, scratch: Any) -> None:
+    """Read the rows of one piece of a flat_head, tile by tile."""
+    rows, tiles = carray(longs(work.piece_edges), work.pieces + 1), carray(_tiles(work.tiles), work.tile_count)
+    bins, answers = _bins_of(work), _answers_of(work, flat_head, piece)
     if work.is_first:
-        _clear(work, flat_head, rows[piece], rows[piece + 1], received, entropy, bins, sums, peaks)
+        _clear(work, flat_head, rows[piece], rows[piece + 1], bins.rows, answers)
     for number in range(work.tile_count):
         tile = tiles[number]
-        row, end = max(tile.start, rows[piece]), min(tile.stop, rows[piece + 1])
-        if row >= end or tile.first_panel >= tile.stop_panel:
-            continue
-        added = work.added + 4 * (tile.added + batch * tile.batch_stride + head * tile.head_stride)
-        first_key = tile.first_panel * PANEL
-        seen = tile.stop_panel * PANEL - first_key
-        columns = min(seen, work.keys - first_key)
-        bin_of = np.searchsorted(bins, row, side="right") - 1
-        begun = flushed = row
-        while row < end:
-            together, bins_together = _rows_together(bins, bin_of, row, end, row == begun)
-            spread[:] = ZERO
-            maxima[:] = ZERO
-            query_at, state_at = query + 4 * row * work.query_stride, state + 4 * row
-            added_at = added + 4 * (row - tile.start) * tile.row_stride
-            for panel in range(tile.first_panel, tile.stop_panel):
-                here = 4 * (panel - tile.first_panel) * PANEL
-                more_at = added_at + 4 * (panel - tile.added_panel) * PANEL if panel >= tile.added_panel else 0
-                at = (
-                    query_at, work.query_stride, panels + 4 * panel * PANEL * work.depth, work.depth, state_at,
-                    more_at, tile.row_stride, weights_at + here, width, total_at + here, peak_at + here,
-                    np.int64(row == begun), spread_at, maxima_at,
-                )  # fmt: skip
-                if together < TOGETHER:
-                    _weigh_few(at, together, work.scale)
-                elif bins_together == 1:
-                    weigh_4(at, work.scale)
-                elif bins_together == 2:
-                    weigh_2_2(at, work.scale)
-                else:
-                    weigh_1_1_1_1(at, work.scale)
-            for i in range(together):
-                entropy[row + i], row_weights = _entropy(spread[i]), weights_at + 4 * i * width
-                if work.has_distance:
-                    distance[row + i] = _distance(row_weights, seen, row + i + work.offset - first_key)
-                if work.chains:
-                    _add_chosen(work, flat_head, row + i, row_weights, first_key, seen)
-                if ranked:
-                    row_at = (flat_head * work.queries + row + i) * ranked
-                    rank(
-                        row_weights, seen, work.top + 4 * row_at, work.places + 8 * row_at, ranked,
-                        first_key, maxima_at + 4 * i * LANES, room_at,
-                    )  # fmt: skip
-            if row + together == work.queries:
-                last = weights_at + 4 * (together - 1) * width
-                misses[flat_head] = np.float32(abs(np.log(_sum(carray(_floats(last), seen)))))
-            row += together
-            is_bin_done = row == bins[bin_of + bins_together]
-            if row == end or row - flushed >= FLUSHED or (is_bin_done and work.column_bins > 0):
-                for one in range(bins_together):
-                    for j in range(columns):
-                        held[j] += total[one, j]
-                    if work.column_bins:
-                        to = bin_of + one
-                        share = row_shares[to]
-                        _pool(total[one], peak[one], columns, edges, first_key, share, shares, sums[to], peaks[to])
-                begun = row
-            if row == end or row - flushed >= FLUSHED:
-                for j in range(columns):
-                    received[first_key + j] += held[j]
-                held[:columns] = ZERO
-                flushed = row
-            if is_bin_done:
-                bin_of += bins_together
+        first, end = max(tile.start, rows[piece]), min(tile.stop, rows[piece + 1])
+        if first < end and tile.first_panel < tile.stop_panel:
+            _read_tile(work, flat_head, tile, first, end, bins, scratch, answers)
+
+
+@numba.njit(nogil=True)
+def _read_tile(
+    work: Any, flat_head: int, tile: Any, first: int, end: int, bins: Any, scratch: Any, answers: Any
+) -> None:
+    """Read some rows of a tile, up to four together; sums are added up by bins, and before they have many rows."""
+    row = begun = flushed = first
+    bin_of = np.searchsorted(bins.rows, row, side="right") - 1
+    while row < end:
+        together, bins_together = _rows_together(bins.rows, bin_of, row, end, row == begun)
+        _weigh(work, flat_head, tile, row, together, bins_together, row == begun, scratch)
+        _read_rows(work, flat_head, tile, row, together, scratch, answers)
+        row += together
+        is_bin_done = row == bins.rows[bin_of + bins_together]
+        is_flushed = row == end or row - flushed >= FLUSHED
+        if is_flushed or (is_bin_done and work.column_bins > 0):
+            _add_bins(work, tile, bin_of, bins_together, bins, scratch, answers)
+            begun = row
+        if is_flushed:
+            _flush(work, tile, scratch, answers)
+            flushed = row
+        if is_bin_done:
+            bin_of += bins_together
+
+
+@numba.njit(nogil=True)
+def _weigh(
+    work: Any, flat_head: int, tile: Any, row: int, together: int, bins_together: int, is_begun: bool, scratch: Any
+) -> None:
+    """The weights of a few rows, panel by panel, with their entropies and maxima, added to the sums of their bins."""
+    batch, head = divmod(flat_head, work.heads)
+    key_head = batch * work.key_heads + head // (work.heads // work.key_heads)
+    panels = work.panels + 4 * key_head * scratch.width * work.depth
+    query = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride + row * work.query_stride)
+    state = work.state + 4 * (flat_head * work.queries + row)
+    added = work.added + 4 * (
+        tile.added + batch * tile.batch_stride + head * tile.head_stride + (row - tile.start) * tile.row_stride
+    )
+    total, peak = scratch.total.ctypes.data, scratch.peak.ctypes.data
+    spread, maxima = scratch.spread.ctypes.data, scratch.maxima.ctypes.data
+    scratch.spread[:] = ZERO
+    scratch.maxima[:] = ZERO
+    for panel in range(tile.first_panel, tile.stop_panel):
+        here = 4 * (panel - tile.first_panel) * PANEL
+        more = added + 4 * (panel - tile.added_panel) * PANEL if panel >= tile.added_panel else 0
+        at = (
+            query, work.query_stride, panels + 4 * panel * PANEL * work.depth, work.depth, state,
+            more, tile.row_stride, scratch.weights + here, scratch.width, total + here, peak + here,
+            np.int64(is_begun), spread, maxima,
+        )  # fmt: skip
+        if together < TOGETHER:
+            _weigh_few(at, together, work.scale)
+        elif bins_together == 1:
+            weigh_4(at, work.scale)
+        elif bins_together == 2:
+            weigh_2_2(at, work.scale)
+        else:
+            weigh_1_1_1_1(at, work.scale)
+
+
+@numba.njit(nogil=True)
+def _read_rows(work: Any, flat_head: int, tile: Any, first: int, together: int, scratch: Any, answers: Any) -> None:
+    """The answers that belong to one row, for each of a few rows."""
+    first_key = tile.first_panel * PANEL
+    seen = tile.stop_panel * PANEL - first_key
+    for i in range(together):
+        row, weights = first + i, scratch.weights + 4 * i * scratch.width
+        answers.entropy[row] = _entropy(scratch.spread[i])
+        if work.has_distance:
+            answers.distance[row] = _distance(weights, seen, row + work.offset - first_key)
+        if work.chains:
+            _add_chosen(work, flat_head, row, weights, first_key, seen)
+        if work.ranked:
+            at = (flat_head * work.queries + row) * work.ranked
+            maxima = scratch.maxima.ctypes.data + 4 * i * LANES
+            rank(weights, seen, work.top + 4 * at, work.places + 8 * at, work.ranked, first_key, maxima, scratch.room)
+
+
+@numba.njit(nogil=True)
+def _seen_keys(work: Any, tile: Any) -> int:
+    """The number of keys of a tile, without those that fill its last panel."""
+    return min(tile.stop_panel * PANEL, work.keys) - tile.first_panel * PANEL
+
+
+@numba.njit(nogil=True)
+def _add_bins(work: Any, tile: Any, first_bin: int, together: int, bins: Any, scratch: Any, answers: Any) -> None:
+    """Add the sums of a few bins to those by key, and to the picture."""
+    columns, first_key = _seen_keys(work, tile), tile.first_panel * PANEL
+    for one in range(together):
+        for j in range(columns):
+            scratch.held[j] += scratch.total[one, j]
+        if work.column_bins:
+            to = first_bin + one
+            share, sums, peaks = bins.row_shares[to], answers.sums[to], answers.peaks[to]
+            total, peak = scratch.total[one], scratch.peak[one]
+            pool(total, peak, columns, bins.columns, first_key, share, bins.column_shares, sums, peaks)
+
+
+@numba.njit(nogil=True)
+def _flush(work: Any, tile: Any, scratch: Any, answers: Any) -> None:
+    columns, first_key = _seen_keys(work, tile), tile.first_panel * PANEL
+    for j in range(columns):
+        answers.received[first_key + j] += scratch.held[j]
+    scratch.held[:columns] = ZERO
 
 
 @numba.njit(fastmath=FAST, nogil=True)
 def _distance(weights: int, count: int, position: int) -> Any:
     """sum_j w_j |position - j|."""
-    row, total = carray(_floats(weights), count), np.float32(0)
+    row, total = carray(floats(weights), count), np.float32(0)
     for j in range(count):
         total += row[j] * np.float32(abs(np.int32(position) - np.int32(j)))
     return total
@@ -275,40 +268,38 @@ def _distance(weights: int, count: int, position: int) -> Any:
 @numba.njit(nogil=True)
 def _add_chosen(work: Any, flat_head: int, query: int, weights: int, first_key: int, count: int) -> None:
     """Write the sums of the weights of a query on its chosen keys."""
-    row = carray(_floats(weights), count)
+    row = carray(floats(weights), count)
     sequence = flat_head * work.sequences // (work.batch * work.heads)
     for chain in range(work.chains):
         of = chain * work.sequences + sequence
-        following = carray(_longs(work.chain_following + 8 * of * work.keys), work.keys)
-        key, total = carray(_longs(work.chain_first + 8 * of * work.queries), work.queries)[query], 0.0
+        following = carray(longs(work.chain_following + 8 * of * work.keys), work.keys)
+        key, total = carray(longs(work.chain_first + 8 * of * work.queries), work.queries)[query], 0.0
         while key >= first_key:
             if key < first_key + count:
                 total += row[key - first_key]
             key = following[key]
         chosen = work.chosen + 4 * (flat_head * work.chains + chain) * work.queries
-        carray(_floats(chosen), work.queries)[query] = np.float32(total)
+        carray(floats(chosen), work.queries)[query] = np.float32(total)
 
 
 @numba.njit(nogil=True)
-def _clear(
-    work: Any, flat_head: int, first: int, last: int, received: Any, entropy: Any, bins: Any, sums: Any, peaks: Any
-) -> None:
+def _clear(work: Any, flat_head: int, first: int, last: int, bins: Any, answers: Any) -> None:
     """Initialise the answers.
 
     Each share does so itself, to have the memory in its cache.
     """
-    received[:] = 0.0
-    entropy[first:last] = ZERO
+    answers.received[:] = 0.0
+    answers.entropy[first:last] = ZERO
     if work.has_distance:
-        carray(_floats(work.distance + 4 * flat_head * work.queries), work.queries)[first:last] = ZERO
+        answers.distance[first:last] = ZERO
     chosen_at = work.chosen + 4 * flat_head * work.chains * work.queries
-    carray(_floats(chosen_at), (work.chains, work.queries))[:, first:last] = ZERO
+    carray(floats(chosen_at), (work.chains, work.queries))[:, first:last] = ZERO
     first_ranked, count = (flat_head * work.queries + first) * work.ranked, (last - first) * work.ranked
-    carray(_floats(work.top + 4 * first_ranked), count)[:] = ZERO
-    carray(_longs(work.places + 8 * first_ranked), count)[:] = -1
+    carray(floats(work.top + 4 * first_ranked), count)[:] = ZERO
+    carray(longs(work.places + 8 * first_ranked), count)[:] = -1
     first_bin, last_bin = np.searchsorted(bins, first), np.searchsorted(bins, last)
-    sums[first_bin:last_bin] = ZERO
-    peaks[first_bin:last_bin] = ZERO
+    answers.sums[first_bin:last_bin] = ZERO
+    answers.peaks[first_bin:last_bin] = ZERO
 
 
 @numba.njit(nogil=True, inline="always")
@@ -356,7 +347,7 @@ def _compiled(version: int) -> tuple[Any, Any]:
         heads, flat_heads = work.batch * work.key_heads, work.batch * work.heads
         one = next_of(work.counter)
         while one < heads + flat_heads:
-            is_finite = _pack(work, one) if one < heads else _take_rows(work, one - heads)
+            is_finite = pack_keys(work, one) if one < heads else take_row_states(work, one - heads)
             if not is_finite:
                 next_of(work.not_finite)
             one = next_of(work.counter)
@@ -373,9 +364,8 @@ def _compiled(version: int) -> tuple[Any, Any]:
         memory, room = _room_of(work)
         share = next_of(work.counter)
         while share < flat_heads * work.pieces:
-            _read_share(
-                work, share % flat_heads, work.pieces - 1 - share // flat_heads, memory.ctypes.data, room.ctypes.data
-            )
+            scratch = _scratch_of(work, memory.ctypes.data, room.ctypes.data)
+            _read_share(work, share % flat_heads, work.pieces - 1 - share // flat_heads, scratch)
             share = next_of(work.counter)
         # An address does not hold its memory, freed after the last line that names it.
         memory[0] = room[0] = ZERO
@@ -383,5 +373,5 @@ def _compiled(version: int) -> tuple[Any, Any]:
     return prepare, read_rows
 
 
-_PARTS = (weights_block, picture_blocks, row_ranks, vector_code, row_tiles)
+_PARTS = (weights_block, picture_blocks, row_inputs, row_numbers, row_pictures, row_ranks, vector_code, row_tiles)
 prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, _PARTS)).encode()))

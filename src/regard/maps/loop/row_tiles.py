@@ -26,7 +26,7 @@ _STRIDES = (
 _ADDRESSES = (
     "counter", "not_finite", "query", "key", "panels", "lse", "state", "added", "tiles", "piece_edges", "row_edges",
     "column_edges", "row_shares", "column_shares", "chain_first", "chain_following", "received", "entropy", "distance",
-    "chosen", "top", "places", "sums", "peaks", "misses",
+    "chosen", "top", "places", "sums", "peaks",
 )  # fmt: skip
 FIELDS = (*_COUNTS, *_STRIDES, *_ADDRESSES, "scale")
 WORK = np.dtype([(name, np.int64) for name in FIELDS[:-1]] + [(FIELDS[-1], np.float32)], align=True)
@@ -45,7 +45,6 @@ WORK = np.dtype([(name, np.int64) for name in FIELDS[:-1]] + [(FIELDS[-1], np.fl
     row_shares, column_shares   the factors of the sum of a block: 1 / size of its bins for means, 1 for sums
     chain_first         (chains, sequences, queries), the first of the chosen keys of each query; -1 is the end
     chain_following     (chains, sequences, keys), of each key the next one, which is smaller
-    misses              (flat_heads,), how far the sum of the last query's weights is from 1: |ln of it|
     received            (flat_heads, pieces, panel_count * PANEL), float64, the sums by key
     entropy             (flat_heads, queries)
     distance            (flat_heads, queries) if has_distance: sums of w |query + offset - key|

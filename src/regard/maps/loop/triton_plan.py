@@ -64,15 +64,19 @@ def row_tile(width: int, dtype: torch.dtype, queries: int, card: tuple[int, int]
     return KernelTile(rows, 64, warps, 3) if width <= 128 else KernelTile(rows, 32, warps, 2)
 
 
-def column_tile(width: int, dtype: torch.dtype, queries: int, card: tuple[int, int]) -> KernelTile:
-    """The blocks of `read_columns` for bins of so many queries.
+def column_tile(
+    width: int, dtype: torch.dtype, queries: int, card: tuple[int, int], *, has_peaks: bool = False
+) -> KernelTile:
+    """The blocks of `read_columns` for bins of so many queries, with maxima if `has_peaks`.
 
     >>> column_tile(128, torch.bfloat16, 8192, (9, 0)), column_tile(128, torch.bfloat16, 9, (9, 0)).rows
     (KernelTile(rows=64, columns=128, warps=4, stages=3), 16)
     """
     if dtype == torch.float32:
         return KernelTile(min(32, _power(queries)), 32, 8, 2)
-    return KernelTile(min(64, _power(queries)), 128 if width <= 128 else 64, 4, 3 if width <= 128 else 2)
+    # Maxima of larger blocks do not fit the registers of Blackwell, whose powers bind both alike.
+    rows = min(32 if has_peaks and card[0] == 10 else 64, _power(queries))
+    return KernelTile(rows, 128 if width <= 128 else 64, 4, 3 if width <= 128 else 2)
 
 
 def _is_asynchronous(card: tuple[int, int]) -> bool:
@@ -114,8 +118,8 @@ class CallForm:
     """The stride of the slopes of ALiBi, and the place of the first query there; None for none."""
     has_state: bool
     """Whether the log-sum-exp is known."""
-    has_sink: bool
-    """Whether it contains more than the keys."""
+    sinks: tuple[int, int] | None
+    """The strides of the sinks (B, H); None for none."""
     card: tuple[int, int]
     """The compute capability."""
     is_interpreted: bool
@@ -210,7 +214,7 @@ class LaunchPlan:
                 "groups": ((flat_heads, queries, count), whole),
             }
             fixed = {
-                "HAS_STATE": form.has_sink, "ENTROPY": st.Entropy in asked.names, "DISTANCE": self._distance(),
+                "HAS_SINKS": form.sinks is not None, "ENTROPY": st.Entropy in asked.names, "DISTANCE": self._distance(),
                 "RANKED": together, "GROUPS": groups, "IN_PARTS": parts > 1,
             }  # fmt: skip
             for one in range(passes):
@@ -233,10 +237,11 @@ class LaunchPlan:
                 )  # fmt: skip
         if asked.reads_columns:
             grid = asked.grid
-            tile = column_tile(form.width, form.dtype, queries if grid is None else grid.rows.largest, form.card)
+            has_peaks = "max" in asked.pictures
+            longest = queries if grid is None else grid.rows.largest
+            tile = column_tile(form.width, form.dtype, longest, form.card, has_peaks=has_peaks)
             blocks = -(-keys // tile.columns)
             bins = parts_of(flat_heads * blocks, queries) if grid is None else grid.rows.count
-            has_peaks = "max" in asked.pictures
             heads = max(1, min(flat_heads, SCRATCH // (bins * keys * (1 + has_peaks))))
             parts = max(1, min(bins, ENOUGH_PROGRAMS // (heads * blocks)))
             # Without bins, and without turns, the sums are the answer.
@@ -278,7 +283,7 @@ class LaunchPlan:
         form, sizes = self.form, self.form.sizes
         query, key, first, stop, keep = (one or (0, 0) for one in form.strides)
         wide = _power(form.width)
-        cap = 1.0 if form.cap is None else form.cap
+        cap, sinks = 1.0 if form.cap is None else form.cap, form.sinks or (0, 0)
         named = {
             "scale": self._scale if form.cap is None else form.scale / cap, "cap": cap * LOG2_E,
             "heads": sizes.heads, "group": sizes.heads // sizes.kv_heads, "queries": sizes.queries,
@@ -288,6 +293,7 @@ class LaunchPlan:
             "first_batch": first[0], "first_row": first[1], "stop_batch": stop[0], "stop_row": stop[1],
             "keep_batch": keep[0], "slope_head": 0 if form.slopes is None else form.slopes[0],
             "bias_offset": 0 if form.slopes is None else form.slopes[1], "lower": form.lower, "upper": form.upper,
+            "sink_batch": sinks[0], "sink_head": sinks[1],
             "HAS_FIRST": bool(form.strides[2]), "HAS_STOP": bool(form.strides[3]), "HAS_KEEP": bool(form.strides[4]),
             "CAPPED": form.cap is not None, "SLOPED": form.slopes is not None, "EXACT": wide == form.width,
             "WIDENS": form.is_interpreted, "ROWS": tile.rows, "COLUMNS": tile.columns, "WIDTH": wide,
@@ -300,8 +306,8 @@ class LaunchPlan:
 
         Args:
             device: that of the call.
-            given: query, key, the log-sum-exp to base 2 or, with a sink, as it is, if they are known; first, stop, keep
-                and slopes, if there are such.
+            given: query, key, the log-sum-exp to base 2 if it is known; first, stop, keep, slopes and sinks, if there
+                are such.
         """
         answers, scratch = self.answers.made(device), self.scratch.made(device)
         # A program never reads a tensor that it is not told to read.
@@ -321,7 +327,7 @@ class LaunchPlan:
 
 
 PER_ROW: dict[str, type[Statistic]] = {"entropy": st.Entropy, "largest": st.Largest, "distance": st.Distance}
-_MAYBE = ("state", "first", "stop", "keep", "slopes", "sums", "peaks", "pooled_sum", "pooled_mean", "pooled_max")
+_MAYBE = ("first", "stop", "keep", "slopes", "sinks", "sums", "peaks", "pooled_sum", "pooled_mean", "pooled_max")
 
 
 @lru_cache(maxsize=64)

@@ -104,17 +104,18 @@ def _joined(tops, totals, spreads, fars):
 
 @triton.jit
 def _finish(
-    state, lse, entropy, largest, distance, out, live, top, total, spread, far,
-    HAS_STATE: tl.constexpr, DISTANCE: tl.constexpr,
+    sink, lse, entropy, largest, distance, out, live, top, total, spread, far,
+    HAS_SINKS: tl.constexpr, DISTANCE: tl.constexpr,
 ):  # fmt: skip
     """Write the answers of rows from sums relative to their largest score.
 
-    `out` are the places of the rows. HAS_STATE: the rows' log-sum-exp is given, and contains more than their keys.
+    `out` are the places of the rows. HAS_SINKS: `sink` is one more score of a row, of a key that is none of its keys.
     """
     sums = tl.where(total == 0.0, 1.0, total)
     level, mass = tl.log2(sums), 1.0
-    if HAS_STATE:
-        level = tl.load(state + out, mask=live, other=0.0) * LOG2_E - top
+    if HAS_SINKS:
+        peak = tl.maximum(top, sink)
+        level = peak - top + tl.log2(sums * tl.exp2(top - peak) + tl.exp2(sink - peak))
         mass = sums * tl.exp2(-level)
         sums = tl.exp2(level)
     dead = (total == 0.0) & (spread == spread)
@@ -132,12 +133,12 @@ def _finish(
 
 @triton.jit
 def read_rows(
-    query, key, state, first, stop, keep, slopes, lse, entropy, largest, distance, partial, group_values, groups,
+    query, key, sinks, first, stop, keep, slopes, lse, entropy, largest, distance, partial, group_values, groups,
     scale, cap, heads, group, queries, keys, width,
     query_batch, query_head, query_row, key_batch, key_head, key_row,
-    first_batch, first_row, stop_batch, stop_row, keep_batch, slope_head,
+    first_batch, first_row, stop_batch, stop_row, keep_batch, slope_head, sink_batch, sink_head,
     lower, upper, offset, bias_offset, group_count, begun,
-    HAS_STATE: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_STOP: tl.constexpr, HAS_KEEP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_STOP: tl.constexpr, HAS_KEEP: tl.constexpr,
     CAPPED: tl.constexpr, SLOPED: tl.constexpr, ENTROPY: tl.constexpr, DISTANCE: tl.constexpr, RANKED: tl.constexpr,
     GROUPS: tl.constexpr, LATER: tl.constexpr, IN_PARTS: tl.constexpr, EXACT: tl.constexpr, WIDENS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
@@ -149,7 +150,7 @@ def read_rows(
     Args:
         query: (B, H, T, D), with a last stride of 1.
         key: (B, G, S, D), with a last stride of 1.
-        state: (B * H, T), the log-sum-exp; read if HAS_STATE.
+        sinks: (B, H) if HAS_SINKS: the score of one more key, without a value.
         first, stop: (B or 1, T), ends of the visible keys of each query, if HAS_FIRST and HAS_STOP.
         keep: (B or 1, S), the visible keys of all queries, if HAS_KEEP.
         slopes: (H,) if SLOPED: a score is lowered by the slope for each place between query and key.
@@ -244,9 +245,12 @@ def read_rows(
         tl.store(at + 2 * each, one_spread, mask=live)
         tl.store(at + 3 * each, one_far, mask=live)
     else:
+        sink = 0.0
+        if HAS_SINKS:
+            sink = tl.load(sinks + batch * sink_batch + head * sink_head).to(tl.float32) * LOG2_E
         _finish(
-            state, lse, entropy, largest, distance, out, live, one_top, one_total, one_spread, one_far,
-            HAS_STATE, DISTANCE,
+            sink, lse, entropy, largest, distance, out, live, one_top, one_total, one_spread, one_far,
+            HAS_SINKS, DISTANCE,
         )  # fmt: skip
     if RANKED > 0:
         to = out * group_count + begun + part * RANKED
@@ -273,8 +277,8 @@ def read_rows(
 
 @triton.jit
 def join_parts(
-    partial, state, lse, entropy, largest, distance, rows_in_all, parts,
-    HAS_STATE: tl.constexpr, DISTANCE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    partial, sinks, lse, entropy, largest, distance, rows_in_all, parts, queries, heads, sink_batch, sink_head,
+    HAS_SINKS: tl.constexpr, DISTANCE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Join what the parts of `read_rows` have found of ROWS rows of all heads. PARTS: a power of two."""
     out = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -286,4 +290,9 @@ def join_parts(
     spreads = tl.load(at + 2 * wide(rows_in_all), mask=there, other=0.0)
     fars = tl.load(at + 3 * wide(rows_in_all), mask=there, other=0.0)
     top, total, spread, far = _joined(tops, totals, spreads, fars)
-    _finish(state, lse, entropy, largest, distance, out, live, top, total, spread, far, HAS_STATE, DISTANCE)
+    sink = 0.0
+    if HAS_SINKS:
+        head = out // queries
+        sink = tl.load(sinks + head // heads * sink_batch + head % heads * sink_head, mask=live, other=0.0)
+        sink = sink.to(tl.float32) * LOG2_E
+    _finish(sink, lse, entropy, largest, distance, out, live, top, total, spread, far, HAS_SINKS, DISTANCE)

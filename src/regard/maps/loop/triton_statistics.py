@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.call.biases.alibi import ALiBi
 from regard.call.masks.row_ranges import RowRanges
-from regard.call.normalizations import Softmax
+from regard.call.normalizations import Softmax, SoftmaxWithSink
 from regard.call.scores.base import SoftCapped
 from regard.kernels.base import Call
 from regard.maps.loop.one_loop import Wanted
@@ -75,7 +75,7 @@ def _why_tiles(call: Call) -> str | None:
     sizes, score, bias = call.sizes, call.score, call.bias
     inner = score.score if isinstance(score, SoftCapped) else score
     scale = inner.dot_scale(call.query.shape[-1])
-    if not isinstance(call.normalization, Softmax) or scale is None:
+    if type(call.normalization) not in (Softmax, SoftmaxWithSink) or scale is None:
         return f"the kernels read a softmax of dot products, not {call.normalization} of {score}"
     if scale <= 0:
         return f"the kernels have no scale of {scale:g}, only one above 0"
@@ -83,6 +83,8 @@ def _why_tiles(call: Call) -> str | None:
         return f"the kernels have no {call.query.dtype}"
     if bias is not None and not isinstance(bias, ALiBi):
         return f"the kernels have no {bias}, only ALiBi"
+    if isinstance(call.normalization, SoftmaxWithSink) and call.normalization.is_of_rows:
+        return "the kernels have no sink for each query, only for each head"
     if sizes.queries < FEWEST_QUERIES:
         return f"{sizes.queries} queries are fewer than a block of the kernels, {FEWEST_QUERIES}"
     if call.query.shape[-1] > WIDEST:
@@ -103,17 +105,18 @@ def _read(made: SoftmaxCall, ranges: RowRanges, statistics: tuple[Statistic, ...
     slopes = bias.slopes if isinstance(bias, ALiBi) and isinstance(bias.slopes, Tensor) else None
     inner = score.score if isinstance(score, SoftCapped) else score
     query, key = (row_contiguous(t) for t in (call.query, call.key))
-    width, has_sink = query.shape[-1], type(call.normalization) is not Softmax
+    width, sinks = query.shape[-1], _sinks(call)
     scale = inner.dot_scale(width)
     assert scale is not None, "it was asked"
-    # The program for rows finds their log-sum-exp by the way, apart from a sink.
-    state = made.state() if has_sink or not asked.reads_rows else None
+    # The program for rows finds their log-sum-exp by the way.
+    state = None if asked.reads_rows else made.state()
     form = CallForm(
         sizes=call.sizes, width=width, dtype=query.dtype, strides=CallForm.strides_of(query, key, ranges),
         lower=ranges.lower, upper=ranges.upper, scale=scale,
         cap=score.cap if isinstance(score, SoftCapped) else None,
         slopes=(slopes.stride(0), bias.offset or 0) if isinstance(bias, ALiBi) and slopes is not None else None,
-        has_state=state is not None, has_sink=has_sink, card=card_of(query.device), is_interpreted=is_interpreted(),
+        has_state=state is not None, sinks=None if sinks is None else (sinks.stride(0), sinks.stride(1)),
+        card=card_of(query.device), is_interpreted=is_interpreted(),
     )  # fmt: skip
     plan = plan_of(form, asked)
     given: dict[str, Tensor | None] = {
@@ -122,17 +125,26 @@ def _read(made: SoftmaxCall, ranges: RowRanges, statistics: tuple[Statistic, ...
         "first": ranges.first,
         "stop": ranges.stop,
         "slopes": slopes,
+        "sinks": sinks,
     }
     if ranges.keep is not None:
         given["keep"] = ranges.keep.view(torch.uint8)
-    if state is not None and plan.finds_rows and has_sink:
-        given["state"] = state.float().contiguous()
-    elif state is not None and not plan.finds_rows:
+    if state is not None:
         # A row without keys has any state; its weights are not visible.
         state = (state.float() * LOG2_E).nan_to_num_(nan=torch.nan, posinf=torch.inf, neginf=0.0)
         given["lse"] = state.contiguous()
     answers = plan.run(query.device, {name: one for name, one in given.items() if one is not None})
     return [_answer(answers, statistic) for statistic in statistics]
+
+
+def _sinks(call: Call) -> Tensor | None:
+    """The sinks (B, H); None for none."""
+    if not isinstance(call.normalization, SoftmaxWithSink):
+        return None
+    sink, query = call.normalization.sink, call.query
+    # (A number that was moved to the device would be waited for.)
+    sink = sink.to(query.device) if isinstance(sink, Tensor) else torch.full((), sink, device=query.device)
+    return (sink[:, None] if sink.dim() == 1 else sink).expand(*query.shape[:2], 1)[..., 0]
 
 
 def _answer(answers: dict[str, Tensor], statistic: Statistic) -> tuple[Tensor, ...]:

@@ -127,15 +127,15 @@ class CallSource(NamedSource):
         return partial(_weights, call, state)
 
     def dot_scores(self) -> DotScores | None:
-        call, state, is_right = self.factors.unchecked()
+        call, state = self.factors.reading
         scale = _dot_scale(call)
-        return None if scale is None else DotScores(call, state, scale, is_right)
+        return None if scale is None else DotScores(call, state, scale)
 
     def softmax_call(self) -> SoftmaxCall | None:
         call = self.call
         if not isinstance(call.normalization, Softmax):
             return None
-        may_be_found = type(call.normalization) is Softmax and call.query.dtype != call.compute_dtype
+        may_be_found = call.query.dtype != call.compute_dtype
         return SoftmaxCall(call, lambda: self.factors.known_state if may_be_found else self.state)
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ class CallSource(NamedSource):
         if flat_heads is None:
             return replace(self, layout=leading, names=names)
         state = self.state.flatten(0, 1)[flat_heads].unsqueeze(1)
-        factors = GivenFactors(self.factors.unread.select(flat_heads), state)
+        factors = GivenFactors(self.factors.call.select(flat_heads), state)
         beside = self.beside.choose(flat_heads)
         return CallSource(factors, leading, self.backend, beside, self.name, names)
 

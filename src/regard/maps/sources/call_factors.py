@@ -36,10 +36,6 @@ class CallFactors(Protocol):
         """The call, not checked: for its shapes, dtypes and devices."""
 
     @property
-    def unread(self) -> Call:
-        """The call, checked without reading a weight: for a selection, whose reads check the rest."""
-
-    @property
     def state(self) -> Tensor:
         """The normalizer of each row (B, H, T), such as the log-sum-exp."""
 
@@ -50,12 +46,6 @@ class CallFactors(Protocol):
     @property
     def reading(self) -> tuple[Call, Tensor]:
         """The call and its row state, both of shifted rows where the bias is far from 0."""
-
-    def unchecked(self) -> tuple[Call, Tensor, Callable[[float], bool] | None]:
-        """The same, and a check of a row state that is a kernel's and not checked yet.
-
-        It tells whether the row state is right, from the largest |ln of a sum of weights| of the last queries.
-        """
 
     def tensors(self) -> list[Tensor]:
         """The tensors in memory now."""
@@ -155,13 +145,6 @@ class GivenFactors:
         return self._call
 
     @property
-    def unread(self) -> Call:
-        self._unwritten.check()
-        if self._call.held is not None:
-            self._call.held.require_unchanged("a map")
-        return self._call
-
-    @property
     def state(self) -> Tensor:
         if self._state is None or (not self._state.requires_grad and self._needs_graph()):
             # The first read may need no gradient, and a later one may.
@@ -189,9 +172,6 @@ class GivenFactors:
         with torch.enable_grad():  # As for the row state itself, the first read may need no gradient.
             return self._row_shift.applied(call, state)
 
-    def unchecked(self) -> tuple[Call, Tensor, None]:
-        return *self.reading, None
-
     @property
     def known_state(self) -> Tensor | None:
         return self._state
@@ -200,7 +180,7 @@ class GivenFactors:
         return [self._call.query, self._call.key, *(() if self._state is None else (self._state,))]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
-        call, state = tensors_mapped((self.unread, self._state), change)
+        call, state = tensors_mapped((self.call, self._state), change)
         if call.held is not None:
             from regard.kernels.held import held_anew
 

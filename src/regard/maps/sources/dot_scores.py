@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import fields
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import Causal
 from regard.call.masks.patterns import Strided, Window
-from regard.call.shapes import Rows, take
+from regard.call.shapes import Rows, repeated, take
 from regard.kernels.base import Call
 from regard.maps.sources.source import Piece, take_rows
 
@@ -32,7 +32,7 @@ def _bias_of(call: Call, rows: Rows, columns: Rows, dtype: torch.dtype) -> Tenso
     assert call.bias is not None
     # In the map's dtype, as everywhere: a bias of the vectors would round in half precision.
     query, key = take(call.query, rows).to(dtype), take(call.key, columns).to(dtype)
-    key = key.repeat_interleave(call.group, dim=1) if call.group > 1 else key
+    key = repeated(key, call.sizes.heads)
     return call.bias.block(rows, columns, query=query, key=key, sizes=call.sizes).to(dtype)
 
 
@@ -49,8 +49,8 @@ def _covered(call: Call, rows: Rows, columns: Rows) -> int:
 class DotScores:
     """The factors of the scores of a call, multiplied by the loop over rows."""
 
-    def __init__(self, call: Call, state: Tensor, scale: float, is_right: Callable[[float], bool] | None) -> None:
-        self._call, self.scale, self.is_right = call, scale / LN_2, is_right
+    def __init__(self, call: Call, state: Tensor, scale: float) -> None:
+        self._call, self.scale = call, scale / LN_2
         self.query, self.key = call.query.to(call.compute_dtype), call.key.to(call.compute_dtype)
         self.state = state
 

@@ -50,10 +50,6 @@ class Scores(Protocol):
     """(B, G, S, D); G divides H."""
     state: Tensor
     """The log-sum-exp of each row, (B, H, T); -inf for a row without keys."""
-    is_right: Callable[[float], bool] | None
-    """A check of the state, from the largest |ln of a sum of weights| of the last queries; None for a state known to be
-    right.
-    """
 
     @property
     def reads_queries(self) -> bool:

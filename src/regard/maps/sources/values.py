@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from regard.call.shapes import repeated
 from regard.errors import ArgumentError, GradientError
 
 T = TypeVar("T")
@@ -88,7 +89,7 @@ NOTHING = CallValues()
 
 def of_heads(value: Tensor, heads: int) -> Tensor:
     """Values (B, G or H, S, E) for each flat_head, (B * H, S, E): heads of one key head share its values."""
-    return value.repeat_interleave(heads // max(value.shape[1], 1), 1).flatten(0, 1)
+    return repeated(value, heads).flatten(0, 1)
 
 
 def widened(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
-from regard.call.shapes import without_autocast
+from regard.call.shapes import repeated, without_autocast
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels.tiled import Tile
 from regard.maps.attention_map import AttentionMap
@@ -130,7 +130,7 @@ def _by_product(p: Source, q: Source) -> Tensor | None:
     if not is_plain or not (call.mask is None or (isinstance(p, CallSource) and _same(p.call.mask, call.mask))):
         return None
     dtype = torch.promote_types(p.dtype, q.dtype)
-    key = call.key.repeat_interleave(call.group, dim=1).flatten(0, 1).to(dtype)
+    key = repeated(call.key, call.sizes.heads).flatten(0, 1).to(dtype)
     query = call.query.flatten(0, 1).to(dtype)
     # The element after the keys is 1: its mean is the sum of p's row.
     values = torch.nn.functional.pad(key, (0, 1), value=1.0)

@@ -22,7 +22,7 @@ from regard.files.untrusted import parse_json, safetensors_library
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer
 from regard.tasks.exports.trained import ExportedRun, refuse, split_attention
-from regard.tasks.text.tokenizers import BOS, EOS, PAD, SPECIAL_TOKENS, Tokenizer
+from regard.tasks.text.tokenizers import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, Tokenizer
 
 NEVER = -1e9
 """The logit of a token outside the vocabulary."""
@@ -186,14 +186,18 @@ def write_tokenizers(trained: ExportedRun, out: Path) -> None:
         files["target_tokenizer.json"] = trained.target_tokenizer
     for name, tokenizer in files.items():
         write_json(out / name, _tokenizer(tokenizer))
-    names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL_TOKENS, strict=True))
+    # Without unk_token: what transformers knows as special is no part of a text that it writes.
+    names = dict(zip(("pad_token", "bos_token", "eos_token"), SPECIAL_TOKENS[:UNK], strict=True))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": trained.max_length, **names}
     write_json(out / "tokenizer_config.json", {**settings, "clean_up_tokenization_spaces": False})
 
 
 def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The tokenizer's JSON, with the steps of our own code: NFC before it, and the end token after it."""
+    """The tokenizer's JSON, with the steps of our own code: NFC before it, the end token after it, and unknown words
+    written as U+FFFD."""
     content: dict[str, Any] = parse_json(tokenizer.to_json())
+    for token in content["added_tokens"]:
+        token["special"] = token["id"] != tokenizer.unknown_id
     steps = [{"type": "NFC"}, content["normalizer"]] if content["normalizer"] else [{"type": "NFC"}]
     content["normalizer"] = {"type": "Sequence", "normalizers": steps}
     end = SPECIAL_TOKENS[EOS]

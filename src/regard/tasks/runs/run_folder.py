@@ -21,11 +21,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from regard.errors import RunFolderError
+from regard.errors import RegardError, RunFolderError
 from regard.files.atomic import is_temporary, temporary_of
 from regard.files.own_files import refuse_links_in, remove_empty
 from regard.files.sealed import read_sealed, write_sealed
-from regard.tasks.runs.serialisation import from_plain, to_plain, write_toml
+from regard.tasks.runs.serialisation import from_plain, read_toml, to_plain, write_toml
 from regard.tasks.training.checkpoint_names import KEPT, TRAINED
 from regard.version import installed_version
 
@@ -164,7 +164,18 @@ class RunFolder:
                 f"{self.config_file} is not the configuration of a {task} run that this version reads: "
                 f"expected format {FORMAT}, got task {record.get('task')!r}, format {record.get('format')!r}"
             )
+        self._check_copy(cls)
         return from_plain(cls, record["config"], source=self.config_file)
+
+    def _check_copy(self, cls: type[T]) -> None:
+        """Refuse a run.toml that `regard train --config` would refuse, such as one that lost its end."""
+        copy = self.path / "run.toml"
+        if not copy.exists():
+            return
+        try:
+            from_plain(cls, read_toml(copy)[1], source=copy)
+        except RegardError as error:
+            raise RunFolderError(f"{error}; mend it, or remove it: a run is used with its config.json") from None
 
     def task(self) -> str:
         return str(self._read_record().get("task"))

@@ -166,16 +166,11 @@ def pretrained_tokenizers(folder: Path, source: Marks, target: Marks) -> tuple[C
     one, separate = folder / "tokenizer.json", folder / "target_tokenizer.json"
     if one.is_file():
         return TokenizerFile(one, source), TokenizerFile(separate if separate.is_file() else one, target)
-    if (folder / "source.spm").is_file():
-        separate = folder / "target_vocab.json"
-        vocabularies = folder / "vocab.json", separate if separate.is_file() else folder / "vocab.json"
-        return (
-            SentencePieces(folder / "source.spm", vocabularies[0], source),
-            SentencePieces(folder / "target.spm", vocabularies[1], target),
-        )
-    raise RunFolderError(
-        f"{folder} has no tokenizer that regard reads: expected tokenizer.json, "
-        "or source.spm, target.spm and vocab.json"
+    separate = folder / "target_vocab.json"
+    vocabularies = folder / "vocab.json", separate if separate.is_file() else folder / "vocab.json"
+    return (
+        SentencePieces(folder / "source.spm", vocabularies[0], source),
+        SentencePieces(folder / "target.spm", vocabularies[1], target),
     )
 
 

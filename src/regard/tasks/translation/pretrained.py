@@ -13,6 +13,7 @@ from regard.models.decoder_only import DecoderOnly
 from regard.models.transformer import Transformer
 from regard.nn import TokenEmbedding
 from regard.tasks.language_modelling.text_format import DownloadedFormat
+from regard.tasks.runs.foreign_folders import check_tokenizer
 from regard.tasks.text.codec import Codec, Marks
 from regard.tasks.text.pretrained import TokenizerFile, pretrained_tokenizers
 
@@ -38,14 +39,13 @@ class TextParts(NamedTuple):
 
 def load_pretrained_text(folder: Path) -> TextParts:
     """Read the language model and the tokenizer of a Hugging Face folder."""
+    check_tokenizer(folder)
     pretrained = from_huggingface(folder)
     model = pretrained.model
     if not isinstance(model, DecoderOnly):
         raise RunFolderError(f"{folder} holds a {pretrained.family} model, which does not write on after a text")
-    marks, path = _marks(pretrained, folder), folder / "tokenizer.json"
-    if not path.is_file():
-        raise RunFolderError(f"{folder} has no tokenizer that regard reads: expected tokenizer.json")
-    tokenizer = TokenizerFile(path, marks)
+    marks = _marks(pretrained, folder)
+    tokenizer = TokenizerFile(folder / "tokenizer.json", marks)
     _check_fit(folder, "", tokenizer, model.output.weight)
     language = DownloadedFormat(tokenizer, marks.begin_id, pretrained.end_ids, pretrained.banned_ids)
     values = read_json(folder / "config.json")
@@ -55,6 +55,7 @@ def load_pretrained_text(folder: Path) -> TextParts:
 
 def load_pretrained(folder: Path) -> Parts:
     """Read the translator and the tokenizers of a Hugging Face folder."""
+    check_tokenizer(folder)
     pretrained = from_huggingface(folder)
     model = pretrained.model
     if not isinstance(model, Transformer) or not isinstance(model.source_embedding, TokenEmbedding):

@@ -113,7 +113,7 @@ class ForeignModel:
         rate = int(extractor.sampling_rate)
         samples = read_audio(path, rate)
         inputs = self._processed(extractor, raw_speech=samples, sampling_rate=rate)
-        sound_places(places, inputs, rate, extractor, self.model.config)
+        sound_places(places, inputs, rate, extractor, self.model.config, samples=len(samples))
         return inputs
 
     def _image(self, asked: ViewInput, places: InputLabels) -> dict[str, Any]:

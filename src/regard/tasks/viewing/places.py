@@ -1,5 +1,6 @@
 """The attention of a foreign model with labels of the positions: tokens, patches of an image, frames of a sound."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -56,7 +57,9 @@ class InputLabels:
     patch: int | None = None
     """and the side of its patches, if that is known."""
     seconds: float | None = None
-    """The length of a sound,"""
+    """The length of a sound with the padding behind it,"""
+    heard: float = math.inf
+    """without it,"""
     step: float | None = None
     """and the time from one frame to the next, if that is known."""
     image: SeenImage | None = None
@@ -70,7 +73,8 @@ class InputLabels:
             step = self.seconds / count
             if self.step is not None:  # a model may take several of them together
                 step = self.step * max(1, round(step / self.step))
-            return [f"{frame * step:.2f}s" for frame in range(count)]
+            times = [frame * step for frame in range(count)]
+            return [f"{time:.2f}s" if time < self.heard else f"pad:{time:.2f}s" for time in times]
         return known
 
 
@@ -143,11 +147,14 @@ def _of_tiles(places: InputLabels, tiles: Pixels, at: Sequence[int], tile: int) 
     return dict(zip(at, labels, strict=True))
 
 
-def sound_places(places: InputLabels, inputs: Mapping[str, Any], rate: int, extractor: Any, config: Any) -> None:
-    """The length of the sound as the model gets it, and the time of a frame."""
-    samples = inputs.get("input_values")
-    if isinstance(samples, Tensor) and samples.dim() == 2:
-        places.seconds = samples.shape[-1] / rate
+def sound_places(
+    places: InputLabels, inputs: Mapping[str, Any], rate: int, extractor: Any, config: Any, *, samples: int
+) -> None:
+    """The length of the sound as the model gets it, with padding behind its own samples, and the time of a frame."""
+    places.heard = samples / rate
+    values = inputs.get("input_values")
+    if isinstance(values, Tensor) and values.dim() == 2:
+        places.seconds = values.shape[-1] / rate
         ratio = getattr(config, "inputs_to_logits_ratio", None)
         places.step = ratio / rate if isinstance(ratio, int) else None
         return

@@ -266,6 +266,33 @@ class AuditedCall:
         return found.reshape(sizes.flat_batch, sizes.heads, len(rows), sizes.keys)
 
     @property
+    def live(self) -> Tensor:
+        """The rows with a key, bool (B or 1, H or 1, T)."""
+        return self.facts.seen.live.unflatten(0, self.facts.seen.shape)
+
+    @property
+    def live_rows(self) -> Tensor:
+        """The rows with a key in any head, bool (B or 1, T)."""
+        return self.live.any(1)
+
+    @property
+    def seen_keys(self) -> Tensor:
+        """The keys that any row sees, bool (B or 1, S)."""
+        return self.facts.seen.keys.unflatten(0, self.facts.seen.shape).any(1)
+
+    @property
+    def real_keys(self) -> Tensor:
+        """The keys that are no padding as far as is known, bool (B, S)."""
+        if self.keep is not None:
+            return self.keep.values
+        return torch.ones(self.sizes.flat_batch, self.sizes.keys, dtype=torch.bool, device=self.device)
+
+    def back(self, rows: range, offset: int) -> Tensor:
+        """How many positions each key is before the query, below 0 after it: (rows, S)."""
+        own = torch.arange(rows.start, rows.stop, device=self.device)[:, None] + offset
+        return own - torch.arange(self.sizes.keys, device=self.device)
+
+    @property
     def is_exact(self) -> bool:
         """True if the visible pairs are those of a mask; of weights, an allowed pair may have the weight 0."""
         return self.facts.seen.is_exact

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.audited_call import AuditedCall
-from regard.watching.checks.finding import FaultyWeight
+from regard.watching.checks.finding import FaultyWeight, Finding, Reason, Severity
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 
 LEAST = 1e-6
@@ -27,6 +28,35 @@ class Breach:
     """How many rows have some, in any head."""
     example: FaultyWeight
 
+    def finding(
+        self, call: AuditedCall, reason: Reason, says: str, *, severity: Severity = "error", cause: str = "",
+        remedy: str = "", **numbers: float,
+    ) -> Finding:  # fmt: skip
+        """The finding: the share, its place, and the mask that arrived."""
+        said = f"{self.share:.1%} of the weight {says}, and the mask that arrived is {call.facts.mask}"
+        given = {"share": self.share, **numbers}
+        return Finding(reason, severity, said, numbers=given, example=self.example, cause=cause, remedy=remedy)
+
+
+class HiddenPairs(NamedTuple):
+    """Required pairs that are hidden in every head."""
+
+    count: int
+    sequence: int
+    query: int
+    key: int
+    """The first of them."""
+
+    def finding(
+        self, call: AuditedCall, reason: Reason, says: str, *, cause: str = "", remedy: str = "", **numbers: float
+    ) -> Finding:
+        """The finding: how many pairs, the first of them, and the mask that arrived."""
+        return Finding(
+            reason, "error", f"{self.count} {says}: query {self.query} of sequence {self.sequence} does not see key "
+            f"{self.key}, and the mask that arrived is {call.facts.mask}",
+            numbers={"pairs": float(self.count), **numbers}, cause=cause, remedy=remedy,
+        )  # fmt: skip
+
 
 @torch.no_grad()
 def breach(call: AuditedCall, forbidden: Pairs, *, of: str = "", counted: Tensor | None = None) -> Breach | None:
@@ -39,7 +69,7 @@ def breach(call: AuditedCall, forbidden: Pairs, *, of: str = "", counted: Tensor
         counted: the rows that count, bool (B, T); those of real tokens by default.
     """
     sizes, counted = call.sizes, call.real_queries if counted is None else counted
-    counted = counted & call.facts.seen.live.unflatten(0, call.facts.seen.shape).any(1)
+    counted = counted & call.live_rows
     step = fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys)
     total, rows_with, best = 0.0, 0, None
     for rows in ranges(sizes.queries, step):
@@ -63,11 +93,11 @@ def breach(call: AuditedCall, forbidden: Pairs, *, of: str = "", counted: Tensor
 
 
 @torch.no_grad()
-def hidden_pairs(call: AuditedCall, required: Pairs) -> tuple[int, tuple[int, int, int] | None]:
-    """How many required pairs are hidden in every head, of rows of real tokens, and the first (sequence, query, key).
-    Nothing is told by weights, where an allowed pair may have the weight 0."""
+def hidden_pairs(call: AuditedCall, required: Pairs) -> HiddenPairs | None:
+    """The required pairs that are hidden, of rows of real tokens; None if there are none. Nothing is told by weights,
+    where an allowed pair may have the weight 0."""
     if not call.is_exact:
-        return 0, None
+        return None
     sizes, count, first = call.sizes, 0, None
     for rows in ranges(sizes.queries, fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys)):
         wanted = required(rows) & call.real_queries[:, rows.start : rows.stop, None]
@@ -82,4 +112,4 @@ def hidden_pairs(call: AuditedCall, required: Pairs) -> tuple[int, tuple[int, in
             if first is None:
                 sequence, query, key = (int(n) for n in lost.nonzero()[0])
                 first = sequence, query + rows.start, key
-    return count, first
+    return None if first is None else HiddenPairs(count, *first)

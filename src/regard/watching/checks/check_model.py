@@ -11,13 +11,16 @@ from regard.watching.checks.checked import Checked, as_one
 from regard.watching.checks.given_subject import GivenSubject
 from regard.watching.checks.huggingface_subject import HuggingFaceSubject, is_huggingface_model
 from regard.watching.checks.own_subject import OwnSubject, is_own_model
+from regard.watching.checks.reference import compared, like, on_batch
 from regard.watching.checks.subject import Subject
 from regard.watching.checks.trials import Trials
 from regard.watching.evaluated import evaluated
 from regard.watching.watch import Seen, watch
 
 
-def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) -> Checked:
+def check(
+    model: nn.Module, batch: Any = None, *, causal: bool | None = None, reference: nn.Module | None = None
+) -> Checked:
     """Ask whether a model's attention is right: by the masks of its kernels, and by its results.
 
     The model runs on the batch, or on generated sequences, under a watch, and `Seen.audit` asks its questions. Then
@@ -33,6 +36,10 @@ def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) ->
             `key_padding_mask`, `src_key_padding_mask` and `tgt_key_padding_mask` have True for padding.
         causal: the expected causality. None takes it from the config of a Hugging Face model, and expects nothing of
             other modules.
+        reference: a second implementation with the same weights, such as the one that was ported or optimized. Both run
+            on the same inputs; their attention calls are paired in their order, and the first that departs is an error
+            that says how: another scale, order of heads, mask, or positions. This shows what no single run can, such
+            as a missing scale or rotary positions that are applied twice.
 
     Returns:
         One object with the findings, the questions and the trials, as `Seen.audit` gives: false for a model without
@@ -40,7 +47,7 @@ def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) ->
         buffers and the random state are restored afterwards.
 
     Raises:
-        ArgumentError: the model does not run on the batch, or nothing can be made up for it.
+        ArgumentError: the model or the reference does not run on the inputs, or nothing can be made up for it.
 
     >>> import regard, torch
     >>> class Model(nn.Module):
@@ -51,15 +58,27 @@ def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) ->
     Model: 1 layer, 6 questions, 3 trials, nothing found
     >>> [finding.reason for finding in check(Model(), x, causal=True)]
     ['future']
+    >>> class Port(nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x, scale=1.0)
+    >>> check(Port(), x, reference=Model()).errors[0].cause
+    '1/sqrt(4) is missing'
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"check() takes a torch.nn.Module, got {type(model).__name__}")
+    for one in (model, *([] if reference is None else [reference])):
+        if not isinstance(one, nn.Module):
+            raise ArgumentError(f"check() takes a torch.nn.Module, got {type(one).__name__}")
     with evaluated(model):
         trials = Trials(_subject(model, batch, causal))
         trials.run()
         audits = [trials.audited(seen, keep) for seen, keep in trials.seen]
         if batch is not None:
             audits.insert(0, _run_on(model, batch).audit(causal=causal or None, skip="*"))
+    if reference is not None:
+        if batch is None:
+            pair = like(trials.subject, reference, lambda other: _made_up(other, None))
+        else:
+            pair = on_batch(model, batch), on_batch(reference, batch)
+        audits.append(compared(*pair))
     return as_one(type(model).__name__, audits, trials.found, trials.tried)
 
 
@@ -75,13 +94,17 @@ def _run_on(model: nn.Module, batch: Any) -> Seen:
 
 
 def _subject(model: nn.Module, batch: Any, causal: bool | None) -> Subject:
-    if batch is not None:
-        return GivenSubject(model, batch, causal=causal)
+    subject = GivenSubject(model, batch, causal=causal) if batch is not None else _made_up(model, causal)
+    if subject is None:
+        raise ArgumentError(
+            f"nothing can be made up for a {type(model).__name__}: give a batch, as in check(model, batch), or let "
+            "module:function return (model, batch)"
+        )
+    return subject
+
+
+def _made_up(model: nn.Module, causal: bool | None) -> Subject | None:
+    """A model for which inputs can be made up; None for any other."""
     if is_huggingface_model(model):
         return HuggingFaceSubject(model, causal=causal)
-    if is_own_model(model):
-        return OwnSubject(model)
-    raise ArgumentError(
-        f"nothing can be made up for a {type(model).__name__}: give a batch, as in check(model, batch), or let "
-        "module:function return (model, batch)"
-    )
+    return OwnSubject(model) if is_own_model(model) else None

@@ -5,6 +5,7 @@ sequences. A mask of padding is known by the published name of its argument, bec
 True and False is padding; without one nothing is padded. A mask (T, T) for all sequences is known by its shape.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,7 +15,18 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.errors import ArgumentError
-from regard.watching.checks.subject import Outputs, Sample, Samples, Side, Subject, by_row, tensors_of
+from regard.watching.cache_argument import cache_name
+from regard.watching.checks.subject import (
+    Outputs,
+    Sample,
+    Samples,
+    Side,
+    Subject,
+    by_row,
+    read_in_steps,
+    tensors_of,
+)
+from regard.watching.checks.told import IDS
 
 KEEPS = ("attention_mask", "padding_mask", "keep")
 """Masks (B, L) with True or 1 for real tokens,"""
@@ -57,20 +69,12 @@ class GivenSubject(Subject):
 
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
         rows = [self._filled(row, filler) for row in rows]
-        batch: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
         # A row alone is cropped to its own length, and needs no mask.
         if len(rows) == 1 and self._masks:
             real = self._real(rows[0])
             batch = {name: one[:, real] if one.shape[1:2] == real.shape else one for name, one in batch.items()}
-        arguments = {**self._shared, **batch}
-        dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
-        arguments = {
-            n: a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a for n, a in arguments.items()
-        }
-        if self._by_name:
-            output = self.model(**arguments)
-        else:
-            output = self.model(*(arguments[str(number)] for number in range(len(arguments))))
+        output = self._called(batch)
         real = torch.stack([self._real(row) for row in rows]) if len(rows) > 1 else self._real(rows[0])[None]
         real = real[:, real[0]] if len(rows) == 1 and self._masks else real
         keeps = {}
@@ -82,8 +86,44 @@ class GivenSubject(Subject):
             keeps = {"": torch.ones(len(rows), 0, dtype=torch.bool)}
         return by_row(dict(tensors_of(output)), keeps)
 
+    def _called(self, batch: Mapping[str, Any]) -> Any:
+        dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
+        arguments = {
+            name: one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
+            for name, one in {**self._shared, **batch}.items()
+        }
+        if self._by_name:
+            return self.model(**arguments)
+        return self.model(*(arguments[str(number)] for number in range(len(arguments))))
+
     def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
         return torch.stack([self._real(row) for row in rows]) if self._masks and len(rows) > 1 else None
+
+    def steps(self, row: Sample, chunk: int) -> Outputs | None:
+        """By the names of transformers: `forward` takes a cache and `use_cache`, and its output has the cache."""
+        takes = inspect.signature(self.model.forward).parameters
+        name, ids = cache_name(takes), self._inputs[0] if self._inputs else ""
+        if name is None or "use_cache" not in takes or self.causal is False or IDS.get(ids) != "own":
+            return None
+        real = self._real(row)
+        row = {n: one[real] if one.shape[:1] == real.shape else one for n, one in row.items()}
+        length = len(row[ids])
+
+        def step(start: int, stop: int, past: Any) -> Any:
+            # (A mask is of all keys so far, and all else of the new positions.)
+            cut = {n: one[(0 if n in self._masks else start) : stop] for n, one in row.items() if len(one) == length}
+            given = {**{n: one[None] for n, one in {**row, **cut}.items()}, "use_cache": True}
+            return self._called(given if past is None else {**given, name: past})
+
+        whole = read_in_steps(length, chunk, step)
+        if whole is None:
+            return None
+        return by_row(whole, {ids: torch.ones(1, length, dtype=torch.bool, device=row[ids].device)})[0]
+
+    def shifted(self, row: Sample, by: int) -> Outputs | None:
+        if "position_ids" not in row:
+            return None
+        return self.run([{**row, "position_ids": row["position_ids"] + by}])[0]
 
     def eager(self) -> AbstractContextManager[object] | None:
         return sdpa_kernel([SDPBackend.MATH])

@@ -10,9 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
-from regard.watching.cache_argument import CACHE_NAMES, cache_in, cache_name
+from regard.watching.cache_argument import cache_name
 from regard.watching.checks.roles import is_causal_model, is_pair, nested_configs
-from regard.watching.checks.subject import Outputs, Sample, Samples, Side, Subject, by_row, padded, tensors_of
+from regard.watching.checks.subject import (
+    ACROSS,
+    Outputs,
+    Sample,
+    Samples,
+    Side,
+    Subject,
+    by_row,
+    padded,
+    read_in_steps,
+    tensors_of,
+)
 
 LONG, SHORT = 13, 8
 """The lengths of the made-up sequences,"""
@@ -24,8 +35,6 @@ MASKED_PIXELS = ("return_loss", "bool_masked_pos")
 """Arguments of models that read pixels beside tokens."""
 FEEDS_ALL = ("fsmt",)
 """Models that take the whole sequence at each cached step, and crop it themselves."""
-ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", *CACHE_NAMES, "attentions", "hidden_states")
-"""Outputs that mix the sequences of a batch by design, or repeat other outputs."""
 
 
 def is_huggingface_model(model: nn.Module) -> bool:
@@ -56,6 +65,7 @@ class HuggingFaceSubject(Subject):
         # Without position arguments, an encoder that counts from the first column pads on the right.
         self._gives_positions = "position_ids" in self._takes and tokens == ["input_ids"]
         self.counts_columns = not self._gives_positions
+        self.is_rotary = bool(getattr(self._text, "rope_parameters", None))
         is_left = self._can_mask and (self._gives_positions or (self.causal and not self._is_pair))
         self.sides = (("right", "left") if is_left else ("right",)) if self._can_mask else ()
 
@@ -165,29 +175,27 @@ class HuggingFaceSubject(Subject):
         inputs, keeps = self._inputs([row], "right", 0)
         tokens, length = inputs.pop(self.ahead), keeps[self.ahead].shape[1]
         inputs.pop("position_ids", None)
-        past, parts = None, []
-        for start, stop in _cuts(length, chunk):
+
+        def step(start: int, stop: int, past: Any) -> Any:
+            nonlocal inputs
             given = {**inputs, self.ahead: tokens[:, start:stop], "use_cache": True}
             if self._gives_positions:
                 given["position_ids"] = torch.arange(start, stop, device=tokens.device)[None]
-            if past is not None:
-                given[name] = past
-            output = self._forward(**given)
-            past = cache_in(output)
-            if past is None:
-                return None
+            output = self._forward(**given, **({} if past is None else {name: past}))
             if self._is_pair and "encoder_outputs" not in inputs:
                 inputs = {n: v for n, v in inputs.items() if n in MASKS.values()}
                 inputs["encoder_outputs"] = _encoded(output.encoder_last_hidden_state)
-            parts.append(
-                {n: t for n, t in tensors_of(output) if n.split(".")[0] not in (*ACROSS, "encoder_last_hidden_state")}
-            )
-        whole = {
-            name: torch.cat([part[name] for part in parts], 1)
-            for name in parts[0]
-            if all(name in part and part[name].dim() > 1 for part in parts)
-        }
-        return by_row(whole, {self.ahead: keeps[self.ahead]})[0]
+            return output
+
+        whole = read_in_steps(length, chunk, step)
+        return None if whole is None else by_row(whole, {self.ahead: keeps[self.ahead]})[0]
+
+    def shifted(self, row: Sample, by: int) -> Outputs | None:
+        if not self._gives_positions:
+            return None
+        inputs, keeps = self._inputs([row], "right", 0)
+        inputs["position_ids"] = inputs["position_ids"] + by
+        return by_row(self._called(inputs), keeps)[0]
 
     # -- another attention -------------------------------------------------------------------------------
 
@@ -221,13 +229,6 @@ def _special(config: Any) -> Iterator[int]:
     for name, value in vars(config).items():
         if "token" in name and name.endswith(("_id", "_index", "_ids")):
             yield from (v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, int))
-
-
-def _cuts(length: int, chunk: int) -> Iterator[tuple[int, int]]:
-    start, stop = 0, length // 2
-    while start < length:
-        yield start, stop
-        start, stop = stop, min(length, stop + chunk)
 
 
 def _encoded(states: Tensor) -> Any:

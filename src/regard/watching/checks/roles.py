@@ -30,6 +30,8 @@ def role_of(call: Any) -> Role:
     if call.crosses or not call.is_attention:
         return Role("unknown", "it attends to another sequence")
     if (told := call.user.causal) is not None:
+        if told and call.part == "source":
+            return Role("both", "it is part of the encoder of a pair, which sees both sides")
         return Role("causal" if told else "both", f"causal={told}")
     config = call.config
     if config is not None:
@@ -118,11 +120,22 @@ def is_causal(modules: Mapping[str, nn.Module], path: str, crosses: bool | None 
     if is_pair(config):
         return crosses is False and is_of_decoder(modules, path) is True
     return is_causal_config(config) or (
-        has_language_model(config)
+        (has_language_model(config) or _writes_text(modules, path, config))
         and not is_masked_encoder(config)
         and not sees_both_sides(config)
         and getattr(modules.get(path), "is_causal", None) is True
     )
+
+
+def _writes_text(modules: Mapping[str, nn.Module], path: str, config: Any) -> bool:
+    """True for the text part of a model around it that writes text about images, sounds or videos."""
+    library: Any = sys.modules.get("transformers.models.auto.modeling_auto")
+    while library is not None and path:
+        path = path.rpartition(".")[0]
+        around = getattr(modules.get(path), "config", None)
+        if getattr(around, "model_type", None) in library.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
+            return type(around.get_text_config()) is type(config) is not type(around)
+    return False
 
 
 def is_of_decoder(modules: Mapping[str, nn.Module], path: str) -> bool | None:

@@ -6,13 +6,15 @@ row its own outputs back, without padding.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+
+from regard.watching.cache_argument import CACHE_NAMES, cache_in
 
 Sample = Mapping[str, Tensor]
 """The inputs of one sequence by name."""
@@ -36,6 +38,10 @@ class Output(NamedTuple):
 
 
 Outputs = dict[str, Output]
+ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", *CACHE_NAMES, "attentions", "hidden_states")
+"""Outputs of transformers' models that mix the sequences of a batch by design, or repeat other outputs."""
+NO_STEPS = (*ACROSS, "encoder_last_hidden_state")
+"""Those that are not of the positions of a step."""
 
 
 class Subject(ABC):
@@ -49,6 +55,8 @@ class Subject(ABC):
     """The expected causality; None if unknown."""
     sides: tuple[Side, ...] = ()
     """Where it can pad."""
+    is_rotary: bool = False
+    """True if a config says rotary positions: one shift of all of them changes no result."""
     counts_columns: bool = False
     """True if padding on the left may move real tokens to other positions, and the model takes no positions."""
 
@@ -64,6 +72,10 @@ class Subject(ABC):
         """The outputs of a row read with a cache: half of it first, then `chunk` positions at a time; None without a
         cache.
         """
+        return None
+
+    def shifted(self, row: Sample, by: int) -> Outputs | None:
+        """The outputs of a row whose positions are all moved; None for a model that takes no positions."""
         return None
 
     def eager(self) -> AbstractContextManager[object] | None:
@@ -145,3 +157,25 @@ def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> list[Out
     if is_padded:
         rows = [{name: one for name, one in row.items() if one.of is not None} for row in rows]
     return rows
+
+
+CacheStep = Callable[[int, int, Any], Any]
+"""Runs a model on the positions from a start to a stop, with the cache of those before, or None; gives its output."""
+
+
+def read_in_steps(length: int, chunk: int, step: CacheStep) -> dict[str, Tensor] | None:
+    """The outputs of a sequence read with a cache: half of it first, then `chunk` positions at a time; None for a model
+    without a cache in its output."""
+    start, stop, past, parts = 0, length // 2, None, []
+    while start < length:
+        output = step(start, stop, past)
+        past = cache_in(output) if isinstance(output, Mapping) else None
+        if past is None:
+            return None
+        parts.append({name: tensor for name, tensor in tensors_of(output) if name.split(".")[0] not in NO_STEPS})
+        start, stop = stop, min(length, stop + chunk)
+    return {
+        name: torch.cat([part[name] for part in parts], 1)
+        for name in parts[0]
+        if all(name in part and part[name].dim() > 1 for part in parts)
+    }

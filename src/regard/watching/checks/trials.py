@@ -12,7 +12,9 @@ from regard.watching.analysis.mixing import measure_mixing
 from regard.watching.checks.checked import Checked
 from regard.watching.checks.differences import DifferenceMeasure, Judge, largest_difference, worst_of
 from regard.watching.checks.finding import Finding, Reason, Severity
+from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
 from regard.watching.checks.subject import Outputs, Sample, Side, Subject
+from regard.watching.checks.unused_weights import unused_weights
 from regard.watching.watch import Seen, watch
 
 SEED = 0
@@ -46,6 +48,15 @@ CACHE = (
     "read with a cache, {} at a time, the sequence gives another result than at once: look at positions, at the keys "
     "that the cache hands over, and at a causal mask that aligns the first query with the first key"
 )
+ROTARY = (
+    "the config says rotary positions, which are relative, and a shift of all of them changes the results: look at "
+    "queries and keys that are not both turned, at values that are, and at positions that are cut off"
+)
+SHIFT = 2
+"""By how much all positions are moved: a table has room for a few more than the sequence."""
+MOVED = 1e-2
+"""A relative difference above this is no rounding of angles."""
+SINK_CHANGE = 3.0
 EAGER = "the kernel and the same attention written out give two results{}: they do not get the same mask, scale or bias"
 
 
@@ -86,7 +97,10 @@ class Trials:
         if subject.causal and subject.ahead is not None:
             self._future()
         self._cache()
+        self._shifted()
         self._eager()
+        self._sinks()
+        self._unused_weights()
         self._of_kernels()
 
     # -- the probes --------------------------------------------------------------------------------------
@@ -171,6 +185,28 @@ class Trials:
                 if self._unless_rounding("cache", cached, CACHE.format(said)):
                     return
 
+    def _shifted(self) -> None:
+        """All positions moved by the same number, which changes nothing where they are relative. (Blocks of keys end at
+        multiples of their length.)"""
+        subject, rows = self.subject, self.subject.rows
+
+        def moved(subject: Subject) -> float:
+            shifted = subject.shifted(rows.long, SHIFT)
+            return 0.0 if shifted is None else largest_difference([shifted], _run(subject, [rows.long]))
+
+        with self._trying("all positions shifted"):
+            if subject.shifted(rows.long, SHIFT) is None:
+                self.tried.pop()
+            elif subject.is_rotary and not any(call.blocks for seen, _ in self.seen for call in seen.calls):
+                self._unless_rounding("positions", moved, ROTARY, MOVED)
+            else:
+                difference = moved(subject)
+                says = f"a shift of all positions by {SHIFT} changes the results by {difference:.1e} of the largest"
+                kind = "absolute" if difference > MOVED else "relative, or not used"
+                self.found.append(
+                    Finding("positions", "info", f"positions are {kind}: {says}", numbers={"difference": difference})
+                )
+
     def _eager(self) -> None:
         rows = self.subject.rows
         if self.subject.eager() is None:
@@ -188,6 +224,36 @@ class Trials:
             with self._trying(f"eager{said}"):
                 if self._unless_rounding("kernel and eager", eager, EAGER.format(said and f" of a batch{said}")):
                     return
+
+    def _sinks(self) -> None:
+        """Other learned sinks, which must change the result."""
+        subject, seen = self.subject, self.seen[0][0]
+        heads = {call.name: call.sizes.heads for call in seen.calls if call.map is not None}
+        sinks = {path: one for path, n in heads.items() if (one := sinks_of(seen.modules.get(path), n)) is not None}
+        if not sinks:
+            return
+        with self._trying("other sinks, module by module"):
+            before = _run(subject, [subject.rows.long])
+            for path, sink in sinks.items():
+                kept = sink.detach().clone()
+                sink.copy_(kept + SINK_CHANGE)
+                try:
+                    after = _run(subject, [subject.rows.long])
+                finally:
+                    sink.copy_(kept)
+                if largest_difference(after, before) == 0:
+                    says = f"its learned sinks change no result: {SINK_CHANGE:g} was added to them"
+                    self.found.append(Finding("sink", "error", says, path, cause=NO_SINK, remedy=HAND_SINKS))
+
+    def _unused_weights(self) -> None:
+        modules = self.seen[0][0].modules
+        if not any(isinstance(one, nn.MultiheadAttention) for one in modules.values()):
+            return
+        with self._trying("attention weights left out, module by module"):
+            for path in unused_weights(self.subject, modules):
+                says = "it computes weights that nothing takes: without them the results are the same"
+                remedy = "need_weights=False, with which it takes a fused kernel"
+                self.found.append(Finding("unused weights", "info", says, path, remedy=remedy))
 
     # -- the kernels -------------------------------------------------------------------------------------
 
@@ -295,16 +361,24 @@ def _in_eager(measure: DifferenceMeasure) -> DifferenceMeasure:
 
 
 def _in_training(measure: DifferenceMeasure) -> DifferenceMeasure:
-    """The same in training mode, whose code path may differ; the same seed drops the same elements."""
+    """The same in training mode, whose code path may differ. Nothing is dropped: of a mixture of experts, each gets as
+    many random numbers as it has tokens, and other last tokens go to other experts."""
 
     def training(subject: Subject) -> float:
         subject.model.train()
+        dropouts = [one for one in subject.model.modules() if isinstance(one, DROPOUTS)]
+        rates = [one.p for one in dropouts]
         try:
+            for one in dropouts:
+                one.p = 0.0
             return measure(subject)
         finally:
+            for one, rate in zip(dropouts, rates, strict=True):
+                one.p = rate
             subject.model.eval()
 
     return training
 
 
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -44,7 +44,11 @@ class Evidence:
 
     def printed(self) -> "Prints | None":
         """The fingerprints; None for tensors without data (meta tensors)."""
-        return _printed(self.queries, self.keys, ViewedMemory.of(self.given))
+        return self.begun()()
+
+    def begun(self) -> "Callable[[], Prints | None]":
+        """The same, in two parts: the products are made at once, and the second part alone waits for them."""
+        return _begun(self.queries, self.keys, ViewedMemory.of(self.given))
 
     def later(self) -> "Callable[[], Prints | None] | None":
         """Computes the fingerprints on demand (None if their tensors were overwritten); None if the map does not hold
@@ -56,7 +60,7 @@ class Evidence:
         memory = ViewedMemory.of(self.given, holds_nothing=isinstance(keys, SavedTensor))
 
         def printed() -> Prints | None:
-            return None if any(kept.is_stale for kept in held) else _printed(queries, keys, memory)
+            return None if any(kept.is_stale for kept in held) else _begun(queries, keys, memory)()
 
         return printed
 
@@ -69,6 +73,9 @@ class KnownEvidence:
 
     def printed(self) -> "Prints | None":
         return self.prints
+
+    def begun(self) -> "Callable[[], Prints | None]":
+        return self.printed
 
     def later(self) -> None:
         """None: nothing waits."""
@@ -96,16 +103,23 @@ class Prints:
     """The number of keys before the zeros at the end of a buffer."""
 
 
-def _printed(queries: Tensor | SavedTensor, keys: Tensor | SavedTensor, memory: "ViewedMemory") -> Prints | None:
+def _begun(
+    queries: Tensor | SavedTensor, keys: Tensor | SavedTensor, memory: "ViewedMemory"
+) -> Callable[[], Prints | None]:
     queries, keys = (one.tensor if isinstance(one, SavedTensor) else one for one in (queries, keys))
     if keys.is_meta or queries.is_meta or not keys.numel():
-        return None
+        return lambda: None
     # Without this a watch would take the products computed here for calls of the model.
     with undisturbed(), DisableTorchFunction():
         prints, asked = _print(keys), _print(queries)
+
+    def printed() -> Prints:
         # Of self-attention each query has a key, which may be zeros: that of a token of padding, without an embedding.
-        filled = max(_filled(prints), min(asked.shape[1], prints.shape[1]))
+        with undisturbed(), DisableTorchFunction():
+            filled = max(_filled(prints), min(asked.shape[1], prints.shape[1]))
         return Prints(asked, prints, memory, filled)
+
+    return printed
 
 
 def same_rows(one: Tensor, other: Tensor) -> Tensor:

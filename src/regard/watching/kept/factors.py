@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.call.masks.base import And, Mask
-from regard.call.shapes import Sizes
+from regard.call.shapes import Sizes, repeated
 from regard.kernels import BACKENDS, row_state
 from regard.kernels.base import Call, row_sum_error
 from regard.maps.sources.call_factors import GivenFactors
@@ -81,10 +81,6 @@ class Factors:
         return self._call if isinstance(self._call, Call) else self.call
 
     @property
-    def unread(self) -> Call:
-        return self.call
-
-    @property
     def state(self) -> Tensor:
         """The row state; if no kernel gave an exact one, one pass over the scores computes it."""
         return self._state_of(self.call)
@@ -111,25 +107,10 @@ class Factors:
         """The call and its row state, both of shifted rows where the bias is far from 0."""
         call = self.call
         state = self._state_of(call)
+        if call.bias is None:
+            return call, state
         with self._context():
             return self._row_shift.applied(call, state)
-
-    def unchecked(self) -> tuple[Call, Tensor, Callable[[float], bool] | None]:
-        """The same, but a kernel's row state is checked by the caller, who computes all weights of the last queries."""
-        call = self.call
-        if isinstance(self._state, SavedTensor):
-            self._state = self._state.tensor
-        is_open = self._of is not None and call.bias is None and BACKENDS["fused"].has_exact_state(call)
-        if not is_open or not isinstance(self._state, Tensor):
-            return *self.reading, None
-
-        def is_right(miss: float) -> bool:
-            if miss <= _tolerance(call):
-                self._of = None
-            self._check(call)  # Rows with no key have sums of 0, which may be right.
-            return self._state is not None
-
-        return call, self._state, is_right
 
     @property
     def is_stale(self) -> bool:
@@ -252,7 +233,7 @@ def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
     """P V for a value (B, G or H, S, E), a few rows at a time; P are the weights the map reads."""
     with undisturbed():
         sizes, pieces = call.sizes, []
-        value = value.to(call.compute_dtype).repeat_interleave(sizes.heads // value.shape[1], dim=1)
+        value = repeated(value.to(call.compute_dtype), sizes.heads)
         step = fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys)
         for rows in ranges(sizes.queries, step):
             scores = call.scores(rows, range(sizes.keys))

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.call.normalizations import Softmax
 from regard.call.shapes import take
 from regard.kernels.base import Call
-from regard.tensors.guards import has_values
+from regard.tensors.guards import can_look, has_values
 from regard.watching.kept.factors import TOLERANCE, Factors, undisturbed, weighted
 
 
@@ -22,6 +22,8 @@ class Rebuilt(NamedTuple):
     output: Tensor
     values: Tensor
     """The values of the call; their size is the unit of a difference."""
+    scores: Tensor | None = None
+    """The scores that the rows were rebuilt from, where the rounding of a kernel's scores moves them."""
 
     def error(self) -> float:
         """The largest difference over the largest |value|."""
@@ -68,36 +70,59 @@ class CallRebuilding(Rebuilding):
         return self.call.sizes.queries
 
     def some(self, rows: range) -> Rebuilt:
-        value = self.value.to(self.call.compute_dtype)
-        scores, normalization = self.call.few_scores(rows), self.call.normalization
+        mask, columns = self.call.mask, range(self.call.sizes.keys)
+        if mask is not None and isinstance(rows, range):
+            columns = mask.key_range(rows, self.call.sizes) or columns
+        value, normalization = self.value.to(self.call.compute_dtype), self.call.normalization
+        scores = self.call.few_scores(rows, columns)
         if type(normalization) is Softmax:
             # The row state that `normalize` computes beside the weights would double the cost.
             weights = torch.softmax(scores, -1).nan_to_num()
         else:
             weights = normalization.finish(*normalization.base.normalize(scores))[0]
         # Heads that share values are rows of one product, so values are not repeated.
-        groups = weights.reshape(len(value), value.shape[1], -1, value.shape[-2])
-        rebuilt = (groups @ value).reshape(*weights.shape[:-1], -1)
-        return Rebuilt(rebuilt, take(self.output, rows), value)
+        groups = weights.reshape(len(value), value.shape[1], -1, len(columns))
+        rebuilt = (groups @ take(value, columns)).reshape(*weights.shape[:-1], -1)
+        return Rebuilt(rebuilt, take(self.output, rows), value, scores)
 
     def whole(self) -> Rebuilt:
         return Rebuilt(weighted(*self.factors.reading, self.value), self.output, self.value)
 
     def rounding(self, rows: range) -> Tensor:
-        peak = self.call.few_scores(rows).nan_to_num(posinf=0.0, neginf=0.0).abs().max()
-        return peak * 2 * torch.finfo(self.output.dtype).eps
+        return rounding_of(self.call.few_scores(rows), self.output.dtype)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RowProof:
-    """The measured rows of one call; on a GPU they are read with the map, because reading would wait for the kernel."""
+    """The rebuilt rows of one call; on a GPU they are compared when the map is read, because reading would wait for the
+    kernel."""
 
-    found: Tensor
-    """The largest difference, its limit, and the two elements that differ most: the map's and the model's."""
+    rows: tuple[Tensor, Tensor] | None
+    """The rows of the map and those of the model; None once they are compared."""
+    rounding: Tensor | float
+    unit: Tensor
+    """The largest |value|."""
+    tolerance: float
+    found: Tensor | None = None
+
+    def compared(self) -> Tensor:
+        """The largest difference, its limit, and the two elements that differ most: the map's and the model's."""
+        if self.rows is not None:
+            rebuilt, output = self.rows
+            with undisturbed():
+                # An output that is not finite proves nothing: a row without keys is NaN in some kernels, and 0 in a
+                # map.
+                miss = (rebuilt - output).abs().masked_fill(~output.isfinite(), 0.0).nan_to_num(torch.inf)
+                limit, at = (self.tolerance + self.rounding) * self.unit, miss.argmax()
+                # (An index in brackets would be waited for.)
+                measured = (miss.max(), limit.to(miss.dtype), rebuilt.take(at), output.take(at))
+                self.rows, self.found = None, torch.stack(measured)
+        assert self.found is not None
+        return self.found
 
     def fault(self) -> str | None:
         """Both elements and the allowed difference, if they differ by more; None if the rows fit."""
-        miss, limit, rebuilt, given = self.found.tolist()
+        miss, limit, rebuilt, given = self.compared().tolist()
         if miss <= limit:
             return None
         return (
@@ -119,20 +144,28 @@ def prove_all(rebuilding: Rebuilding) -> tuple[float, RowProof | None]:
     """Rebuild the whole output; the error, and the proof if it does not fit."""
     with undisturbed():
         whole = rebuilding.whole()
-        return whole.error(), _proof(rebuilding, whole, range(rebuilding.queries))
+        proof = _proof(rebuilding, whole, range(rebuilding.queries))
+        if proof is not None:
+            proof.compared()
+        return whole.error(), proof
 
 
 def _proof(rebuilding: Rebuilding, found: Rebuilt, rows: range) -> RowProof | None:
     output, tolerance = found.output, TOLERANCE.get(found.output.dtype, 1e-3)
     if not has_values(output):
         return None
-    output = output.to(found.rebuilt.dtype)
-    miss = (found.rebuilt - output).abs()
-    if output.is_cpu and float(miss.max()) <= tolerance * float(output.abs().max()):
-        return None
-    # An output that is not finite proves nothing: a row without keys is NaN in some kernels, and 0 in a map.
-    miss = miss.masked_fill(~output.isfinite(), 0.0).nan_to_num(torch.inf)
-    limit, at = (tolerance + rebuilding.rounding(rows)) * found.values.abs().max(), miss.argmax()
-    measured = (miss.max(), limit, found.rebuilt.flatten()[at], output.flatten()[at])
-    proof = RowProof(torch.stack([one.double() for one in measured]))
-    return None if output.is_cpu and proof.fault() is None else proof
+    output = output.to(found.rebuilt.dtype, copy=not can_look(output))
+    if can_look(output):
+        miss = (found.rebuilt - output).abs()
+        if float(miss.max()) <= tolerance * float(output.abs().max()):
+            return None
+    rounding = rebuilding.rounding(rows) if found.scores is None else rounding_of(found.scores, found.output.dtype)
+    unit = torch.linalg.vector_norm(found.values, torch.inf)
+    proof = RowProof((found.rebuilt, output), rounding, unit, tolerance)
+    return None if can_look(output) and proof.fault() is None else proof
+
+
+def rounding_of(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far rounding in a dtype moves weights of these scores: 2 eps |score|."""
+    peak = torch.linalg.vector_norm(scores.nan_to_num(posinf=0.0, neginf=0.0), torch.inf)
+    return peak * (2 * torch.finfo(dtype).eps)

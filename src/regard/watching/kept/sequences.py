@@ -17,6 +17,8 @@ from torch import Tensor
 
 from regard.watching.kept.evidence import Prints, ViewedMemory, same_rows
 
+QUEUED = 1024
+"""How many calls wait at most to be placed, with their fingerprints."""
 OPEN = 16
 """How many sequences of a module may wait for their next call. Their fingerprints are held until then."""
 
@@ -114,6 +116,8 @@ class Sequences:
     _of: dict[str, list[CallSequence]] = field(default_factory=dict)
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
     """The first call of each module without a second one."""
+    _queued: list[tuple[str, _Waiting]] = field(default_factory=list)
+    """Calls in their order, to be placed when the sequences are read: reading a fingerprint waits for its device."""
     _ends: dict[str, list[_End]] = field(default_factory=dict)
     _told: dict[int, _Told] = field(default_factory=dict)
     _count: int = 0
@@ -123,6 +127,7 @@ class Sequences:
         """The sequences by the name of the module."""
         for name in tuple(self._waiting):
             self._settle(name)
+        self._place_queued()
         return self._of
 
     def wait(self, name: str, call: int, printed: Callable[[], Prints | None], when: Moment) -> bool:
@@ -133,10 +138,23 @@ class Sequences:
         self._waiting[name] = _Waiting(call, printed, when)
         return True
 
+    def queue(self, name: str, call: int, printed: Callable[[], Prints | None], when: Moment) -> None:
+        """Save a call whose place nothing in the run depends on."""
+        self._queued.append((name, _Waiting(call, printed, when)))
+        if len(self._queued) >= QUEUED:
+            self._place_queued()
+
+    def _place_queued(self) -> None:
+        queued, self._queued = self._queued, []
+        for name, waiting in queued:
+            self._place_waiting(name, waiting)
+
     def _settle(self, name: str) -> None:
         waiting = self._waiting.pop(name, None)
-        if waiting is None:
-            return
+        if waiting is not None:
+            self._place_waiting(name, waiting)
+
+    def _place_waiting(self, name: str, waiting: _Waiting) -> None:
         try:
             prints = waiting.printed()
         except RuntimeError:

@@ -11,7 +11,7 @@ from regard.call.normalizations import Softmax
 from regard.call.shapes import Sizes, take
 from regard.watching.kept.factors import Factors, weighted
 from regard.watching.kept.mask_reading import GivenMask
-from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
+from regard.watching.kept.rebuilding import Rebuilding, Rebuilt, rounding_of
 from regard.watching.readers.projections import Projection
 
 
@@ -87,8 +87,7 @@ class FusedRebuilding(Rebuilding):
         return self._through_out(weighted(*self.factors.reading, value).transpose(1, 2), range(self.queries))
 
     def rounding(self, rows: range) -> Tensor:
-        peak = self._scores(rows).nan_to_num(posinf=0.0, neginf=0.0).abs().max()
-        return peak * 2 * torch.finfo(self.output.dtype).eps
+        return rounding_of(self._scores(rows), self.output.dtype)
 
     def _through_out(self, heads: Tensor, rows: range) -> Rebuilt:
         weight, bias = (None if t is None else t.to(heads.dtype) for t in self.out)

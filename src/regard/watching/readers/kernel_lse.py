@@ -139,6 +139,11 @@ class _Recording(TorchDispatchMode):
         super().__init__()
         self._kernel = kernel
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: skipping imports torch._dynamo at the first call, two seconds of 1,000 modules, and none is traced."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if func is aten.scaled_dot_product_attention.default:
             # Under inference_mode the call arrives whole; decomposed here, it shows its kernel too.

@@ -51,7 +51,7 @@ def _padding(stack: list[AuditedCall]) -> Iterator[Finding]:
     layers = [call for call in stack if not call.facts.mask.is_unknown and call.keep is None]
     if not layers:
         return
-    seen = [call.facts.seen.keys.unflatten(0, call.facts.seen.shape).any(1) for call in layers]
+    seen = [call.seen_keys for call in layers]
     if len({one.shape for one in seen}) > 1:
         seen = list(torch.broadcast_tensors(*seen))
     padding = torch.stack([~one for one in seen]).sum(0) * 2 > len(layers)

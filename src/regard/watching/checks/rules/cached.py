@@ -15,6 +15,9 @@ from regard.watching.checks.rules.window import window_of
 FIRST = "is_causal, or a triangle, aligned the first query with the first key"
 LAST = "align the last query with the last key: a mask of tril(keys - queries), or none for a single query"
 
+OLDEST = "a cache that is cut back keeps its oldest keys, or the kernel got it before the new keys were added"
+NEWEST = "add the new keys first, and cut with keys[..., -window:, :]"
+
 
 class OwnKeyRule(CallRule):
     """Does each query see its own key, and those before it?"""
@@ -36,6 +39,13 @@ class OwnKeyRule(CallRule):
             yield _from_first(
                 call, f"the {queries} queries follow a cache, and the kernel got the {queries} oldest keys of it"
             )
+        elif lacks_newest(call):
+            yield Finding(
+                "itself hidden", "error",
+                f"its {keys} keys are the first of those that its call before had: none is of its {queries} new "
+                f"quer{'y' if queries == 1 else 'ies'}",
+                numbers={"rows": float(queries), "keys": float(keys)}, cause=OLDEST, remedy=NEWEST,
+            )  # fmt: skip
         elif self._is_from_first(call):
             yield _from_first(
                 call,
@@ -48,29 +58,19 @@ class OwnKeyRule(CallRule):
     def _own(self, call: AuditedCall) -> Iterator[Finding]:
         offset = call.offset
         assert offset is not None
-        places = torch.arange(call.sizes.keys, device=call.device)
-        keep = (
-            call.keep.values
-            if call.keep is not None
-            else call.facts.seen.keys.unflatten(0, call.facts.seen.shape).any(1)
-        )
+        keep = call.keep.values if call.keep is not None else call.seen_keys
         is_step = call.is_later_step
 
         def own(rows: range) -> Tensor:
-            at = torch.arange(rows.start, rows.stop, device=call.device)[:, None] + offset
             # (Rows without any key are another question.)
-            live = call.facts.seen.live.unflatten(0, call.facts.seen.shape).any(1)[:, rows.start : rows.stop, None]
-            pairs = (places == at)[None] & live
+            pairs = (call.back(rows, offset) == 0)[None] & call.live_rows[:, rows.start : rows.stop, None]
             return pairs if is_step and call.keep is None else pairs & keep[:, None]
 
-        count, first = (0, None) if _see_themselves(call, offset) else hidden_pairs(call, own)
-        if first is not None:
+        hidden = None if _see_themselves(call, offset) else hidden_pairs(call, own)
+        if hidden is not None:
             strict = "a strict triangle hides the diagonal (tril(-1), or hiding triu(0))"
-            yield Finding(
-                "itself hidden", "error",
-                f"{count} queries do not see their own key, the newest: query {first[1]} of sequence {first[0]} does "
-                f"not see key {first[2]}, and the mask that arrived is {call.facts.mask}",
-                numbers={"rows": count},
+            yield hidden.finding(
+                call, "itself hidden", "queries do not see their own key, the newest", rows=float(hidden.count),
                 cause="the mask is one step behind the cache" if is_step else strict,
                 remedy="keep the keys up to the query's own: tril(0), or hide triu(1)",
             )  # fmt: skip
@@ -78,13 +78,11 @@ class OwnKeyRule(CallRule):
         known = None if not is_step or call.facts.mask.is_unknown else _seen_before(call)
         if known is None:
             return
-        count, first = hidden_pairs(call, lambda rows: known[:, None].expand(-1, len(rows), -1))
-        if first is not None:
-            yield Finding(
-                "earlier keys lost", "error",
-                f"{count} pairs are hidden that the calls before with the same cache saw: query {first[1]} of sequence "
-                f"{first[0]} does not see key {first[2]}, and the mask that arrived is {call.facts.mask}",
-                numbers={"pairs": count}, cause="the mask was not extended with the cache, or not made for all of it",
+        hidden = hidden_pairs(call, lambda rows: known[:, None].expand(-1, len(rows), -1))
+        if hidden is not None:
+            yield hidden.finding(
+                call, "earlier keys lost", "pairs are hidden that the calls before with the same cache saw",
+                cause="the mask was not extended with the cache, or not made for all of it",
                 remedy="make the mask over all keys of the cache",
             )  # fmt: skip
 
@@ -136,7 +134,7 @@ def _seen_before(call: AuditedCall) -> Tensor | None:
     said = window_of(call)
     if before is None or step is None or step.start or step.origins is not None or (said is not None and said.size):
         return None
-    own, known = (one.facts.seen.keys.unflatten(0, one.facts.seen.shape).any(1) for one in (call, before))
+    own, known = call.seen_keys, before.seen_keys
     if len(known) not in (1, call.sizes.flat_batch) or known.shape[1] > keys:
         return None
     # Without a config, a window tells itself by nothing but the oldest keys, which it hides.
@@ -154,11 +152,23 @@ def _is_empty_beyond(call: AuditedCall, place: int) -> bool:
 def is_of_oldest_keys(call: AuditedCall) -> bool:
     """True if a plain causal call has other queries for the first keys of an earlier call, which has more of them: a
     kernel that wants as many keys as queries was handed the oldest ones."""
-    factors, queries, keys = call.call.factors, call.sizes.queries, call.sizes.keys
-    if factors is None or queries != keys or queries < 2 or call.facts.mask.pattern != "causal":
-        return False
-    earlier = call.earlier
-    if earlier is None or earlier.call.factors is None or earlier.sizes.keys < keys:
+    is_square = call.sizes.queries == call.sizes.keys and call.sizes.queries >= 2
+    return is_square and call.facts.mask.pattern == "causal" and _has_keys_of_earlier(call)
+
+
+def lacks_newest(call: AuditedCall) -> bool:
+    """True if new queries got no key that the call before did not have, in a module whose first call was causal."""
+    first = call
+    while first.earlier is not None:
+        first = first.earlier
+    is_own = first.sizes.queries == first.sizes.keys > 1 and not first.facts.mask.ahead and first.facts.seen.is_exact
+    return is_own and call.sizes.queries < call.sizes.keys and _has_keys_of_earlier(call)
+
+
+def _has_keys_of_earlier(call: AuditedCall) -> bool:
+    """True if the keys of a call are the first ones of the call before in the same module, with other queries."""
+    factors, queries, keys, earlier = call.call.factors, call.sizes.queries, call.sizes.keys, call.earlier
+    if factors is None or earlier is None or earlier.call.factors is None or earlier.sizes.keys < keys:
         return False
     own, other = factors.call, earlier.call.factors.call
     if own.key.shape[:-2] != other.key.shape[:-2] or own.key.shape[-1] != other.key.shape[-1]:

@@ -48,8 +48,7 @@ class FutureRule(CallRule):
         blocks = two_way_blocks(call)
 
         def later_keys(rows: range) -> Tensor:
-            own = torch.arange(rows.start, rows.stop, device=call.device)[:, None] + offset
-            later = (torch.arange(call.sizes.keys, device=call.device) > own)[None]
+            later = (call.back(rows, offset) < 0)[None]
             if blocks is not None:
                 of = blocks[1]
                 later = later & ~(
@@ -61,22 +60,17 @@ class FutureRule(CallRule):
         if found is None:
             return
         if _is_off_by_one(call) and call.role.direction != "both":
-            yield Finding(
-                "future", "error",
-                f"{found.share:.1%} of the weight is on later positions: each query sees the next one, and none after "
-                f"it; the mask that arrived is {mask}",
-                numbers={"share": found.share}, example=found.example,
+            yield found.finding(
+                call, "future", "is on later positions: each query sees the next one, and none after it",
                 cause="the causal mask is off by one (a diagonal of 1 in tril, or of 2 in triu)",
                 remedy="keep the keys up to the query's own: tril(0), or hide triu(1)",
             )  # fmt: skip
             return
         meant = mask.pattern in ("prefix", "causal, with blocks of both directions") and blocks is None
         severity: Severity = "info" if meant else "error" if call.role.is_sure else "warning"
-        yield Finding(
-            "future", severity,
-            f"{found.share:.1%} of the weight is on later positions, in a model that should be causal "
-            f"({call.role.why}); the mask that arrived is {mask}",
-            numbers={"share": found.share}, example=found.example,
+        yield found.finding(
+            call, "future", f"is on later positions, in a model that should be causal ({call.role.why})",
+            severity=severity,
             cause="right for a prefix or an image, and wrong otherwise" if meant else _cause(call),
             remedy="" if meant else "hand the kernel a causal mask",
         )  # fmt: skip

@@ -24,18 +24,14 @@ class DocumentsRule(CallRule):
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         assert call.documents is not None
         of = call.documents.values
-        keep = torch.ones_like(of, dtype=torch.bool) if call.keep is None else call.keep.values
 
         def others(rows: range) -> torch.Tensor:
-            return (of[:, rows.start : rows.stop, None] != of[:, None]) & keep[:, None]
+            return (of[:, rows.start : rows.stop, None] != of[:, None]) & call.real_keys[:, None]
 
         found = breach(call, others, of="of another document")
         if found is not None:
-            yield Finding(
-                "documents", "error",
-                f"{found.share:.1%} of the weight is on other documents of the same row, which {call.documents.source} "
-                f"tell apart, and the mask that arrived is {call.facts.mask}",
-                numbers={"share": found.share}, example=found.example,
+            yield found.finding(
+                call, "documents", f"is on other documents of the same row, which {call.documents.source} tell apart",
                 cause="a mask of ones, or none, makes one document of all that are packed in a row",
                 remedy="pack without attention_mask and with position_ids that begin anew, or hand it a mask of the "
                 "documents (regard.documents)",

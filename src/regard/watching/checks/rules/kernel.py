@@ -96,7 +96,6 @@ def _off_sum(call: AuditedCall) -> tuple[int, int, int, float] | None:
     made = call.call.softmax
     if made.shape != call.weights.shape or not call.is_attention:
         return None
-    live = call.facts.seen.live.unflatten(0, call.facts.seen.shape)
     for rows in ranges(call.sizes.queries, fitting(CHUNK_ELEMENTS, math.prod(call.weights.leading) * call.sizes.keys)):
         block, before = (
             call.block(rows),
@@ -108,7 +107,9 @@ def _off_sum(call: AuditedCall) -> tuple[int, int, int, float] | None:
         is_masked = ((block == 0) | ((block - before).abs() <= 1e-6)).all() & ((block == 0) & (before > 1e-3)).any()
         off = (block.sum(-1) - before.sum(-1)).abs() > 1e-3
         off = (
-            off & live[..., rows.start : rows.stop].expand_as(off) & call.real_queries[:, None, rows.start : rows.stop]
+            off
+            & call.live[..., rows.start : rows.stop].expand_as(off)
+            & call.real_queries[:, None, rows.start : rows.stop]
         )
         if bool(is_masked) and bool(off.any()):
             at = [int(n) for n in off.nonzero()[0]]
@@ -167,13 +168,20 @@ HIDING_FROM = 5.0
 """The least size of a number that is taken for one that should hide."""
 
 
+NO_SINK = "the kernel did not get the sinks, or they are far below every score"
+HAND_SINKS = "hand the sinks to the kernel (s_aux), or load them from the checkpoint"
+
+
 class SinkRule(CallRule):
     """Does a learned sink take part in the softmax?"""
 
     name: ClassVar = "sink"
 
     def why_not(self, call: AuditedCall) -> str:
-        return "" if _sinks(call) is not None else "it has no learned sink, as far as is known"
+        if sinks_of(call.module, call.sizes.heads) is None:
+            return "it has no learned sink, as far as is known"
+        is_free = call.call.is_stored and not call.call.is_part
+        return "its own softmax has no sink, which may scale the output afterwards: regard.check tries it" * is_free
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         if not call.is_attention:
@@ -185,24 +193,22 @@ class SinkRule(CallRule):
         )
         taken = 1 - call.block(rows).sum(-1)
         real = call.real_queries[:, None, rows.start :].expand_as(taken)
-        live = call.facts.seen.live.unflatten(0, call.facts.seen.shape)[..., rows.start :].expand_as(taken)
+        live = call.live[..., rows.start :].expand_as(taken)
         counted = taken[real & live]
         if counted.numel() and float(counted.max()) < 1e-6:
-            # (Without a sink beside the keys, the output may be scaled by it afterwards.)
             yield Finding(
                 "sink", "error" if call.call.is_part else "warning",
                 "its learned sinks take no weight: every row sums to 1 without them",
                 numbers={"largest": float(counted.max())},
-                cause="the kernel did not get the sinks, or they are far below every score",
-                remedy="hand the sinks to the kernel (s_aux), or load them from the checkpoint",
+                cause=NO_SINK, remedy=HAND_SINKS,
             )  # fmt: skip
 
 
-def _sinks(call: AuditedCall) -> Tensor | None:
+def sinks_of(module: torch.nn.Module | None, heads: int) -> torch.nn.Parameter | None:
     """The parameter with one sink for each head."""
     for name in ("sinks", "sink", "attention_sink"):
-        found = getattr(call.module, name, None)
-        if isinstance(found, torch.nn.Parameter) and found.numel() == call.sizes.heads:
+        found = getattr(module, name, None)
+        if isinstance(found, torch.nn.Parameter) and found.numel() == heads:
             return found
     return None
 

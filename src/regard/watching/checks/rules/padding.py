@@ -34,11 +34,9 @@ class PaddingRule(CallRule):
         found = breach(call, lambda rows: ~keep[:, None].expand(-1, len(rows), -1), of="of padding")
         severity: Severity = "error" if call.keep.is_sure else "warning"
         if found is not None:
-            yield Finding(
-                "padding", severity,
-                f"{found.share:.1%} of the weight of real tokens is on padding, by {call.keep.source}, and the mask "
-                f"that arrived is {call.facts.mask}",
-                numbers={"share": found.share}, example=found.example, cause=cause_of(call, keep),
+            yield found.finding(
+                call, "padding", f"of real tokens is on padding, by {call.keep.source}", severity=severity,
+                cause=cause_of(call, keep),
                 remedy=f"hand it the padding mask, the right way up ({TRUE})",
             )  # fmt: skip
             return
@@ -63,8 +61,7 @@ def unseen_keys(call: AuditedCall, keep: Tensor) -> tuple[int, int, int] | None:
     reaches_all = call.crosses or call.offset == 0 or (call.offset is not None and mask.pattern in ("none", "causal"))
     if not reaches_all or mask.pattern in ("no key at all", "inverted", "causal from the first key"):
         return None
-    seen = call.facts.seen.keys.unflatten(0, call.facts.seen.shape).any(1)
-    lost = keep & ~seen
+    lost = keep & ~call.seen_keys
     if not bool(lost.any()):
         return None
     sequence, key = (int(n) for n in lost.nonzero()[0])
@@ -91,8 +88,7 @@ def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, PairsAllowed]
     def of_keys(real: Tensor) -> PairsAllowed:
         return lambda rows: real[:, None].expand(-1, len(rows), -1)
 
-    live = call.facts.seen.live.unflatten(0, call.facts.seen.shape).any(1)
-    if queries == keys and bool((live == keep).all()):
+    if queries == keys and bool((call.live_rows == keep).all()):
         said = "the padding mask hides queries in place of keys: it is turned"
         yield said, lambda rows: keep[:, rows.start : rows.stop, None]
     if not call.facts.mask.added:
@@ -115,15 +111,13 @@ def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, PairsAllowed]
 
 def _agrees(call: AuditedCall, gives: PairsAllowed) -> bool:
     """True if the rows of real tokens that see a key see those of a slip, and no others but later ones."""
-    live = call.facts.seen.live.unflatten(0, call.facts.seen.shape).any(1) & call.real_queries
+    live = call.live_rows & call.real_queries
     step = fitting(CHUNK_ELEMENTS, call.sizes.flat_batch * call.sizes.heads * call.sizes.keys)
-    places = torch.arange(call.sizes.keys, device=call.device)
     is_causal = call.offset is not None and not call.facts.mask.ahead
     for rows in ranges(call.sizes.queries, step):
         counted = live[:, rows.start : rows.stop, None]
         if is_causal:
-            own = torch.arange(rows.start, rows.stop, device=call.device)[:, None] + (call.offset or 0)
-            counted = counted & (places <= own)
+            counted = counted & (call.back(rows, call.offset or 0) >= 0)
         differs = (call.sees(rows).any(1) ^ gives(rows)) & counted
         if bool(differs.any()):
             return False

@@ -6,6 +6,7 @@ from typing import ClassVar
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.rules.base import CallRule
+from regard.watching.checks.rules.cached import NEWEST, OLDEST
 
 
 class PositionsRule(CallRule):
@@ -41,13 +42,16 @@ class PositionsRule(CallRule):
         if bool(wrong.any()):
             row = int(wrong.long().argmax())
             here, there = int(got[row if len(got) > 1 else 0]), int(expected[row if len(expected) > 1 else 0])
+            # (They go on after the last token, and the keys do not.)
+            is_cut = gone < 0 and here == there - gone
+            cause = "positions begin anew at each step" if not here else "positions are not advanced with the cache"
             yield Finding(
                 "positions", "error",
-                f"its first new token has position {here} in sequence {row}, by {now.source}, and follows position "
-                f"{there - 1}",
+                f"its first new token has position {here} in sequence {row}, by {now.source}, and follows "
+                + (f"the oldest {there} keys" if is_cut else f"position {there - 1}"),
                 numbers={"position": float(here), "expected": float(there)},
-                cause="positions begin anew at each step" if not here else "positions are not advanced with the cache",
-                remedy="add the length of the cache to the positions of new tokens",
+                cause=OLDEST if is_cut else cause,
+                remedy=NEWEST if is_cut else "add the length of the cache to the positions of new tokens",
             )  # fmt: skip
 
 

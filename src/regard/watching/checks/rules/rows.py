@@ -56,7 +56,7 @@ class NoKeyRule(CallRule):
         if not facts.no_key or facts.mask.pattern == "inverted":
             return
         queries, keys = call.weights.shape[-2:]
-        dead = (~facts.seen.live).unflatten(0, facts.seen.shape).any(1)
+        dead = (~call.live).any(1)
         real = torch.ones_like(dead)
         first = facts.mask.offset if call.offset is None else call.offset
         if keep is not None and call.offset is not None:
@@ -65,7 +65,7 @@ class NoKeyRule(CallRule):
             # (Which of the queries are padding is not known.)
             real = torch.zeros_like(dead)
         elif first >= 0 and first + queries <= keys:
-            seen = facts.seen.keys.unflatten(0, facts.seen.shape).any(1)
+            seen = call.seen_keys
             # A sequence without any visible key is no padding.
             real = seen[:, first : first + queries] | (~seen.any(-1, keepdim=True) & facts.seen.is_exact)
         count = int((dead & real).sum())

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from regard.watching.checks.audited_call import AuditedCall
-from regard.watching.checks.breach import Pairs, hidden_pairs
-from regard.watching.checks.finding import Finding
+from regard.watching.checks.breach import HiddenPairs, Pairs, hidden_pairs
+from regard.watching.checks.finding import Finding, Reason
 from regard.watching.checks.rules.base import CallRule
 
 IMAGES, PREFIX = "image tokens", "prefix"
@@ -32,26 +32,22 @@ class TokenKindsRule(CallRule):
         found = two_way_blocks(call)
         assert found is not None
         kind, of = found
-        keep = torch.ones_like(of, dtype=torch.bool) if call.keep is None else call.keep.values
         window = window_of_config(call)
-        places = torch.arange(call.sizes.keys, device=call.device)
 
         def within(rows: range) -> Tensor:
             own = of[:, rows.start : rows.stop, None]
-            near = places >= places[rows.start : rows.stop, None] - window + 1 if window else True
-            return (own >= 0) & (own == of[:, None]) & keep[:, None] & near
+            near = call.back(rows, 0) < window if window else True
+            return (own >= 0) & (own == of[:, None]) & call.real_keys[:, None] & near
 
-        count, first = hidden_pairs(call, within) if call.is_exact else _of_causal_weights(call, within)
-        if first is None:
+        hidden = hidden_pairs(call, within) if call.is_exact else _of_causal_weights(call, within)
+        if hidden is None:
             return
         marks = "an input without token_type_ids is" if call.types is None else f"{call.types.source} marks"
-        sequence, query, key = first
         what = "tokens of one image" if kind == IMAGES else "tokens of the prefix"
-        yield Finding(
-            "image tokens" if kind == IMAGES else "prefix", "error",
-            f"{count} pairs of {what} are hidden, which {marks}: query {query} of sequence {sequence} "
-            f"does not see key {key} of its block, and the mask that arrived is {call.facts.mask}",
-            numbers={"pairs": count}, cause="a plain causal mask hides what comes later in the block",
+        reason: Reason = "image tokens" if kind == IMAGES else "prefix"
+        yield hidden.finding(
+            call, reason, f"pairs of {what} are hidden, which {marks}",
+            cause="a plain causal mask hides what comes later in the block",
             remedy="let the tokens of a block see each other in both directions, beside the causal mask",
         )  # fmt: skip
 
@@ -95,14 +91,14 @@ def _is_all_prefix(call: AuditedCall) -> bool:
     return getattr(root, "model_type", None) in OF_PREFIX and is_of_text and is_whole and call.call.is_evaluated
 
 
-def _of_causal_weights(call: AuditedCall, required: Pairs) -> tuple[int, tuple[int, int, int] | None]:
+def _of_causal_weights(call: AuditedCall, required: Pairs) -> HiddenPairs | None:
     """The same by the weights of a map that is causal as a whole, of which a weight of 0 is hidden."""
     if call.facts.mask.pattern not in ("causal", "window"):
-        return 0, None
+        return None
     pairs = required(range(call.sizes.queries)).expand(call.sizes.flat_batch, -1, -1)
     lost = (pairs & call.real_queries[..., None]).triu(1)
-    at = lost.nonzero()
-    return len(at), None if not len(at) else tuple(int(n) for n in at[0])  # type: ignore[return-value]
+    at = lost.nonzero().tolist()
+    return HiddenPairs(len(at), *at[0]) if at else None
 
 
 def _root_config(call: AuditedCall) -> Any:

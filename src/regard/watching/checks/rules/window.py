@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from regard.watching.checks.audited_call import AuditedCall
@@ -44,20 +43,14 @@ class WindowRule(CallRule):
         said = window_of(call)
         assert said is not None
         assert call.offset is not None
-        places, offset = torch.arange(call.sizes.keys, device=call.device), call.offset
-        keep = call.keep.values if call.keep is not None else None
-        size = said.size
-
-        def back(rows: range) -> Tensor:
-            return torch.arange(rows.start, rows.stop, device=call.device)[:, None] + offset - places
+        size, offset, most = said.size, call.offset, call.sizes.keys + 1 if said.size is None else said.size
 
         def beyond(rows: range) -> Tensor:
-            return (back(rows) >= (call.sizes.keys + 1 if size is None else size))[None]
+            return (call.back(rows, offset) >= most)[None]
 
         def within(rows: range) -> Tensor:
-            away = back(rows)
-            near = ((away >= 0) & (True if size is None else away < size))[None]
-            return near if keep is None else near & keep[:, None]
+            away = call.back(rows, offset)
+            return ((away >= 0) & (away < most))[None] & call.real_keys[:, None]
 
         arrived = (
             f"{said.words}: each query sees {'all earlier keys' if size is None else f'{size} keys, its own included'}"
@@ -65,11 +58,8 @@ class WindowRule(CallRule):
         found = None if size is None else breach(call, beyond, of="beyond the window")
         if found is not None:
             width = _widest(call)
-            yield Finding(
-                "window", "error",
-                f"{found.share:.1%} of the weight is beyond the window, where {arrived}, and the mask that arrived is "
-                f"{call.facts.mask}",
-                numbers={"share": found.share, "window": float(size or 0), "seen": float(width)}, example=found.example,
+            yield found.finding(
+                call, "window", f"is beyond the window, where {arrived}", window=float(size or 0), seen=float(width),
                 cause=_cause(width, size), remedy="hand this layer the mask of its window",
             )  # fmt: skip
             return
@@ -88,15 +78,13 @@ class WindowRule(CallRule):
                 remedy="hand this layer the mask that its config says",
             )  # fmt: skip
             return
-        count, first = hidden_pairs(call, within)
-        if first is not None:
+        hidden = hidden_pairs(call, within)
+        if hidden is not None:
             width = _widest(call)
-            yield Finding(
-                "window", "error",
-                f"{count} pairs within the window are hidden, where {arrived}: query {first[1]} of sequence {first[0]} "
-                f"does not see key {first[2]}, and the mask that arrived is {call.facts.mask}",
-                numbers={"pairs": float(count), "window": float(size or 0), "seen": float(width)},
-                cause=_cause(width, size), remedy="hand this layer the mask that its config says",
+            yield hidden.finding(
+                call, "window", f"pairs within the window are hidden, where {arrived}",
+                window=float(size or 0), seen=float(width), cause=_cause(width, size),
+                remedy="hand this layer the mask that its config says",
             )  # fmt: skip
 
 

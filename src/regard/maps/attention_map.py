@@ -97,7 +97,7 @@ class AttentionMap(TensorLike):
         whole = flat_heads.numel() == math.prod(self.leading) and all(isinstance(i, int | slice) for i in lead)
         chosen = None if whole else flat_heads.reshape(-1)  # nothing is copied of a batch of one sequence
         names = dimensions_after(lead, self.dimensions, flat_heads.dim())
-        return AttentionMap(self.source.choose(chosen, tuple(flat_heads.shape)).told(names))
+        return AttentionMap(self.source.choose(chosen, tuple(flat_heads.shape)).with_dimensions(names))
 
     @property
     def dimensions(self) -> Dimensions:
@@ -234,7 +234,7 @@ class AttentionMap(TensorLike):
             return self
         (*batch, heads), names = source.leading, source.dimensions
         grouped = source.choose(None, (*batch, heads // group, group))
-        return AttentionMap(average(grouped.told(names.named((*names.leading, "head"))), -3))
+        return AttentionMap(average(grouped.with_dimensions(names.named((*names.leading, "head"))), -3))
 
     def with_values(self, value: Tensor) -> "AttentionMap":
         """The same map with the values (batch..., G, S, E) of the call. A map keeps no values by default.

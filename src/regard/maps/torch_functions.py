@@ -41,7 +41,7 @@ def _squeeze(input: Source, dim: int) -> Any:
     if not isinstance(dim, int) or not -rank <= dim < rank or input.shape[dim] != 1 or dim % rank >= rank - 2:
         return NOT_LAZY
     layout = tuple(n for d, n in enumerate(input.leading) if d != dim % rank)
-    return input.choose(None, layout).told(input.dimensions.without(dim % rank))
+    return input.choose(None, layout).with_dimensions(input.dimensions.without(dim % rank))
 
 
 def _joined(tensors: Sequence[Any], dim: int = 0, *, how: Callable[..., Tensor]) -> Any:
@@ -70,7 +70,7 @@ def _joined(tensors: Sequence[Any], dim: int = 0, *, how: Callable[..., Tensor])
     if len(layout) > names.rank:  # (Maps that are stacked are a batch.)
         place = dim % (len(layout) + 2)
         names = names.named((*names.leading[:place], "batch", *names.leading[place:]))
-    return made.told(names)
+    return made.with_dimensions(names)
 
 
 def _reduced(
@@ -87,7 +87,7 @@ def _reduced(
         found = over(found, d)
     if not last:
         layout = tuple(1 if d in dims else n for d, n in enumerate(source.leading))
-        return found.choose(None, layout).told(source.dimensions) if keepdim else found
+        return found.choose(None, layout).with_dimensions(source.dimensions) if keepdim else found
     answer = _over_last(found, {d - rank for d in last})
     answer = answer / math.prod(source.shape[d] for d in last) if mean else answer
     for d in sorted(dims) if keepdim else ():

@@ -140,7 +140,7 @@ def _in_order(weights: AttentionMap, order: Tensor | None) -> AttentionMap:
     if names.leading.count("batch") != 1 and names.leading[:1] != ("unknown",):
         raise ShapeError(f"a map {tuple(weights.shape)} has not one dimension of rows that could change places")
     flat_heads = torch.arange(source.flat_heads, device=weights.device).view(leading[0], -1)[order]
-    return AttentionMap(source.choose(flat_heads.reshape(-1), (len(order), *leading[1:])).told(names))
+    return AttentionMap(source.choose(flat_heads.reshape(-1), (len(order), *leading[1:])).with_dimensions(names))
 
 
 def _without_room(weights: AttentionMap, step: SequenceStep) -> AttentionMap:

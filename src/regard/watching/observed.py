@@ -260,7 +260,7 @@ class Record(Interceptor):
         reading = source.read(self.policy, path or ITSELF)
         weights, softmax = reading.source, reading.softmax
         if (of := source.origins) is not None and (of.queries.sort, of.keys.sort) != ("positions", "positions"):
-            weights = weights.told(replace(weights.dimensions, queries=of.queries.sort, keys=of.keys.sort))
+            weights = weights.with_dimensions(replace(weights.dimensions, queries=of.queries.sort, keys=of.keys.sort))
         observed = Observed(
             path, index, source.how, AttentionMap(weights), reading.factors,
             softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,

@@ -34,8 +34,8 @@ class SeveralSource(Source):
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> Source:
         return self._of_others(part.choose(flat_heads, leading) for part in self.parts)
 
-    def told(self, dimensions: Dimensions) -> Source:
-        return self._of_others(part.told(dimensions) for part in self.parts)
+    def with_dimensions(self, dimensions: Dimensions) -> Source:
+        return self._of_others(part.with_dimensions(dimensions) for part in self.parts)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Source:
         return self._of_others(part.mapped(change) for part in self.parts)

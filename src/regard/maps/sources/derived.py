@@ -56,8 +56,8 @@ class DerivedSource(Source):
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> Source:
         return self._of_other(self.of.choose(flat_heads, leading))
 
-    def told(self, dimensions: Dimensions) -> Source:
-        return self._of_other(self.of.told(dimensions))
+    def with_dimensions(self, dimensions: Dimensions) -> Source:
+        return self._of_other(self.of.with_dimensions(dimensions))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Source:
         return self._of_other(self.of.mapped(change))
@@ -101,9 +101,9 @@ class AverageSource(DerivedSource):
     def dimensions(self) -> Dimensions:
         return self.of.dimensions.without(self.of.dimensions.rank - 1)
 
-    def told(self, dimensions: Dimensions) -> "AverageSource":
+    def with_dimensions(self, dimensions: Dimensions) -> "AverageSource":
         whole = dimensions.named((*dimensions.leading, self.of.dimensions.leading[-1]))
-        return replace(self, of=self.of.told(whole))
+        return replace(self, of=self.of.with_dimensions(whole))
 
     @property
     def width(self) -> int:
@@ -344,7 +344,7 @@ def heads_last(of: Source) -> Source:
     names = of.dimensions
     of.require_heads("with_heads()")
     if names.head is None:
-        return of.choose(None, (*of.leading, 1)).told(names.named((*names.leading, "head")))
+        return of.choose(None, (*of.leading, 1)).with_dimensions(names.named((*names.leading, "head")))
     return of if names.has_heads_last else _moved_last(of, names.head)
 
 
@@ -352,7 +352,7 @@ def _moved_last(of: Source, place: int) -> Source:
     """The source with one leading dimension after the others."""
     flat_heads = torch.arange(math.prod(of.leading), device=of.device).view(of.leading).movedim(place, -1)
     moved = of.choose(flat_heads.reshape(-1), tuple(flat_heads.shape))
-    return moved.told(of.dimensions.moved_last(place))
+    return moved.with_dimensions(of.dimensions.moved_last(place))
 
 
 def _head_place(of: Source) -> int:

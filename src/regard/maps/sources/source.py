@@ -293,7 +293,7 @@ class Source(ABC):
         """The source of some flat_heads, or all for None, laid out as `leading`, without names for these dimensions."""
 
     @abstractmethod
-    def told(self, dimensions: Dimensions) -> "Source":
+    def with_dimensions(self, dimensions: Dimensions) -> "Source":
         """The same source under other names of its dimensions."""
 
     @abstractmethod
@@ -317,7 +317,7 @@ class NamedSource(Source):
         assert self.names is not None, "a source of a call has names by its documentation"
         return self.names
 
-    def told(self, dimensions: Dimensions) -> Source:
+    def with_dimensions(self, dimensions: Dimensions) -> Source:
         this: Any = self
         made: Source = replace(this, names=dimensions)
         return made

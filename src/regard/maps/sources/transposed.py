@@ -37,8 +37,8 @@ class TransposedSource(DerivedSource):
     def dimensions(self) -> Dimensions:
         return self.of.dimensions.transposed()
 
-    def told(self, dimensions: Dimensions) -> Source:
-        return super().told(dimensions.transposed())
+    def with_dimensions(self, dimensions: Dimensions) -> Source:
+        return super().with_dimensions(dimensions.transposed())
 
     def __str__(self) -> str:
         return f"the transpose of a map {tuple(self.of.shape)}: {self.of}"

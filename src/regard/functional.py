@@ -181,7 +181,7 @@ def run_call(
         if plain is not None:
             return restore(plain, call.sizes)
     if (return_weights or at.is_recorded) and not at.is_compiling:
-        call = _settled(call)
+        call = _with_snapshot(call)
     output, rows = run(chosen, call, values)
     if not (call.sizes.has_heads and len(call.sizes.batch) == 1):
         output = restore(output, call.sizes)
@@ -194,13 +194,13 @@ def run_call(
     return Attended(output, weights.with_values(value) if keep_values else weights)
 
 
-def _settled(call: Call) -> Call:
+def _with_snapshot(call: Call) -> Call:
     """The call with its own copies, or fingerprints, of the parts that it reads again."""
     if call.is_plain:
         return call
-    from regard.kernels.held import settled
+    from regard.kernels.snapshot import with_snapshot
 
-    return settled(call)
+    return with_snapshot(call)
 
 
 def _without_gradient(call: Call) -> Call:
@@ -358,7 +358,7 @@ def map_of(
         query, key, key, score=score, normalization=normalization, mask=mask, bias=bias, dropout=0.0
     )  # fmt: skip
     # A given log-sum-exp gets its graph where the map is read.
-    call = _settled(call if is_recorded() or lse is not None else _without_gradient(call))
+    call = _with_snapshot(call if is_recorded() or lse is not None else _without_gradient(call))
     if lse is None:
         with without_autocast(query.device):
             return AttentionMap(CallSource(GivenFactors(call, _state_with_graph(call)), call.sizes.leading))

@@ -20,7 +20,7 @@ from regard.call.masks.base import Mask
 from regard.call.scores.base import Score
 from regard.call.shapes import MOST_COPIED
 from regard.errors import OverwrittenError
-from regard.kernels.held import MOST_ELEMENTS
+from regard.kernels.snapshot import MOST_ELEMENTS
 from regard.maps.sources.call import source_of_call
 from regard.tensors.fingerprint import FEW, SAMPLE
 from tests import ROOT
@@ -242,7 +242,7 @@ def test_a_score_that_draws_random_numbers_is_refused(backend: Any) -> None:
 @pytest.fixture
 def many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks of a few pairs stand for those of many, which no call copies or renders."""
-    for module in ("call.masks.basic", "call.shapes", "kernels.held"):
+    for module in ("call.masks.basic", "call.shapes", "kernels.snapshot"):
         monkeypatch.setattr(f"regard.{module}.MOST_COPIED", 0)
 
 
@@ -329,7 +329,7 @@ def test_plain_calls_hold_nothing() -> None:
     inputs = vectors()
     for mask in (None, regard.causal(), regard.causal() & regard.lengths(torch.tensor([3, 20])), regard.window(4)):
         weights = regard.attention(*inputs, mask=mask, return_weights=True).weights
-        assert source_of_call(weights.source, "").call.held is None
+        assert source_of_call(weights.source, "").call.snapshot is None
 
 
 def test_the_page_has_the_limits() -> None:

@@ -31,7 +31,7 @@ def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
         call_ = replace(call, normalization=call.normalization.base)
         output, state = backend.run(call_, value)
         output, state = call.normalization.finish(output, state)
-    if call.held is not None:
+    if call.snapshot is not None:
         call.guard(output, state)
     return output, state
 

@@ -30,7 +30,7 @@ NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class Snapshot:
     """The parts of a call that others may change: large tensors, functions, foreign classes."""
 
     captures: "Captures"
@@ -63,7 +63,7 @@ class Call:
     bias: Bias | None
     dropout: float
     sizes: Sizes
-    held: Held | None = field(default=None, metadata=UNSAVED)
+    snapshot: Snapshot | None = field(default=None, metadata=UNSAVED)
     """The parts of it that others may change; None if there are none, or if nothing reads them again."""
 
     @property
@@ -192,10 +192,10 @@ class Call:
 
     def require_same(self, reader: str, state: Tensor | None) -> None:
         """Check the parts of others before they are read again: what they hold, and two rows where they have code."""
-        if self.held is None:
+        if self.snapshot is None:
             return
-        self.held.require_unchanged(reader)
-        if self.held.has_code and state is not None and has_values(state) and not is_transformed():
+        self.snapshot.require_unchanged(reader)
+        if self.snapshot.has_code and state is not None and has_values(state) and not is_transformed():
             rows = torch.tensor(sorted({self.sizes.queries // 2, self.sizes.queries - 1}), device=state.device)
             with torch.no_grad():
                 weights, anew = self.normalization.base.normalize(self.few_scores(rows))
@@ -205,10 +205,10 @@ class Call:
 
     def guard(self, *results: Tensor | None) -> None:
         """Check what the parts of others hold before the backward pass of these results."""
-        held = self.held
-        for result in results if held is not None and not is_transformed() else ():
-            if held is not None and result is not None and result.requires_grad:
-                result.register_hook(lambda grad: held.require_unchanged(BACKWARD))
+        snapshot = self.snapshot
+        for result in results if snapshot is not None and not is_transformed() else ():
+            if snapshot is not None and result is not None and result.requires_grad:
+                result.register_hook(lambda grad: snapshot.require_unchanged(BACKWARD))
 
     def learned(self) -> tuple[Tensor, ...]:
         """The tensors besides query, key and value with a gradient: those of the score, then those of the bias."""

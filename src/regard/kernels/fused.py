@@ -14,7 +14,7 @@ from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes
 from regard.errors import BackendError
 from regard.kernels.additive_masks import NOTHING_ADDED, Buffer
-from regard.kernels.base import BACKWARD, Backend, Call, Held
+from regard.kernels.base import BACKWARD, Backend, Call, Snapshot
 from regard.kernels.cuda_kernels import cuda_kernel
 from regard.kernels.fused_kernels import CPU_FLASH, Kernel, OneBlock
 from regard.kernels.fused_plan import Block, Plan, plan
@@ -81,8 +81,8 @@ class Fused(Backend):
         query, key, value_, scale = kernel_tensors(call.query, call.key, value, scale, kernel.multiple, kernel.laid_out)
         again = None
         needs_gradient = is_recorded() and (query.requires_grad or key.requires_grad or value_.requires_grad)
-        if needs_gradient and not is_compiling() and (self._second is not None or call.held is not None):
-            parts = call.normalization, call.mask, call.bias, call.sizes, call.held
+        if needs_gradient and not is_compiling() and (self._second is not None or call.snapshot is not None):
+            parts = call.normalization, call.mask, call.bias, call.sizes, call.snapshot
             again = Again(self._second, scale, *parts)
         whole = covering.whole
         if whole is not None and not (needs_gradient and covering.bias is not None):
@@ -129,17 +129,17 @@ class Again:
     mask: Mask | None
     bias: Bias | None
     sizes: Sizes
-    held: Held | None
+    snapshot: Snapshot | None
 
     def call(self, query: Tensor, key: Tensor) -> Call:
         return Call(
             query=query, key=key, score=ScaledDot(self.scale), normalization=self.normalization, mask=self.mask,
-            bias=self.bias, dropout=0.0, sizes=self.sizes, held=self.held,
+            bias=self.bias, dropout=0.0, sizes=self.sizes, snapshot=self.snapshot,
         )  # fmt: skip
 
     def require_same(self, vectors: Sequence[Tensor], lse: Tensor) -> None:
         """Check the parts of others, if there are any, before they are read again."""
-        if self.held is not None:
+        if self.snapshot is not None:
             self.call(*vectors).require_same(BACKWARD, lse)
 
     def gradients(

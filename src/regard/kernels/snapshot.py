@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import MOST_COPIED
-from regard.kernels.base import Call, Held
+from regard.kernels.base import Call, Snapshot
 from regard.tensors.captures import Captures
 from regard.tensors.tensor_tree import tensors_mapped
 
@@ -19,7 +19,7 @@ PARTS = ("score", "normalization", "mask", "bias")
 _NUMBERS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
-def settled(call: Call) -> Call:
+def with_snapshot(call: Call) -> Call:
     """The call with copies of the small tensors of its parts, and with the rest that others may change.
 
     A bound mask has its own tensors already, unless they are large.
@@ -39,15 +39,15 @@ def settled(call: Call) -> Call:
     return _holding(replace(call, **own) if own else call, held)
 
 
-def held_anew(call: Call) -> Call:
+def with_new_snapshot(call: Call) -> Call:
     """A call made of another, whose tensors may be those of others."""
     return _holding(call, {place: each for name in PARTS for place, each in _reached(name, getattr(call, name))})
 
 
 def _holding(call: Call, named: dict[str, Any]) -> Call:
     if not named:
-        return call if call.held is None else replace(call, held=None)
-    return replace(call, held=Held(Captures(*named.values(), names=named), any(map(_is_code, named.values()))))
+        return call if call.snapshot is None else replace(call, snapshot=None)
+    return replace(call, snapshot=Snapshot(Captures(*named.values(), names=named), any(map(_is_code, named.values()))))
 
 
 def _reached(name: str, part: Any) -> Iterator[tuple[str, Any]]:

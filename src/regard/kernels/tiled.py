@@ -208,7 +208,7 @@ class Tiling:
             run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
         for tile in self.tiles():
             vectors = tile.take(query, key, value)
-            proof = None if self.call.held is None or is_compiling() else Proof(self.call)
+            proof = None if self.call.snapshot is None or is_compiling() else Proof(self.call)
             output, state = run(tile, *vectors, None, proof)
             outputs.append((tile, output))
             states.append((tile, state))
@@ -307,7 +307,7 @@ class Back:
             )
             scores += added
         scores = part.masked_(scores, tile.rows, tile.columns)
-        if part.held is not None and part.held.has_code:
+        if part.snapshot is not None and part.snapshot.has_code:
             last = self.state[flat_heads, None, rows][..., -1:]
             require_same_rows(part.normalization.normalize(scores[..., -1:, :])[1], last, BACKWARD)
         state = self.state[flat_heads, None, rows]

@@ -181,8 +181,8 @@ class GivenFactors:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
         call, state = tensors_mapped((self.call, self._state), change)
-        if call.held is not None:
-            from regard.kernels.held import held_anew
+        if call.snapshot is not None:
+            from regard.kernels.snapshot import with_new_snapshot
 
-            call = held_anew(call)
+            call = with_new_snapshot(call)
         return GivenFactors(call, state)

@@ -22,7 +22,7 @@ from regard.call.scores.custom import Custom
 from regard.call.shapes import Rows, Sizes
 from regard.functional import make_call
 from regard.kernels.base import Call
-from regard.kernels.held import settled
+from regard.kernels.snapshot import with_snapshot
 from regard.tensors.guards import has_torch_functions
 from regard.tensors.torch_private import EnableTorchFunction
 from regard.watching.kept.factors import undisturbed
@@ -157,7 +157,7 @@ class FlexCall(AttentionCall):
             query, key, key, score=score, normalization=Softmax(), mask=None, bias=None, dropout=0.0
         )  # fmt: skip
         bias = None if plain else Modified(self.score_mod, self.scale)
-        return settled(replace(call, bias=bias, mask=self._mask(call.sizes, query.device)))
+        return with_snapshot(replace(call, bias=bias, mask=self._mask(call.sizes, query.device)))
 
     def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
         """The mask as a known predicate, or else the function itself."""

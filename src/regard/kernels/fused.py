@@ -83,7 +83,7 @@ class Fused(Backend):
         needs_gradient = is_recorded() and (query.requires_grad or key.requires_grad or value_.requires_grad)
         if needs_gradient and not is_compiling() and (self._second is not None or call.snapshot is not None):
             parts = call.normalization, call.mask, call.bias, call.sizes, call.snapshot
-            again = Again(self._second, scale, *parts)
+            again = DoubleBackward(self._second, scale, *parts)
         whole = covering.whole
         if whole is not None and not (needs_gradient and covering.bias is not None):
             is_bare = len(whole.factors) == 0 and covering.bias is None
@@ -116,7 +116,7 @@ _WITH_SECOND = Fused(Tiled())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Again:
+class DoubleBackward:
     """A call for its backward pass, with gradients by another backend that are differentiable again.
 
     It holds neither query nor key: autograd saves them.
@@ -169,7 +169,7 @@ class _WholeCall(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, block: OneBlock, again: Again | None, query: Tensor, key: Tensor, value: Tensor
+        ctx: Any, block: OneBlock, again: DoubleBackward | None, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
         output, lse, extras = block.forward(query, key, value)
         ctx.block, ctx.again, ctx.extras = block, again, extras
@@ -200,7 +200,7 @@ class _FusedBlocks(torch.autograd.Function):
         kernel: Kernel,
         covering: Plan,
         scale: float,
-        again: Again | None,
+        again: DoubleBackward | None,
         query: Tensor,
         key: Tensor,
         value: Tensor,

@@ -61,7 +61,7 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
     weights = math.prod(source.shape)
     if not weights or weights < SMALL or not _is_worth_it(source.dtype, weights) or not is_installed():
         return None
-    wanted = Wanted.of(statistics)
+    wanted = LoopRequest.of(statistics)
     if wanted is None or in_forward_mode():
         return None
     if is_recorded() and any(tensor.requires_grad for tensor in source.tensors()):
@@ -74,7 +74,7 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LoopRequest:
     """The answers requested from the loop, or from the kernel of a GPU."""
 
     ranked: int
@@ -87,7 +87,7 @@ class Wanted:
     chosen: "tuple[SumsOfKeys, ...]"
 
     @classmethod
-    def of(cls, statistics: Sequence[Statistic]) -> "Wanted | None":
+    def of(cls, statistics: Sequence[Statistic]) -> "LoopRequest | None":
         """The answers for these statistics; None if the loop lacks one of them."""
         from regard.maps.statistics.chosen_keys import SumsOfKeys
 
@@ -121,10 +121,10 @@ class Wanted:
         return [np.concatenate(part) for part in parts] if found else [np.zeros((0, 1, 0), np.int64)] * 2
 
 
-class _Answered:
+class _LoopAnswers:
     """The memory for the answers of all flat_heads."""
 
-    def __init__(self, source: Source, wanted: Wanted, pieces: int, width: int, chains: int) -> None:
+    def __init__(self, source: Source, wanted: LoopRequest, pieces: int, width: int, chains: int) -> None:
         from regard.tensors.reused_memory import reused_memory
 
         flat_heads, queries, grid = source.flat_heads, source.queries, wanted.grid
@@ -174,7 +174,7 @@ class _Answered:
 
 
 def _read(
-    source: Source, scores: Scores, wanted: Wanted, statistics: Sequence[Statistic]
+    source: Source, scores: Scores, wanted: LoopRequest, statistics: Sequence[Statistic]
 ) -> list[tuple[Tensor, ...]] | None:
     from regard.maps.loop.row_loop import prepare, read_rows
     from regard.tensors.vector_code import PANEL
@@ -184,7 +184,7 @@ def _read(
     panels, has_sums = -(-source.keys // PANEL), "sum" in wanted.pictures
     query, key = (row_contiguous(t) for t in (scores.query, scores.key))
     first, following = wanted.chains(source.keys)
-    found = _Answered(source, wanted, pieces, panels * PANEL, len(first))
+    found = _LoopAnswers(source, wanted, pieces, panels * PANEL, len(first))
     arrays = {
         **found.arrays(),
         "counter": np.zeros(1, np.int64),

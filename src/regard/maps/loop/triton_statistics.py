@@ -16,7 +16,7 @@ from regard.call.masks.row_ranges import RowRanges
 from regard.call.normalizations import Softmax, SoftmaxWithSink
 from regard.call.scores.base import SoftCapped
 from regard.kernels.base import Call
-from regard.maps.loop.one_loop import Wanted
+from regard.maps.loop.one_loop import LoopRequest
 from regard.maps.loop.triton_plan import LOG2_E, Asked, CallForm, plan_of
 from regard.maps.sources.source import SoftmaxCall, Source, Statistic
 from regard.maps.statistics import definitions as st
@@ -94,7 +94,7 @@ def _why_tiles(call: Call) -> str | None:
 
 def _has_all(statistics: Sequence[Statistic]) -> bool:
     """Whether the kernels have these statistics."""
-    wanted = Wanted.of(statistics)
+    wanted = LoopRequest.of(statistics)
     names_zeros = any(isinstance(one, st.ArgLargest | st.TopWeights) and one.names_zeros for one in statistics)
     return wanted is not None and not wanted.chosen and not names_zeros
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Made(Generic[T]):
+class FixedResult(Generic[T]):
     """A function that returns a fixed object; unlike a lambda, it can be pickled."""
 
     made: T
@@ -23,10 +23,10 @@ class Made(Generic[T]):
         return self.made
 
 
-def read_now(make: Callable[[], Tensor] | None) -> Made[Tensor] | None:
+def read_now(make: Callable[[], Tensor] | None) -> FixedResult[Tensor] | None:
     """The same function, already evaluated; None for a gradient not yet available."""
     try:
-        return None if make is None else Made(make())
+        return None if make is None else FixedResult(make())
     except GradientError:
         return None
 
@@ -43,15 +43,15 @@ class CallValues:
 
     @classmethod
     def given(cls, value: Tensor) -> "CallValues":
-        return cls(value=Made(value))
+        return cls(value=FixedResult(value))
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy (`copy`, `pickle`) has the current tensors, without a later gradient."""
         made = [read_now(make) for make in (self.value, self.grad_output)]
-        return CallValues, (*made, Made([one() for one in made if one is not None]))
+        return CallValues, (*made, FixedResult([one() for one in made if one is not None]))
 
     def with_value(self, value: Tensor) -> "CallValues":
-        return CallValues(Made(value), self.grad_output, self.held)
+        return CallValues(FixedResult(value), self.grad_output, self.held)
 
     def values_for(self, asked: str) -> Tensor:
         """The values (flat_heads, S, E)."""

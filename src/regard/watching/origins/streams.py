@@ -51,7 +51,7 @@ class Streams:
     """The sequences of positions of one thread's tensors, by the memory of these."""
 
     def __init__(self) -> None:
-        self._made: dict[int, _Made] = {}
+        self._made: dict[int, _Memory] = {}
         self._most = MOST_MADE
 
     # -- projections -------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class Streams:
             return None
         return made.is_channel(base_of(tensor), tensor.stride(axis), tensor.shape[axis])
 
-    def _found(self, tensor: Tensor) -> "_Made | None":
+    def _found(self, tensor: Tensor) -> "_Memory | None":
         base = base_of(tensor)
         made = self._made.get(id(base) if not base.is_inference() else _number(base))
         return None if made is None or made.is_gone() else made
@@ -81,10 +81,10 @@ class Streams:
             self._made = {n: one for n, one in self._made.items() if not one.is_gone()}
             self._most = max(MOST_MADE, 2 * len(self._made))
         if not base.is_inference():
-            self._made[id(base)] = _Made(weakref.ref(base), None, channels_last, stream)
+            self._made[id(base)] = _Memory(weakref.ref(base), None, channels_last, stream)
         else:
             shape = tuple(base.shape) if channels_last is not None and base.is_contiguous() else None
-            self._made[_number(base)] = _Made(StorageWeakRef(base.untyped_storage()), shape, channels_last, stream)
+            self._made[_number(base)] = _Memory(StorageWeakRef(base.untyped_storage()), shape, channels_last, stream)
 
     # -- streams -----------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Streams:
                     self._put(base_of(one), None)
 
 
-class _Made(NamedTuple):
+class _Memory(NamedTuple):
     """The origin of the memory of a tensor."""
 
     reference: Any

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.call.shapes import BATCH, DimensionName, Dimensions
 from regard.watching.readers.foldings import find_folding
 from regard.watching.readers.head_counts import inferred_heads, own_heads
-from regard.watching.readers.head_layouts import AS_DOCUMENTED, Folding, Heads, Moved
+from regard.watching.readers.head_layouts import AS_DOCUMENTED, Folding, Heads, MovedHeads
 from regard.watching.readers.running_forwards import MODULES, running
 from regard.watching.running.thread_state import ThreadState
 
@@ -77,7 +77,7 @@ def found_heads(
 
 def _at(place: int, rank: int) -> Heads:
     names = Dimensions((*_beside(rank - 1), "head"))
-    return Heads(names, None if place == rank - 1 else Moved(place - rank - 2))
+    return Heads(names, None if place == rank - 1 else MovedHeads(place - rank - 2))
 
 
 def _beside(count: int) -> tuple[DimensionName, ...]:

@@ -46,7 +46,7 @@ class Folding(NamedTuple):
         return f"the model folds {self.heads} heads into the batch, {order}: shown as (B, H, T, S)"
 
 
-class Moved(NamedTuple):
+class MovedHeads(NamedTuple):
     """Heads that are not the dimension before the queries, as in (B, H, windows, T, D)."""
 
     place: int
@@ -56,7 +56,7 @@ class Moved(NamedTuple):
         """A tensor (B, H, ..., T, D) as (B, ..., H, T, D).
 
         >>> import torch
-        >>> Moved(-4).unfolded(torch.zeros(2, 3, 5, 7, 1)).shape
+        >>> MovedHeads(-4).unfolded(torch.zeros(2, 3, 5, 7, 1)).shape
         torch.Size([2, 5, 3, 7, 1])
         """
         return tensor.movedim(self.place, -3) if tensor.dim() >= -self.place else tensor
@@ -69,7 +69,7 @@ class Moved(NamedTuple):
         return "the model has its heads before its windows, (B, H, windows, T, S): shown as (B, windows, H, T, S)"
 
 
-HeadLayout = Folding | Moved
+HeadLayout = Folding | MovedHeads
 
 
 class Heads(NamedTuple):

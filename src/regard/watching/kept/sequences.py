@@ -94,7 +94,7 @@ class _Found:
 
 
 @dataclass(slots=True, eq=False)
-class _Told:
+class _LastResult:
     """The last result of self-attention in a step: the sequence continues or begins anew, and the parent rows."""
 
     at: int
@@ -119,7 +119,7 @@ class Sequences:
     _queued: list[tuple[str, _Waiting]] = field(default_factory=list)
     """Calls in their order, to be placed when the sequences are read: reading a fingerprint waits for its device."""
     _ends: dict[str, list[_End]] = field(default_factory=dict)
-    _told: dict[int, _Told] = field(default_factory=dict)
+    _told: dict[int, _LastResult] = field(default_factory=dict)
     _count: int = 0
 
     @property
@@ -229,7 +229,7 @@ class Sequences:
         )
         return self._cut_back(prints, ends, kept), why
 
-    def _told_since(self, end: _End, when: Moment) -> _Told | None:
+    def _told_since(self, end: _End, when: Moment) -> _LastResult | None:
         """The result of self-attention in the same run of the model, after the last call of a sequence."""
         since = max(when.begun or 0, end.last.when.at if end.last.when.thread == when.thread else 0)
         told = self._told.get(when.thread)
@@ -254,7 +254,7 @@ class Sequences:
         sequences = self._of.setdefault(name, [])
         if sequences:
             # The first run of a module does not show whether the model begins anew.
-            self._told[when.thread] = _Told(when.at, None)
+            self._told[when.thread] = _LastResult(when.at, None)
         if prints is None:
             sequences.append(CallSequence([SequenceStep(call, when, 0, 0)], why))
             return
@@ -273,7 +273,7 @@ class Sequences:
         alike = None if moved is None or _is_one_to_one(moved) else _unless_own(_alike(prints, found.kept))
         step = SequenceStep(call, when, found.start, found.start + found.kept, moved, alike, prints.filled)
         if new.shape[1]:
-            self._told[when.thread] = _Told(when.at, origins)
+            self._told[when.thread] = _LastResult(when.at, origins)
         if found.cut is not None and found.cut <= before.first:
             why = f"its cache was cut back to {found.cut} keys, to where it was before other calls"
             kept = [step for step in sequence.steps if step.first < found.cut]

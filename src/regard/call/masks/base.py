@@ -273,7 +273,7 @@ def _first_true(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Several(Mask):
+class _Combination(Mask):
     masks: tuple[Mask, ...]
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
@@ -290,7 +290,7 @@ class _Several(Mask):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class And(_Several):
+class And(_Combination):
     """The pairs that all of the masks allow."""
 
     def factors(self) -> tuple[Mask, ...]:
@@ -315,7 +315,7 @@ class And(_Several):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Or(_Several):
+class Or(_Combination):
     """The pairs allowed by any of the masks."""
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from regard.cli.shared import Command, Device, PositionalPath, refuse_first
 from regard.corpus.settings import USUAL_STATISTICS, CorpusEngine, CorpusJob, MeasureSettings, extra_package
 from regard.errors import ArgumentError
 from regard.files.model_folder import is_huggingface
-from regard.tasks.telling import tell_nobody
+from regard.tasks.telling import tell_nothing
 
 MeasuredModel = Annotated[
     PositionalPath,
@@ -88,7 +88,7 @@ class MeasureCommand(Command):
         job = self.job
         with telling() as tell:
             given = {one.name: getattr(job, one.name) for one in fields(job)}
-            found = measure_corpus(**given, tell=tell if speaks() else tell_nobody)
+            found = measure_corpus(**given, tell=tell if speaks() else tell_nothing)
         if not speaks():
             return
         print(self.out)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from regard.corpus.measured_document import CorpusCounts
 from regard.corpus.settings import CorpusEngine, CorpusJob, MeasureSettings
-from regard.tasks.telling import Tell, tell_nobody
+from regard.tasks.telling import Tell, tell_nothing
 
 
 def measure_corpus(
@@ -20,7 +20,7 @@ def measure_corpus(
     examples: int = 5,
     max_errors: int | None = None,
     engine: CorpusEngine = "processes",
-    tell: Tell = tell_nobody,
+    tell: Tell = tell_nothing,
 ) -> CorpusCounts:
     """Measure every head on every document of a corpus, into a folder: `regard measure` calls this function.
 

@@ -6,5 +6,5 @@ Tell = Callable[[str, int, int | None], None]
 """Is called with what is done, how much of it is done, and of how much (None if that is not known)."""
 
 
-def tell_nobody(what: str, done: int, total: int | None) -> None:
+def tell_nothing(what: str, done: int, total: int | None) -> None:
     """Do nothing with it."""

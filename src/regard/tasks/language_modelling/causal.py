@@ -24,7 +24,7 @@ from regard.tasks.names import LANGUAGE_MODEL
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.telling import Tell, tell_nobody
+from regard.tasks.telling import Tell, tell_nothing
 from regard.tasks.text.blocks import TextWindow, next_token_windows, window_batches
 from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.running_text import DocumentUnit, TextStream
@@ -299,7 +299,7 @@ class LanguageModel:
         for step in steps:
             yield from zip(step.rows.tolist(), step.tokens.tolist(), strict=True)
 
-    def evaluate(self, lines: Iterable[str], *, stride: int | None = None, tell: Tell = tell_nobody) -> TextEvaluation:
+    def evaluate(self, lines: Iterable[str], *, stride: int | None = None, tell: Tell = tell_nothing) -> TextEvaluation:
         """Measure how well the model predicts a text, read as one row of tokens.
 
         Args:

@@ -22,7 +22,7 @@ from regard.tasks.names import MASKED_LANGUAGE_MODEL
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.telling import Tell, tell_nobody
+from regard.tasks.telling import Tell, tell_nothing
 from regard.tasks.text.blocks import TextBatch, TextWindow, masked_windows, one_masked_windows, window_batches
 from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.text.pair_store import chunks
@@ -137,7 +137,7 @@ class MaskedLanguageModel:
         return len(self.tokenizer)
 
     def evaluate(
-        self, lines: Iterable[str], *, singly: int = SINGLE_MASKS, tell: Tell = tell_nobody
+        self, lines: Iterable[str], *, singly: int = SINGLE_MASKS, tell: Tell = tell_nothing
     ) -> FillingEvaluation:
         """Measure how well the model fills in tokens of a text, read as one row of tokens.
 
@@ -170,7 +170,7 @@ class MaskedLanguageModel:
             raise DataError("there is no text to evaluate on")
         return np.asarray(ids)
 
-    def fill(self, row: Integers, *, tell: Tell = tell_nobody) -> FillingEvaluation:
+    def fill(self, row: Integers, *, tell: Tell = tell_nothing) -> FillingEvaluation:
         """Loss and accuracy on tokens masked as in training; the pseudo-perplexity is NaN."""
         windows = masked_windows(row, length=self.block_length, vocab_size=len(self.tokenizer), mask_id=self.mask_id)
         total, right, unknown, count = 0.0, 0, 0, 0
@@ -180,7 +180,7 @@ class MaskedLanguageModel:
             tell("blocks of tokens filled in", done, -(-len(row) // self.block_length))
         return FillingEvaluation(total / count, 100.0 * right / count, count, math.nan, math.nan, 0, unknown / count)
 
-    def fill_singly(self, row: Integers, *, most: int = SINGLE_MASKS, tell: Tell = tell_nobody) -> FilledSingly:
+    def fill_singly(self, row: Integers, *, most: int = SINGLE_MASKS, tell: Tell = tell_nothing) -> FilledSingly:
         """Mask at most so many tokens, evenly spread, one at a time, and see how well each is filled in."""
         count = int((row > EOS).sum())
         every = math.ceil(count / max(most, 1))

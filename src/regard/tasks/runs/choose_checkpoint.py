@@ -13,7 +13,7 @@ from regard.tasks.config import TrainingConfig
 from regard.tasks.registry import task_of
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.telling import Tell, tell_nobody
+from regard.tasks.telling import Tell, tell_nothing
 from regard.tasks.training.averaging import mean_of
 from regard.tasks.training.bleu import LEAST_BLEU, BleuTokenize, deciding
 from regard.tasks.training.checkpoint_names import TRAINED
@@ -44,7 +44,7 @@ def choose_checkpoint(
     beam_size: int = 5,
     bleu_tokenize: BleuTokenize | None = None,
     device: str = "auto",
-    tell: Tell = tell_nobody,
+    tell: Tell = tell_nothing,
 ) -> list[CandidateWeights]:
     """Score the best and the last model of a run, the models it kept and means of these; the winner becomes best.
 

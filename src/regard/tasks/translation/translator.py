@@ -20,7 +20,7 @@ from regard.tasks.language_modelling.likelihood import together
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.telling import Tell, tell_nobody
+from regard.tasks.telling import Tell, tell_nothing
 from regard.tasks.text.lines import BadLines
 from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.unicode import normalise
@@ -171,7 +171,7 @@ class Translator(TranslationModel):
         beam: Beam = Beam(),
         max_length: int | None = None,
         bleu_tokenize: BleuTokenize = "auto",
-        tell: Tell = tell_nobody,
+        tell: Tell = tell_nothing,
     ) -> Evaluation:
         """Translate the sources and compare with the references.
 
@@ -214,7 +214,7 @@ class Translator(TranslationModel):
         options: TranslationOptions,
         *,
         bad_lines: BadLines = "stop",
-        tell: Tell = tell_nobody,
+        tell: Tell = tell_nothing,
     ) -> list[Candidate]:
         """The best translations of a test set, which is not to lose its long sentences: the model's positions alone
         limit them. Everything that compares translations with references goes by these.

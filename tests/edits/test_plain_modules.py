@@ -187,8 +187,8 @@ def test_an_edit_that_reaches_nothing_leaves_the_bits_and_is_an_error(model: Two
 
 
 class Kernel(nn.Module):
-    def forward(self, *vectors: Tensor, **given: Any) -> Tensor:
-        return F.scaled_dot_product_attention(*vectors, **given)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, **given)
 
 
 @pytest.mark.parametrize(("is_causal", "is_learned"), [(False, False), (True, False), (False, True)])

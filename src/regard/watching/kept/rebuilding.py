@@ -41,8 +41,9 @@ class Rebuilding(ABC):
 
     def some(self, rows: range) -> Rebuilt:
         """A few rows (..., t, E), of calls with scores from these, normalised anew."""
-        rebuilt, output, values = self.whole()
-        return Rebuilt(rebuilt[..., rows.start : rows.stop, :], output[..., rows.start : rows.stop, :], values)
+        whole = self.whole()
+        rebuilt, output = (one[..., rows.start : rows.stop, :] for one in (whole.rebuilt, whole.output))
+        return Rebuilt(rebuilt, output, whole.values)
 
     @abstractmethod
     def whole(self) -> Rebuilt:

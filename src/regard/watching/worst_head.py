@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -36,7 +36,8 @@ class WorstHead:
 
         pooled = "" if tuple(self.weights.shape) == self.sizes else f", {self.sizes[0]} x {self.sizes[1]} pooled by max"
         title = f"{self.layer or 'the model'}, head {self.head}: largest logit {self.logit:.3g}{pooled}"
-        return heatmap(self.weights, title=title, max_cells=MOST_CELLS).figure
+        axes = heatmap(self.weights, title=title, max_cells=MOST_CELLS)
+        return cast("Figure", axes.figure)
 
 
 def worst_of(measured: Mapping[str, MeasuredHeads]) -> tuple[float, int, int] | None:

@@ -177,8 +177,8 @@ def of_vectors(pair: Pair) -> Departure | None:
                 f"queries are the reference's, and its heads have the keys of heads {_listed(of)}",
                 "key heads are repeated in another order: repeat_interleave in place of repeat, or the reverse",
             )  # fmt: skip
-    turned = [turns(*pair) for pair in (queries, keys)]
-    if turned[0] is None or turned[1] is None:
+    turned = [one for vectors in (queries, keys) if (one := turns(*vectors)) is not None]
+    if len(turned) < 2:
         norms = [[torch.linalg.vector_norm(one, dim=-1) for one in pair] for pair in (queries, keys)]
         if not all(is_near(*pair) for pair in norms):
             return None
@@ -186,7 +186,7 @@ def of_vectors(pair: Pair) -> Departure | None:
             "other positions", "vectors have the norms of the reference's, and other directions",
             "rotary positions turn other pairs of dimensions: halves in place of neighbours, or the reverse",
         )  # fmt: skip
-    names, numbers, said = ("queries", "keys"), {}, []
+    names, numbers, said = ("queries", "keys"), dict[str, float](), list[str]()
     for name, angles in zip(names, turned, strict=True):
         # (A turn is the same at each position, or grows from one to the next.)
         fixed, rate = angles.of(0), angles.of(1)

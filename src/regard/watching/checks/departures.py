@@ -269,7 +269,7 @@ def _pairs(vectors: Tensor, *, halves: bool) -> Tensor:
 
 
 def other_places(rows: SomeRows, pair: PairedCalls) -> Departure | None:
-    """SomeRows, keys or both that are those of the reference some positions further, among the keys that both have."""
+    """Rows, keys or both that are those of the reference some positions further, among the keys that both have."""
     keys = rows.own.shape[-1]
     for by in SHIFTS:
         for queries, columns, what in ((by, by, "positions are"), (0, by, "keys are"), (by, 0, "queries are")):

@@ -1,12 +1,13 @@
 """A sample of docs/families.md is examined anew, and the page is what its rows say."""
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
 
 from tests import ROOT
-from tests.families import table
+from tests.families import checks, table
 
 pytest.importorskip("transformers")
 from tests.families.__main__ import in_a_process
@@ -53,6 +54,27 @@ def test_a_row_made_anew_says_the_same(name: str, rows: dict[str, dict[str, Any]
         assert told["error"] < 1e-5
         assert told["gradient"] < 1e-5
         assert not told["maps_wrong"]
+
+
+CHECKED = 16
+"""How many architectures are drawn to be checked anew, beside three with a known finding."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *Random(7).sample([row["architecture"] for row in table.rows() if "why" not in row], CHECKED),
+        "bamba",
+        "convbert",
+        "moshi",
+    ],
+)
+def test_a_check_of_an_architecture_finds_what_is_known_of_it(name: str) -> None:
+    library()
+    row = in_a_process(name, 150, checks.check)
+    found = {reason for way in ("made up", "given") for reason in row[way].get("reasons", ())}
+    assert found == checks.KNOWN.get(name, set()), row
 
 
 def test_a_wrong_row_is_told() -> None:

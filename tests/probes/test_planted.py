@@ -565,4 +565,4 @@ def test_experts_that_drop_in_training_read_nothing_later() -> None:
     checked = check(model, torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(3)), causal=True)
     assert "the last positions replaced, in training" in checked.tried
     assert not checked, str(checked)
-    assert [one[1].p for one in model.experts] == [0.5, 0.5]  # type: ignore[index]
+    assert [one[1].p for one in model.experts] == [0.5, 0.5]

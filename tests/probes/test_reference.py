@@ -232,7 +232,8 @@ def test_partial_turns_are_read_by_both_layouts(halves: bool) -> None:
     some = torch.cat([turned(x[..., :6], 0 * places + 2, halves=halves), x[..., 6:]], -1)
     found = turns(some, x)
     assert found is not None
-    assert (found.of(0), found.of(1)) == (pytest.approx(2.0), pytest.approx(0.0, abs=1e-6))
+    assert found.of(0) == pytest.approx(2.0)
+    assert found.of(1) == pytest.approx(0.0, abs=1e-6)
     assert turns(x.flip(-1), x) is None
 
 
@@ -286,7 +287,7 @@ def test_rows_of_padding_do_not_count(side: str) -> None:
 
 def test_models_of_transformers_under_two_kernels_and_with_a_changed_scale() -> None:
     transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes: dict[str, Any] = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
 
     def llama(kernel: str) -> Any:

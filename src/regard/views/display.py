@@ -41,6 +41,7 @@ from regard.watching.analysis.tables import HeadTable
 from regard.watching.checks.finding import Finding
 from regard.watching.report import count
 from regard.watching.watch import Seen
+from regard.watching.worst_head import WorstHead
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,6 +140,12 @@ def _(shown: Attended | AttentionStep | AttentionRelevance) -> Bundle:
     (name,) = (name for name, part in parts.items() if isinstance(part, AttentionMap))
     data, metadata = display_of(parts.pop(name))
     return {**data, "text/html": data["text/html"] + record_html(parts)}, metadata
+
+
+@display_of.register
+def _(shown: WorstHead) -> Bundle:
+    require_matplotlib()
+    return picture_bundle(heatmap(shown.weights, title=str(shown), max_cells=4 * CELLS).get_figure(root=True))
 
 
 @display_of.register

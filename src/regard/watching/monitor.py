@@ -21,7 +21,7 @@ from regard.watching.watch import Seen, watch
 from regard.watching.worst_head import (
     MOST_CELLS,
     WorstHead,
-    worst_of,
+    largest_of,
     write_picture,
     writers_of_lightning,
     writers_of_trainer,
@@ -67,7 +67,7 @@ class AttentionMonitor:
     unread: dict[str, str]
     """The layers that it left out, with the reasons."""
     worst: WorstHead | None = None
-    """The head with the largest logit of the last measurement; `worst.figure()` draws its map."""
+    """The head with the largest logit of the last measurement; a notebook shows its map."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class AttentionMonitor:
 
     def _worst(self, calls: list[Observed]) -> WorstHead | None:
         """The map of the head with the largest logit, in the first call of its layer, at the size of a picture."""
-        if (worst := worst_of(self.measured)) is None:
+        if (worst := largest_of(self.measured)) is None:
             return None
         logit, number, head = worst
         layer = list(self.measured)[number]
@@ -181,7 +181,7 @@ def scalars_of(measured: Mapping[str, MeasuredHeads]) -> dict[str, float]:
             f"attention/{name}/dead": float(heads.is_dead.sum()),
             f"attention/{name}/uniform": float(heads.is_uniform.sum()),
         }
-    if (worst := worst_of(measured)) is not None:
+    if (worst := largest_of(measured)) is not None:
         names = (f"attention/worst/{name}" for name in ("largest_logit", "layer", "head"))
         found |= dict(zip(names, worst, strict=True))
     return {name: number for name, number in found.items() if not math.isnan(number)}

@@ -3,15 +3,17 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from regard.lazy import Displayed
 from regard.watching.analysis.measured_heads import MeasuredHeads
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import numpy as np
+    from numpy.typing import NDArray
 
 MOST_CELLS = 192
 """The most cells on a side of the picture: a longer side is pooled."""
@@ -19,8 +21,8 @@ PICTURE = "attention/worst/map"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WorstHead:
-    """The head with the largest logit of a measurement."""
+class WorstHead(Displayed):
+    """The head with the largest logit of a measurement; a notebook shows its map."""
 
     layer: str
     head: int
@@ -30,16 +32,22 @@ class WorstHead:
     sizes: tuple[int, int]
     """T and S of the map."""
 
-    def figure(self) -> "Figure":
-        """Draw it, with `regard.views.heatmap`."""
-        from regard.views.heatmap import heatmap
-
+    def __str__(self) -> str:
         pooled = "" if tuple(self.weights.shape) == self.sizes else f", {self.sizes[0]} x {self.sizes[1]} pooled by max"
-        title = f"{self.layer or 'the model'}, head {self.head}: largest logit {self.logit:.3g}{pooled}"
-        return heatmap(self.weights, title=title, max_cells=MOST_CELLS).figure
+        return f"{self.layer or 'the model'}, head {self.head}: largest logit {self.logit:.3g}{pooled}"
+
+    def pixels(self) -> "NDArray[np.uint8] | None":
+        """The picture that a notebook shows, (height, width, 3); None without matplotlib."""
+        png = self._repr_mimebundle_()[0].get("image/png")
+        if png is None:
+            return None
+        import numpy as np
+        from PIL import Image
+
+        return np.asarray(Image.open(BytesIO(png)).convert("RGB"))
 
 
-def worst_of(measured: Mapping[str, MeasuredHeads]) -> tuple[float, int, int] | None:
+def largest_of(measured: Mapping[str, MeasuredHeads]) -> tuple[float, int, int] | None:
     """The largest logit of all heads, with the numbers of its layer and its head; None if no head has one."""
     worst = (-math.inf, 0, 0)
     for number, heads in enumerate(measured.values()):
@@ -65,24 +73,16 @@ def writers_of_lightning(trainer: Any) -> Iterator[Any]:
 def write_picture(worst: WorstHead, writers: Iterator[Any], step: int) -> int:
     """Hand the picture to each writer that takes one, drawn once; gives their number. Without matplotlib there is none.
 
-    A writer is known by what it offers: `add_figure` (TensorBoard), `log_image` (Lightning's W&B logger), or a module
+    A writer is known by what it offers: `add_image` (TensorBoard), `log_image` (Lightning's W&B logger), or a module
     with `Image` and `log` (W&B, trackio).
     """
-    taking = [
-        one for one in writers if hasattr(one, "add_figure") or hasattr(one, "log_image") or hasattr(one, "Image")
-    ]
-    if not taking or find_spec("matplotlib") is None:
+    taking = [one for one in writers if any(hasattr(one, name) for name in ("add_image", "log_image", "Image"))]
+    pixels = worst.pixels() if taking else None
+    if pixels is None:
         return 0
-    import numpy as np
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    figure = worst.figure()
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    pixels = np.asarray(canvas.buffer_rgba())[..., :3].copy()
     for writer in taking:
-        if hasattr(writer, "add_figure"):
-            writer.add_figure(PICTURE, figure, global_step=step)
+        if hasattr(writer, "add_image"):
+            writer.add_image(PICTURE, pixels, global_step=step, dataformats="HWC")
         elif hasattr(writer, "log_image"):
             writer.log_image(key=PICTURE, images=[pixels], step=step)
         else:

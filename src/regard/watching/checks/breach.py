@@ -41,7 +41,7 @@ class Breach:
 class HiddenPairs(NamedTuple):
     """Required pairs that are hidden in every head."""
 
-    count: int
+    number: int
     sequence: int
     query: int
     key: int
@@ -52,9 +52,9 @@ class HiddenPairs(NamedTuple):
     ) -> Finding:
         """The finding: how many pairs, the first of them, and the mask that arrived."""
         return Finding(
-            reason, "error", f"{self.count} {says}: query {self.query} of sequence {self.sequence} does not see key "
+            reason, "error", f"{self.number} {says}: query {self.query} of sequence {self.sequence} does not see key "
             f"{self.key}, and the mask that arrived is {call.facts.mask}",
-            numbers={"pairs": float(self.count), **numbers}, cause=cause, remedy=remedy,
+            numbers={"pairs": float(self.number), **numbers}, cause=cause, remedy=remedy,
         )  # fmt: skip
 
 

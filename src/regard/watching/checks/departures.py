@@ -33,7 +33,7 @@ class Departure(NamedTuple):
     numbers: dict[str, float] = {}  # noqa: RUF012 (never changed)
 
 
-class Pair(NamedTuple):
+class PairedCalls(NamedTuple):
     """A call of a model, and that of its reference with a map of the same shape."""
 
     own: AuditedCall
@@ -56,7 +56,7 @@ class Pair(NamedTuple):
         return None if own is None or other is None else (own.call, other.call)
 
 
-class Rows(NamedTuple):
+class SomeRows(NamedTuple):
     """Some rows of two maps of one shape, in float64."""
 
     places: Tensor
@@ -73,7 +73,7 @@ class Rows(NamedTuple):
         return float(left) <= max(TOLERANCE, EXPLAINED * self.apart)
 
 
-def departure(pair: Pair, live: Tensor, worst: int, apart: float) -> Departure:
+def departure(pair: PairedCalls, live: Tensor, worst: int, apart: float) -> Departure:
     """Tell how a call departs from that of a reference.
 
     Args:
@@ -86,12 +86,18 @@ def departure(pair: Pair, live: Tensor, worst: int, apart: float) -> Departure:
     alive = live.nonzero()[:, 0].tolist()
     places = sorted({*alive[:: -max(1, -(-len(alive) // most))], worst})
     own, other = zip(*(pair.blocks(range(n, n + 1)) for n in places), strict=True)
-    rows = Rows(torch.tensor(places), torch.cat(own, 2).double(), torch.cat(other, 2).double(), apart)
-    found = of_heads(rows) or of_scale(rows, pair) or of_mask(pair) or of_vectors(pair) or of_shift(rows, pair)
+    rows = SomeRows(torch.tensor(places), torch.cat(own, 2).double(), torch.cat(other, 2).double(), apart)
+    found = (
+        other_heads(rows)
+        or other_scale(rows, pair)
+        or other_mask(pair)
+        or other_vectors(pair)
+        or other_places(rows, pair)
+    )
     return found or Departure("another map", "weights are others, and no scale, order, mask or shift explains them")
 
 
-def of_heads(rows: Rows) -> Departure | None:
+def other_heads(rows: SomeRows) -> Departure | None:
     """Heads in another order: each is one of the reference, in another place."""
     heads = rows.own.shape[1]
     of = torch.stack(
@@ -105,7 +111,7 @@ def of_heads(rows: Rows) -> Departure | None:
     )  # fmt: skip
 
 
-def of_scale(rows: Rows, pair: Pair) -> Departure | None:
+def other_scale(rows: SomeRows, pair: PairedCalls) -> Departure | None:
     """Scores that are a multiple of the reference's: the temperature by least squares, and its softmax."""
     both = (rows.own > 0) & (rows.other > 0)
     few = both.sum(-1, keepdim=True).clamp(min=1)
@@ -136,7 +142,7 @@ def of_scale(rows: Rows, pair: Pair) -> Departure | None:
     return Departure("another scale", said, causes[0] if causes else "", {"times": times})
 
 
-def of_mask(pair: Pair) -> Departure | None:
+def other_mask(pair: PairedCalls) -> Departure | None:
     """Weight on keys that one of the two hides."""
     own, other = pair
     for one, beside, says in ((own, other, "which the reference hides"), (other, own, "which it hides")):
@@ -157,7 +163,7 @@ def of_mask(pair: Pair) -> Departure | None:
     return None
 
 
-def of_vectors(pair: Pair) -> Departure | None:
+def other_vectors(pair: PairedCalls) -> Departure | None:
     """Keys in another order of heads, or rotary positions that are others, by the vectors that the kernels got."""
     calls = pair.calls()
     if calls is None or calls[0].query.shape != calls[1].query.shape:
@@ -177,8 +183,8 @@ def of_vectors(pair: Pair) -> Departure | None:
                 f"queries are the reference's, and its heads have the keys of heads {_listed(of)}",
                 "key heads are repeated in another order: repeat_interleave in place of repeat, or the reverse",
             )  # fmt: skip
-    turned = [turns(*pair) for pair in (queries, keys)]
-    if turned[0] is None or turned[1] is None:
+    turned = [one for vectors in (queries, keys) if (one := turns(*vectors)) is not None]
+    if len(turned) < 2:
         norms = [[torch.linalg.vector_norm(one, dim=-1) for one in pair] for pair in (queries, keys)]
         if not all(is_near(*pair) for pair in norms):
             return None
@@ -186,7 +192,7 @@ def of_vectors(pair: Pair) -> Departure | None:
             "other positions", "vectors have the norms of the reference's, and other directions",
             "rotary positions turn other pairs of dimensions: halves in place of neighbours, or the reverse",
         )  # fmt: skip
-    names, numbers, said = ("queries", "keys"), {}, []
+    names, numbers, said = ("queries", "keys"), dict[str, float](), list[str]()
     for name, angles in zip(names, turned, strict=True):
         # (A turn is the same at each position, or grows from one to the next.)
         fixed, rate = angles.of(0), angles.of(1)
@@ -262,7 +268,7 @@ def _pairs(vectors: Tensor, *, halves: bool) -> Tensor:
     return torch.complex(first, second)
 
 
-def of_shift(rows: Rows, pair: Pair) -> Departure | None:
+def other_places(rows: SomeRows, pair: PairedCalls) -> Departure | None:
     """Rows, keys or both that are those of the reference some positions further, among the keys that both have."""
     keys = rows.own.shape[-1]
     for by in SHIFTS:

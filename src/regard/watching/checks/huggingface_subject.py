@@ -169,16 +169,16 @@ class HuggingFaceSubject(Subject):
     def steps(self, row: Sample, chunk: int) -> Outputs | None:
         if self.config.model_type in FEEDS_ALL:
             return None
-        name = cache_name(self._takes)
-        if self.ahead is None or not self.causal or name is None:
+        name, ahead = cache_name(self._takes), self.ahead
+        if ahead is None or not self.causal or name is None:
             return None
         inputs, keeps = self._inputs([row], "right", 0)
-        tokens, length = inputs.pop(self.ahead), keeps[self.ahead].shape[1]
+        tokens, length = inputs.pop(ahead), keeps[ahead].shape[1]
         inputs.pop("position_ids", None)
 
         def step(start: int, stop: int, past: Any) -> Any:
             nonlocal inputs
-            given = {**inputs, self.ahead: tokens[:, start:stop], "use_cache": True}
+            given: dict[str, Any] = {**inputs, ahead: tokens[:, start:stop], "use_cache": True}
             if self._gives_positions:
                 given["position_ids"] = torch.arange(start, stop, device=tokens.device)[None]
             output = self._forward(**given, **({} if past is None else {name: past}))
@@ -188,7 +188,7 @@ class HuggingFaceSubject(Subject):
             return output
 
         whole = read_in_steps(length, chunk, step)
-        return None if whole is None else by_row(whole, {self.ahead: keeps[self.ahead]})[0]
+        return None if whole is None else by_row(whole, {ahead: keeps[ahead]})[0]
 
     def shifted(self, row: Sample, by: int) -> Outputs | None:
         if not self._gives_positions:

@@ -15,7 +15,7 @@ from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.analysis.similarity import difference
 from regard.watching.checks.audited_call import AuditedCall, UserTold, run_of
 from regard.watching.checks.checked import AuditQuestion, Checked
-from regard.watching.checks.departures import TOLERANCE, Departure, Pair, departure, turns
+from regard.watching.checks.departures import TOLERANCE, Departure, PairedCalls, departure, turns
 from regard.watching.checks.finding import FaultyWeight, Finding
 from regard.watching.checks.subject import Subject, tensors_of
 from regard.watching.evaluated import evaluated
@@ -99,7 +99,7 @@ def _compared(model: Runnable, reference: Runnable) -> Checked:
     asked, found = [], None
     for own, other in zip(mine, theirs, strict=False):
         asked.append(own.name)
-        if (found := _departure(Pair(own, other), asked)) is not None:
+        if (found := _departure(PairedCalls(own, other), asked)) is not None:
             break
     findings = [] if found is None else [found]
     if len(mine) != len(theirs):
@@ -136,7 +136,7 @@ def _seen(of: Runnable, what: str) -> tuple[list[AuditedCall], Any]:
     ], output
 
 
-def _departure(pair: Pair, asked: list[str]) -> Finding | None:
+def _departure(pair: PairedCalls, asked: list[str]) -> Finding | None:
     mine, theirs = (call.weights for call in pair)
     if mine.shape[-2:] != theirs.shape[-2:] or math.prod(mine.leading) != math.prod(theirs.leading):
         told = Departure("another map", f"map is {tuple(mine.shape)}, and that {tuple(theirs.shape)}")
@@ -154,7 +154,7 @@ def _departure(pair: Pair, asked: list[str]) -> Finding | None:
     return replace(_finding(pair, asked, told), numbers={**numbers, **told.numbers}, example=example)
 
 
-def _apart_by_row(pair: Pair) -> tuple[Tensor, Tensor, float]:
+def _apart_by_row(pair: PairedCalls) -> tuple[Tensor, Tensor, float]:
     """The total variation of each row, 0 where it does not count, and the rows that count, (B, H, T); and rounding."""
     (mine, theirs), shape = (call.weights for call in pair), (*pair.heads, pair.own.sizes.queries)
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype or mine.device != theirs.device:
@@ -173,7 +173,7 @@ def _apart_by_row(pair: Pair) -> tuple[Tensor, Tensor, float]:
     return apart.masked_fill(~counted, 0.0).nan_to_num(torch.inf), counted, tolerance
 
 
-def _of_values(pair: Pair, asked: list[str], tolerance: float) -> Finding | None:
+def _of_values(pair: PairedCalls, asked: list[str], tolerance: float) -> Finding | None:
     """Values that differ, under maps that do not."""
     sources = [call.weights.source for call in pair]
     values = [one.value for one in sources if isinstance(one, CallSource) and one.value is not None]
@@ -189,7 +189,7 @@ def _of_values(pair: Pair, asked: list[str], tolerance: float) -> Finding | None
     return _finding(pair, asked, Departure("other values", said, cause, {"difference": apart}))
 
 
-def _finding(pair: Pair, asked: list[str], told: Departure) -> Finding:
+def _finding(pair: PairedCalls, asked: list[str], told: Departure) -> Finding:
     own, other = pair
     count = len(asked) - 1
     agree = f"{count} calls before it agree" if count > 1 else "1 call before it agrees"

@@ -132,7 +132,7 @@ def _writes_text(modules: Mapping[str, nn.Module], path: str, config: Any) -> bo
     library: Any = sys.modules.get("transformers.models.auto.modeling_auto")
     while library is not None and path:
         path = path.rpartition(".")[0]
-        around = getattr(modules.get(path), "config", None)
+        around: Any = getattr(modules.get(path), "config", None)
         if getattr(around, "model_type", None) in library.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
             return type(around.get_text_config()) is type(config) is not type(around)
     return False

@@ -186,8 +186,7 @@ class Trials:
                     return
 
     def _shifted(self) -> None:
-        """All positions moved by the same number, which changes nothing where they are relative. (Blocks of keys end at
-        multiples of their length.)"""
+        """All positions moved by the same number, which changes nothing where they are relative."""
         subject, rows = self.subject, self.subject.rows
 
         def moved(subject: Subject) -> float:
@@ -197,7 +196,7 @@ class Trials:
         with self._trying("all positions shifted"):
             if subject.shifted(rows.long, SHIFT) is None:
                 self.tried.pop()
-            elif subject.is_rotary and not any(call.blocks for seen, _ in self.seen for call in seen.calls):
+            elif subject.is_rotary and self._attends_alone():
                 self._unless_rounding("positions", moved, ROTARY, MOVED)
             else:
                 difference = moved(subject)
@@ -206,6 +205,12 @@ class Trials:
                 self.found.append(
                     Finding("positions", "info", f"positions are {kind}: {says}", numbers={"difference": difference})
                 )
+
+    def _attends_alone(self) -> bool:
+        """True if nothing but attention over single positions was seen: blocks of keys end at multiples of their
+        length, and a recurrence may begin anew at position 0."""
+        seen = self.seen[0][0]
+        return not seen.report().mixers and all(one.blocks is None and one.kind == "attention" for one in seen.calls)
 
     def _eager(self) -> None:
         rows = self.subject.rows

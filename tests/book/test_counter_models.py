@@ -1,0 +1,114 @@
+"""What a chapter says that one model can and another cannot, on three seeds: both are trained, and so is a control."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from regard.models import DecoderOnly, DecoderOnlyConfig
+from tests.book.chapters import cells, names_of, path_of, run
+
+pytestmark = pytest.mark.usefixtures("as_installed")
+SEEDS = range(3)
+
+
+def begun(chapter: str, count: int) -> dict[str, Any]:
+    """The names of a chapter after its first cells."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in cells(path_of(chapter).read_text(encoding="utf-8"))[:count]:
+        run(cell, names)
+    return names
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sharp_softmax_is_moved_by_adam_and_not_by_gradient_descent(seed: int) -> None:
+    names = dict(names_of("03-query-key-value"))
+    torch.manual_seed(seed)
+    names["learned"].__globals__["scores"] = torch.randn(8)
+    by_descent, by_adam = (
+        [names["learned"](factor, optimizer, rate) for factor in (0.1, 1, 10)]
+        for optimizer, rate in ((torch.optim.SGD, 0.5), (torch.optim.Adam, 0.03))
+    )
+    assert by_descent[2] < 0.1 < by_descent[0] < 0.3 < 0.9 < by_descent[1]
+    assert min(by_adam[1:]) > 0.9
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_bilinear_score_finds_the_nearest_of_wide_keys_alone(seed: int) -> None:
+    names = names_of("05-additive-and-bilinear-scores")
+    torch.manual_seed(seed)
+    train, bilinear = names["trained"], names["bilinear"]
+    shapes = (16, 2), (16, 2), (16,)
+    by_sum = train(names["additive"], *(torch.nn.Parameter(torch.randn(shape)) for shape in shapes))
+    narrow = train(bilinear, torch.nn.Parameter(torch.randn(2, 2)))
+    wide = train(bilinear, torch.nn.Parameter(torch.randn(32, 32) / 10), widen=names["waves"])
+    assert narrow < 0.5 < 0.8 < min(by_sum, wide)
+
+
+class Recurrent(torch.nn.Module):
+    """A language model without attention."""
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(size, dim)
+        self.layers = torch.nn.GRU(dim, dim, 2, batch_first=True)
+        self.output = torch.nn.Linear(dim, size)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.output(self.layers(self.embedding(words))[0])
+        return found
+
+
+@pytest.mark.slow
+def test_the_verb_needs_the_first_animal_by_attention_or_by_a_state() -> None:
+    names = begun("10-a-language-model", 5)
+    size, small, pairs = len(names["vocabulary"]), names["small"], names["simple"]["frequency of pairs"]
+    for seed in SEEDS:
+        loss = {}
+        for name, make in {
+            "attention": lambda: DecoderOnly(DecoderOnlyConfig(**small, dropout=0.0), vocab_size=size),
+            "itself alone": lambda: DecoderOnly(
+                DecoderOnlyConfig(**small, dropout=0.0, layers="sliding", window=1), vocab_size=size
+            ),
+            "a state": lambda: Recurrent(size, small["dim"]),
+        }.items():
+            torch.manual_seed(seed)
+            model: Any = make()
+            names["train"](model, lambda model: names["next_word"](model, names["some_text"]()), steps=180)
+            with torch.no_grad():
+                loss[name] = names["next_word"](model, names["test"]).item()
+        assert max(loss["attention"], loss["a state"]) < pairs - 0.02, (seed, loss)
+        assert loss["itself alone"] == pytest.approx(pairs, abs=0.02), (seed, loss)
+
+
+@pytest.mark.slow
+def test_one_layer_does_not_continue_a_pattern_and_two_do() -> None:
+    import transformers
+
+    source = cells(path_of("11-looking-inside").read_text(encoding="utf-8"))[0].code
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(source.split("torch.manual_seed(0)")[0], names)
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 64}
+
+    def second_round(layers: int, heads: int, seed: int) -> float:
+        torch.manual_seed(seed)
+        config = transformers.GPTNeoXConfig(
+            vocab_size=20, num_hidden_layers=layers, num_attention_heads=heads, rotary_pct=1.0, bos_token_id=0,
+            eos_token_id=0, **sizes,
+        )  # fmt: skip
+        model = transformers.GPTNeoXForCausalLM(config)
+        optimizer, mean = torch.optim.Adam(model.parameters(), lr=5e-3, betas=(0.9, 0.98)), 3.0
+        for _ in range(800):
+            _, second = names["losses_of"](model, length=int(torch.randint(4, 11, ())))
+            mean = 0.9 * mean + 0.1 * second.item()
+            optimizer.zero_grad()
+            second.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if mean < 0.3:
+                break
+        return mean
+
+    for seed in SEEDS:
+        assert second_round(2, 2, seed) < 0.3, seed
+        assert min(second_round(1, 2, seed), second_round(1, 4, seed)) > 1.2, seed

@@ -41,7 +41,7 @@ class Rebuilding(ABC):
 
     def some(self, rows: range) -> Rebuilt:
         """A few rows (..., t, E), of calls with scores from these, normalised anew."""
-        rebuilt, output, values = self.whole()
+        rebuilt, output, values, _ = self.whole()
         return Rebuilt(rebuilt[..., rows.start : rows.stop, :], output[..., rows.start : rows.stop, :], values)
 
     @abstractmethod

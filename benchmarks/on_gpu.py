@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -219,12 +220,11 @@ def others(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, Run]]:
         total = partial(flash_attention, q, k, v, causal=True, return_total_attention=True)
         yield "output and sums of FlagAttention", total
     if find_spec("keys_values"):
-        from keys_values.attention.flashinfer_wrapper import triton_score_sum
-
+        sums: Any = import_module("keys_values.attention.flashinfer_wrapper").triton_score_sum
         lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=True)[1]
         query, key, levels = q.transpose(1, 2), k.transpose(1, 2), (lse.float() * LOG2_E).transpose(1, 2)
         heads, scale = q.shape[1], q.shape[-1] ** -0.5
-        yield "keys_values, log-sum-exp known", partial(triton_score_sum, query, key, levels, scale, heads, 1)
+        yield "keys_values, log-sum-exp known", partial(sums, query, key, levels, scale, heads, 1)
 
 
 def issued(device: str) -> str:

@@ -100,7 +100,7 @@ def test_half_precision(name: str, dtype: torch.dtype, answered: Calls) -> None:
 
 SINKS: dict[str, Any] = {
     "a number": 0.3, "above all": 90.0, "below all": -200.0, "one": torch.tensor([0.5]),
-    "of heads": torch.tensor([1.0, -2.0, 0.0, 6.0]), "of heads, in halves": torch.tensor([1.0, -2.0, 0.0, 6.0]).bfloat16(),
+    "of heads": torch.tensor([1.0, -2.0, 0.0, 6.0]), "in halves": torch.tensor([1.0, -2.0, 0.0, 6.0]).bfloat16(),
 }  # fmt: skip
 
 
@@ -120,12 +120,14 @@ def test_sinks(name: str, parts: int, answered: Calls, monkeypatch: pytest.Monke
     options = {"normalization": regard.SoftmaxWithSink(SINKS[name])}
     for mask in ("causal", "no key at first"):
         weights, dense = made(MASKS[mask], torch.bfloat16, **options)
-        weights.source.factors._state = None
+        source: Any = weights.source
+        factors = source.factors
+        factors._state = None
         answered.clear()
         check(weights, dense)
         torch.testing.assert_close(weights.received().double(), dense.sum(-2), rtol=0, atol=1e-5)
         assert answered == [True, True]
-        assert weights.source.factors.known_state is None
+        assert factors.known_state is None
         check(weights[1, 2:3], dense[1, 2:3])
 
 

@@ -280,7 +280,7 @@ def test_a_softmax_in_blocks_is_not_summarized_as_a_map() -> None:
 def test_a_watch_waits_for_nothing_on_a_card(is_summary: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """There a value that is read is waited for. Tiles read some for statistics, as a question asked later does."""
     monkeypatch.setattr(rebuilding, "can_look", lambda tensor: False)
-    model, given, keep = Attend(), x(), EVERYTHING if is_summary else "factors"
+    model, given = Attend(), x()
 
     def waits(run: Callable[[], object]) -> int:
         seen = operators_of(run)
@@ -290,6 +290,6 @@ def test_a_watch_waits_for_nothing_on_a_card(is_summary: bool, monkeypatch: pyte
         with regard.watch(model) as whole:
             model(given)
         of_tiles = waits(lambda: SummarySource.of(whole[""].source, EVERYTHING)) if is_summary else 0
-        with regard.watch(model, keep=keep) as seen:
+        with regard.watch(model, keep=EVERYTHING if is_summary else "factors") as seen:
             assert waits(lambda: model(given)) == of_tiles
     assert "1 map" in str(seen.report())

@@ -151,8 +151,8 @@ class Plan:
             fewest = int(allowed.sum(-1).min())
             if fewest == allowed.shape[-1]:
                 return NOTHING_ADDED
-            tensor = self._laid_out(excluding(allowed, self.dtype), block)
-            return AdditiveMask(tensor, None if fewest > 0 else allowed.any(-1))
+            added = self._laid_out(excluding(allowed, self.dtype), block)
+            return AdditiveMask(added, None if fewest > 0 else allowed.any(-1))
         tensor = self._tensor(block, bias, range(len(block.rows)))
         return NOTHING_ADDED if tensor is None else AdditiveMask(tensor, live_rows(tensor, block))
 

@@ -157,7 +157,7 @@ def _read_tile(
 ) -> None:
     """Read some rows of a tile, up to four together; sums are added up by bins, and before they have many rows."""
     row = begun = flushed = first
-    bin_of = np.searchsorted(bins.rows, row, side="right") - 1
+    bin_of: Any = np.searchsorted(bins.rows, row, side="right") - 1
     while row < end:
         together, bins_together = _rows_together(bins.rows, bin_of, row, end, row == begun)
         _weigh(work, flat_head, tile, row, together, bins_together, row == begun, scratch)

@@ -67,6 +67,10 @@ def no_type(folder: Path) -> Path:
     return make(folder, config__json={"vocab_size": 40}, model__safetensors=b"")
 
 
+def pointer(folder: Path) -> Path:
+    return make(folder, config__json=CONFIG, model__safetensors=POINTER)
+
+
 KINDS: dict[Callable[[Path], Path], str] = {
     adapter: r"an adapter \(peft_type 'LORA'\) of 'org/base', not a whole model",
     adapter_with_config: r"an adapter \(peft_type 'LORA'\)",
@@ -77,6 +81,7 @@ KINDS: dict[Callable[[Path], Path], str] = {
     tensorflow: r"weights of TensorFlow \(tf_model\.h5\)",
     caches: "Hugging Face's cache of several models",
     statistics: "statistics that `regard measure` made",
+    pointer: r"model\.safetensors is a pointer of Git LFS",
     no_type: "neither the model_type of a Hugging Face model nor the task of a run",
 }
 DOORS = {

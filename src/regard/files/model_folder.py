@@ -13,6 +13,7 @@ from regard.files.atomic import read_json
 
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 """The files of weights that are read, each in one or in the shards of its index."""
+POINTER, MOST_POINTER_BYTES = b"version https://git-lfs", 1024
 
 
 def is_huggingface(folder: Path) -> bool:
@@ -29,6 +30,7 @@ def is_huggingface(folder: Path) -> bool:
         return False
     if "model_type" not in values or not _has_weights(folder):
         refuse_other_kinds(folder)
+    _refuse_lfs_pointers(folder)
     if values and "model_type" not in values:
         raise RunFolderError(f"{path} has neither the model_type of a Hugging Face model nor the task of a run")
     return bool(values)
@@ -70,6 +72,13 @@ def refuse_other_kinds(folder: Path) -> None:
     for evidence, describe in KINDS.items():
         if found := sorted(folder.glob(evidence)):
             raise RunFolderError(f"{folder} {describe(found[0])}")
+
+
+def _refuse_lfs_pointers(folder: Path) -> None:
+    """Check that the weights were downloaded: without Git LFS, a clone has a few lines of text in their place."""
+    for path in folder.glob("*model*.safetensors"):
+        if path.is_file() and path.stat().st_size < MOST_POINTER_BYTES and path.read_bytes().startswith(POINTER):
+            raise RunFolderError(f"{path} is a pointer of Git LFS, not the weights: git lfs pull downloads them")
 
 
 def _has_weights(folder: Path) -> bool:

@@ -138,7 +138,7 @@ def test_an_absent_tokenizer_is_said_before_the_weights_are_read(
 
 
 def test_a_family_that_writes_no_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make(tmp_path / "new", config__json={**CONFIG, "model_type": "next9"}, model__safetensors=POINTER)
+    folder = make(tmp_path / "new", config__json={**CONFIG, "model_type": "next9"}, model__safetensors=b"")
     for command in (["generate", str(folder), "a"], ["serve", str(folder)], ["translate", str(folder), "a"]):
         assert run_command(command) == 2
         assert "model_type is 'next9', and regard writes texts by bart, " in capsys.readouterr().err

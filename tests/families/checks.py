@@ -18,11 +18,13 @@ from tests.families.__main__ import in_a_process
 from tests.families.architectures import architectures, build, inputs_for, library, tiny_config
 from tests.families.examine import Row, told
 
-ACROSS_PADDING = "convbert deepseek_v4 diffusion_gemma fastspeech2_conformer funnel rwkv sam3_lite_text_text_model yoso"
+ACROSS_PADDING = (
+    "canine convbert deepseek_v4 diffusion_gemma fastspeech2_conformer funnel rwkv sam3_lite_text_text_model yoso"
+)
 """What stands in padding changes results: convolutions, hashes and pooling go across it, or no mask is taken."""
-IN_A_BATCH = "aimv2 colpali dac dots3_note_text glm_moe_dsa hy_v4 paligemma udop"
+IN_A_BATCH = "aimv2 autoformer colpali dac dots3_note_text glm_moe_dsa hy_v4 paligemma udop"
 """A padded batch gives other results: blocks and chosen keys count from the first column, or a quantizer rounds."""
-WITH_A_CACHE = "bamba jamba kyutai_speech_to_text moshi nemo_speechlm nemotron_h pp_formulanet prophetnet"
+WITH_A_CACHE = "bamba jamba kyutai_speech_to_text moshi nemo_speechlm nemotron_h pp_formulanet prophetnet unlimited_ocr"
 """A cache gives other results: positions begin anew (bamba), a state is read for a single token alone (jamba)."""
 KNOWN: dict[str, set[str]] = {
     **{key: {"padding"} for key in ACROSS_PADDING.split()},

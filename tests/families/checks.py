@@ -18,27 +18,23 @@ from tests.families.__main__ import in_a_process
 from tests.families.architectures import architectures, build, inputs_for, library, tiny_config
 from tests.families.examine import Row, told
 
-
+ACROSS_PADDING = (
+    "canine convbert deepseek_v4 diffusion_gemma fastspeech2_conformer funnel rwkv sam3_lite_text_text_model yoso"
+)
+"""What stands in padding changes results: convolutions, hashes and pooling go across it, or no mask is taken."""
+IN_A_BATCH = "aimv2 autoformer colpali dac dots3_note_text glm_moe_dsa hy_v4 paligemma udop"
+"""A padded batch gives other results: blocks and chosen keys count from the first column, or a quantizer rounds."""
+WITH_A_CACHE = "bamba jamba kyutai_speech_to_text moshi nemo_speechlm nemotron_h pp_formulanet prophetnet unlimited_ocr"
+"""A cache gives other results: positions begin anew (bamba), a state is read for a single token alone (jamba)."""
 KNOWN: dict[str, set[str]] = {
-    # What stands in padding changes results: convolutions, hashes and pooling go across it, or no mask is taken.
-    **dict.fromkeys(
-        ("convbert", "diffusion_gemma", "fastspeech2_conformer", "funnel", "rwkv", "sam3_lite_text_text_model", "yoso"),
-        {"padding"},
-    ),
-    "deepseek_v4": {"padding"},
-    # A padded batch gives other results: blocks and chosen keys are counted from the first column, or a quantizer rounds.
-    **dict.fromkeys(("aimv2", "dac", "dots3_note_text", "glm_moe_dsa", "hy_v4", "udop"), {"batch"}),
+    **{key: {"padding"} for key in ACROSS_PADDING.split()},
+    **{key: {"batch"} for key in IN_A_BATCH.split()},
+    **{key: {"cache"} for key in WITH_A_CACHE.split()},
     "colpali": {"batch", "kernel and eager"},
-    "paligemma": {"batch", "kernel and eager", "prefix"},
-    # A cache gives other results: the state is read for one token alone (jamba), positions begin anew (bamba).
-    **dict.fromkeys(
-        ("bamba", "jamba", "kyutai_speech_to_text", "nemo_speechlm", "nemotron_h", "pp_formulanet", "prophetnet"),
-        {"cache"},
-    ),
-    "moshi": {"cache", "window"},
+    "encoder-decoder": {"future"},  # made of two encoders here
     "mistral_large4": {"first key dropped"},
-    # Made of two encoders here.
-    "encoder-decoder": {"future"},
+    "moshi": {"cache", "window"},
+    "paligemma": {"batch", "kernel and eager", "prefix"},
 }
 """The reasons of findings, without infos, of architectures in transformers 5.23 with random weights."""
 

@@ -566,3 +566,12 @@ def test_experts_that_drop_in_training_read_nothing_later() -> None:
     assert "the last positions replaced, in training" in checked.tried
     assert not checked, str(checked)
     assert [one[1].p for one in model.experts] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(("name", "missing"), [("qwen2_5_vl_vision", "vocab_size"), ("wav2vec2-bert", "num_mel_bins")])
+def test_a_model_whose_inputs_cannot_be_made_up_asks_for_a_batch(name: str, missing: str) -> None:
+    from tests.families.architectures import architectures, build, tiny_config
+
+    model = build(getattr(transformers, architectures()[name]), tiny_config(name))
+    with pytest.raises(ArgumentError, match=f"says no {missing}: give a batch"):
+        check(model)

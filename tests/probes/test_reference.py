@@ -154,9 +154,10 @@ WRITTEN = ("no scale", "heads in another order", "no mask")
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_weights_of_the_models_own_tell_scale_order_and_mask(name: str) -> None:
-    how, reason, _ = DEPARTS[name]
+    how, reason, cause = DEPARTS[name]
     (found,) = of_reference(beside(Model(replace(how, is_written_out=True)), Model(How(is_written_out=True))))
     assert (found.reason, found.path) == (reason, "blocks.0"), str(found)
+    assert cause in found.cause
 
 
 def test_a_departure_has_its_measure_and_the_weight_that_differs_most() -> None:

@@ -111,6 +111,10 @@ def other_heads(rows: SomeRows) -> Departure | None:
     )  # fmt: skip
 
 
+USUAL = (8, 16, 32, 64, 80, 96, 128, 256)
+"""The dimensions of a head where the watch has no vectors."""
+
+
 def other_scale(rows: SomeRows, pair: PairedCalls) -> Departure | None:
     """Scores that are a multiple of the reference's: the temperature by least squares, and its softmax."""
     both = (rows.own > 0) & (rows.other > 0)
@@ -131,7 +135,7 @@ def other_scale(rows: SomeRows, pair: PairedCalls) -> Departure | None:
         return Departure("another scale", f"scores are {low:.4g} to {high:.4g} times the reference's, by head",
                          "queries or keys are normalized in one of the two", {"least": low, "most": high})  # fmt: skip
     times = float(by_head.mean())
-    dims = [call.call.factors.call.query.shape[-1] for call in pair if call.call.factors is not None]
+    dims = [call.call.factors.call.query.shape[-1] for call in pair if call.call.factors is not None] or USUAL
     causes = [
         f"1/sqrt({dim}) is {what}"
         for dim in dict.fromkeys(dims)
@@ -173,14 +177,12 @@ def other_vectors(pair: PairedCalls) -> Departure | None:
     queries = [call.query.double() for call in calls]
     keys = [call.key.repeat_interleave(call.group, 1).double() for call in calls]
     if is_near(*queries):
-        of = [
-            next((g for g in range(len(keys[1][0])) if is_near(keys[0][:, h], keys[1][:, g])), -1)
-            for h in range(len(keys[0][0]))
-        ]
-        if of != list(range(len(of))) and min(of) >= 0:
+        heads = range(keys[0].shape[1])
+        of = [next((g for g in heads if is_near(keys[0][:, h], keys[1][:, g])), -1) for h in heads]
+        if of != list(heads) and min(of) >= 0:
+            says = f"queries are the reference's, and its heads have the keys of heads {_listed(of)}"
             return Departure(
-                "another order of heads",
-                f"queries are the reference's, and its heads have the keys of heads {_listed(of)}",
+                "another order of heads", says,
                 "key heads are repeated in another order: repeat_interleave in place of repeat, or the reverse",
             )  # fmt: skip
     turned = [one for vectors in (queries, keys) if (one := turns(*vectors)) is not None]
@@ -192,22 +194,18 @@ def other_vectors(pair: PairedCalls) -> Departure | None:
             "other positions", "vectors have the norms of the reference's, and other directions",
             "rotary positions turn other pairs of dimensions: halves in place of neighbours, or the reverse",
         )  # fmt: skip
-    names, numbers, said = ("queries", "keys"), dict[str, float](), list[str]()
-    for name, angles in zip(names, turned, strict=True):
+    numbers, said = dict[str, float](), list[str]()
+    for name, angles in zip(("queries", "keys"), turned, strict=True):
         # (A turn is the same at each position, or grows from one to the next.)
         fixed, rate = angles.of(0), angles.of(1)
         numbers |= {f"turn of {name}": fixed, f"turn of {name} for each position": rate}
-        if rate > TURN:
-            said.append(f"the {name} by {rate:.3g} rad more from each position to the next")
-        elif fixed > TURN:
-            said.append(f"the {name} by {fixed:.3g} rad")
+        if max(rate, fixed) > TURN:
+            by = f"{rate:.3g} rad more from each position to the next" if rate > TURN else f"{fixed:.3g} rad"
+            said.append(f"the {name} by {by}")
     grows = max(angles.of(1) for angles in turned) > TURN
-    cause = (
-        "rotary positions are applied twice, not at all, or with another base"
-        if grows
-        else ("rotary positions are counted from another one, for queries or for keys")
-    )
-    return Departure("other positions", f"vectors are the reference's, turned: {' and '.join(said)}", cause, numbers)
+    how = "applied twice, not at all, or with another base" if grows else "counted from another one, for one of the two"
+    says = f"vectors are the reference's, turned: {' and '.join(said)}"
+    return Departure("other positions", says, f"rotary positions are {how}", numbers)
 
 
 TURN = 1e-3

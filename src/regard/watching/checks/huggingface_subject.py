@@ -91,7 +91,8 @@ class HuggingFaceSubject(Subject):
             row["pixel_values"] = self._pixels(generator)
         if main == "input_features":
             frames = 2 * int(getattr(self.config, "max_source_positions", 50))
-            row = {"input_features": torch.randn(int(self.config.num_mel_bins), frames, generator=generator)}
+            bins = int(self._setting("num_mel_bins", self.config))
+            row = {"input_features": torch.randn(bins, frames, generator=generator)}
         elif main == "input_values":
             row = {"input_values": torch.randn(1_600, generator=generator)}
         if self._is_pair:
@@ -106,20 +107,22 @@ class HuggingFaceSubject(Subject):
     def _tokens(self, generator: torch.Generator, length: int) -> Tensor:
         limits = [getattr(self._text, name, None) for name in ("max_position_embeddings", "n_positions")]
         length = min([length, *(n - 2 for n in limits if isinstance(n, int) and n > 2)])
-        size = int(getattr(self._text, "vocab_size", None) or self.config.vocab_size)
+        size = int(self._setting("vocab_size", self._text, self.config))
         special = {v for c in (self.config, self._text) for v in _special(c)}
         usual = [token for token in range(3, min(size, 20_000)) if token not in special] or list(range(size))
         return torch.tensor(usual)[torch.randint(len(usual), (length,), generator=generator)]
 
     def _pixels(self, generator: torch.Generator) -> Tensor:
         config = getattr(self.config, "vision_config", None) or self.config
-        size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
-        if size is None:
-            raise ArgumentError(
-                f"{type(self.model).__name__} says no image_size: give a batch, as check(model, batch=)"
-            )
+        size, channels = self._setting("image_size", config), getattr(config, "num_channels", 3)
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return torch.randn(int(channels), int(height), int(width), generator=generator)
+
+    def _setting(self, name: str, *configs: Any) -> Any:
+        for config in configs:
+            if (found := getattr(config, name, None)) is not None:
+                return found
+        raise ArgumentError(f"{type(self.model).__name__} says no {name}: give a batch, as check(model, batch=)")
 
     # -- running -----------------------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ export function atlas(root, data, options = {}) {
     const now = { root, data, table, state, theme: theme() };
     parts.title.textContent = `Head ${nameOf(table, state.head)}: ${table.statistics[state.statistic]} over documents`;
     const said = drawDistribution(parts.canvas, now);
-    parts.legend.replaceChildren(...said.map((words, at) => element("span", {}, ...(said.length > 1 ? [swatchOf(data.colours[now.theme].heads[at])] : []), words)));
+    parts.legend.replaceChildren(...said.map((words, at) => element("span", {}, ...(said.length > 1 ? [swatchOf(data.colours[now.theme].heads[at])] : []), words)), element("span", {}, "logarithmic axis, with a line at the mean"));
     parts.scale.replaceChildren(scaleOfExamples(now));
     const found = await examples();
     if (mine !== turn) return;

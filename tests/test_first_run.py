@@ -231,6 +231,18 @@ def test_cut_off_hypotheses_are_told_apart(folder: Path) -> None:
     assert '"finished": false' in text
 
 
+def test_one_pair_is_too_few(tmp_path: Path) -> None:
+    (tmp_path / "one.tsv").write_text("a cat\tun chat\n")
+    command = ("train", "--data", str(tmp_path / "one.tsv"), "--out", str(tmp_path / "run"), "--device", "cpu")
+    status, _, err = typed(*command, "--steps", "1", *TINY["translation"])
+    assert status == 2
+    assert "got one source" in err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "two.tsv").write_text("a dog\tun chien\n")
+    more = ("--valid", str(tmp_path / "two.tsv"), "--steps", "1")
+    assert typed(*command, *more, *TINY["translation"])[0] == 0, "the same with pairs for validation"
+
+
 def test_a_blank_sentence_is_its_own_translation(folder: Path, tmp_path: Path) -> None:
     run = str(folder / "translation")
     (tmp_path / "in").write_text("\n  \n")

@@ -333,6 +333,39 @@ def test_other_settings_are_refused(
     assert (status, said.startswith(f"{begun}versions.torch 0.")) == (2, True)
 
 
+def test_broken_settings_are_named(stats: Path, gpt2: Path, docs: Path, tmp_path: Path, call: Call) -> None:
+    out = shutil.copytree(stats, tmp_path / "out")
+    (out / "run.toml").write_text("= broken\n")
+    for asked in (command(gpt2, docs, out, "--resume"), ("atlas", str(out), "--out", str(tmp_path / "page.html"))):
+        status, _, said = call(*asked)
+        assert (status, said.count("\n")) == (2, 1)
+        assert said.startswith(f"regard: {out / 'run.toml'} is not TOML: "), said
+
+
+def test_a_config_of_another_size_is_told_and_leaves_nothing(
+    gpt2: Path, docs: Path, tmp_path: Path, call: Call
+) -> None:
+    """The same command measures when the config is the right one again; other doors say the same."""
+    model, out = shutil.copytree(gpt2, tmp_path / "model"), tmp_path / "out"
+    right = json.loads((model / "config.json").read_text())
+    for name, value in (("n_embd", 2 * right["n_embd"]), ("n_layer", 1_000), ("n_layer", right["n_layer"] + 1)):
+        (model / "config.json").write_text(json.dumps({**right, name: value}))
+        doors = (
+            command(model, docs, out),
+            ("view", str(model), "--tokens", "2", "--out", str(out)),
+            ("check", str(model)),
+        )
+        for asked in doors:
+            status, printed, said = call(*asked)
+            assert (status, printed, said.count("\n")) == (2, "", 1), said
+            assert str(model) in said
+            assert re.search(r"\d", said.replace(str(model), "")), "it has a number of both"
+            assert "above report" not in said
+            assert not out.exists()
+    (model / "config.json").write_text(json.dumps(right))
+    assert call(*command(model, docs, out))[0] == 0
+
+
 def test_a_folder_in_use_is_refused(stats: Path, gpt2: Path, docs: Path, tmp_path: Path, call: Call) -> None:
     out = shutil.copytree(stats, tmp_path / "out")
     with locked(out, refusal="another test has it"):

@@ -19,7 +19,10 @@ def distance(weights: AttentionMap, own: Tensor, keep: Tensor | None) -> tuple[f
         dense = dense[..., -own.shape[-2] :, -own.shape[-1] :]
     if own.dim() == 4 and dense.numel() == own.numel() and bool((own == own[:, :1]).all()):
         dense = dense.mean(1, keepdim=True).expand(own.shape)  # WavLM reports the mean of its heads in each
-    dense = dense.reshape(own.shape)
+    # Hiera and Reformer have heads of windows where a map has windows of heads.
+    orders = [(0, *order) for order in permutations(range(1, dense.dim() - 2))] if dense.dim() > 4 else []
+    alike = [one for order in orders if (one := dense.permute(*order, -2, -1)).shape == own.shape]
+    dense = min(alike or [dense.reshape(own.shape)], key=lambda one: float((one - own).abs().nan_to_num(9.0).max()))
     if keep is not None and own.dim() == 4 and (own.shape[0], own.shape[-2]) == keep.shape:
         # What such a query is made of may differ: a row without keys is even in eager, and 0 in other kernels.
         dense, own = dense * keep[:, None, :, None], own * keep[:, None, :, None]

@@ -19,14 +19,13 @@ from pyarrow import parquet
 
 from regard.corpus.examples import Examples
 from regard.corpus.measured_document import CorpusCounts
-from regard.corpus.out_folder import FOLDERS, SETTINGS_FILE, SUCCESS, holds_statistics, refuse_out
+from regard.corpus.out_folder import FOLDERS, SETTINGS_FILE, SUCCESS, holds_statistics, refuse_out, settings_of
 from regard.corpus.tables import merged_totals, write_parquet
 from regard.errors import ArgumentError, DataError, RegardError, needs
 from regard.files.atomic import file_errors, is_temporary, write_atomically
 from regard.files.locks import locked
 from regard.files.own_files import remove_empty
 from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
-from regard.files.untrusted import parse_toml
 
 HEADER = "# The settings of `regard measure`, and all that decides the bits of its files.\n"
 ADVICE = "wait for it, or name another folder (--out)"
@@ -77,7 +76,7 @@ class StatisticsFolder:
                 remove_empty(self.path / name)
 
     def _refuse_others(self, settings: Mapping[str, Any]) -> None:
-        before, now = _flat(parse_toml((self.path / SETTINGS_FILE).read_bytes())), _flat(settings)
+        before, now = _flat(settings_of(self.path)), _flat(settings)
         for name in sorted({*before, *now}):
             if before.get(name) != now.get(name):
                 theirs, ours = (f"{one.get(name)!s:.80}" for one in (before, now))

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from regard.corpus.out_folder import SETTINGS_FILE, SUCCESS, holds_statistics
+from regard.corpus.out_folder import SUCCESS, holds_statistics, settings_of
 from regard.corpus.settings import extra_package
 from regard.errors import ArgumentError, DataError
 from regard.files.sealed import read_sealed
-from regard.files.untrusted import parse_toml
 
 BATCH_ROWS = 2**16
 
@@ -51,7 +50,7 @@ class MeasuredFolder:
             raise ArgumentError(f"{folder} holds no statistics: name a folder that `regard measure` has made")
         if not (folder / SUCCESS).exists():
             raise ArgumentError(f"{folder} is not finished: go on with `regard measure ... --resume`")
-        settings = parse_toml((folder / SETTINGS_FILE).read_bytes())
+        settings = settings_of(folder)
         with _read_whole(folder):
             table = parquet.read_table(folder / "totals")
             rows = list(zip(*(table.column(name).to_pylist() for name in ("layer", "head", "statistic")), strict=True))

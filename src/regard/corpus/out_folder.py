@@ -1,10 +1,12 @@
 """Whether a folder may be written to, before anything is read."""
 
 from pathlib import Path
+from typing import Any
 
-from regard.errors import ArgumentError, RunFolderError
+from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.files.atomic import is_temporary
 from regard.files.own_files import refuse_links
+from regard.files.untrusted import parse_toml
 
 SETTINGS_FILE, SUCCESS = "run.toml", "_SUCCESS"
 FOLDERS = ("heads", "totals", "examples", "_parts", "_done")
@@ -27,6 +29,15 @@ def refuse_out(path: Path, *, resume: bool) -> None:
 def holds_statistics(path: Path) -> bool:
     """Whether `regard measure` has begun to write to a folder."""
     return (path / SETTINGS_FILE).is_file() and (path / "_done").is_dir()
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """The settings with which statistics were begun."""
+    try:
+        return parse_toml((path / SETTINGS_FILE).read_bytes())
+    except DataError as error:
+        said = f"{path / SETTINGS_FILE} is {error}; copy it again, or measure into another folder (--out)"
+        raise RunFolderError(said) from None
 
 
 def _is_first_step(path: Path) -> bool:

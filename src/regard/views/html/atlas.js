@@ -43,7 +43,7 @@ export function atlas(root, data, options = {}) {
     const more = element("details", { class: "more" }, element("summary", {}, "More"), element("div", {},
       element("div", { class: "buttons" }, "Save the heads of the table: ", button("CSV", () => download("heads.csv", new Blob([csvOfAtlas(table, heads)], { type: "text/csv" })))),
       button("Light or dark", () => changed({ theme: theme() === "dark" ? "light" : "dark" })),
-      element("p", {}, "A heading sorts by its column, and turns the order. In the table the arrows, Home and End choose a head. The distribution has a logarithmic axis, with a line at the mean. In an example the query has a frame, and the tokens that it looks at most have the colour of their weights."),
+      element("p", {}, "A heading sorts by its column, and turns the order. In the table the arrows, Home and End choose a head. The distribution has a logarithmic axis, with a line at each mean. In an example the query has a frame, and the tokens that it looks at most have the colour of their weights."),
       ...(data.note ? [element("p", {}, data.note)] : [])));
     const named = (at) => (data.names.length > 1 ? `${data.names[at]}: ` : "");
     root.classList.add("atlas");
@@ -81,7 +81,7 @@ export function atlas(root, data, options = {}) {
     const now = { root, data, table, state, theme: theme() };
     parts.title.textContent = `Head ${nameOf(table, state.head)}: ${table.statistics[state.statistic]} over documents`;
     const said = drawDistribution(parts.canvas, now);
-    parts.legend.replaceChildren(...said.map((words, at) => element("span", {}, ...(said.length > 1 ? [swatchOf(data.colours[now.theme].heads[at])] : []), words)));
+    parts.legend.replaceChildren(...said.map((words, at) => element("span", {}, ...(said.length > 1 ? [swatchOf(data.colours[now.theme].heads[at])] : []), words)), element("span", {}, "logarithmic axis, with a line at each mean"));
     parts.scale.replaceChildren(scaleOfExamples(now));
     const found = await examples();
     if (mine !== turn) return;

@@ -138,24 +138,14 @@ def read_columns(
         lead = tl.cdiv(tl.maximum(tl.minimum(all_low, end) - begin, 0), ROWS) * ROWS
         whole = begin + lead
         whole_stop = whole + tl.maximum(tl.minimum(all_high, end) - whole, 0) // ROWS * ROWS
-        for start in range(begin, whole, ROWS):
-            received, peak = _block(
-                k, q_at, of_rows, rows, dims, lse_at, first_at, stop_at, first_row, stop_row, places,
-                places - bias_offset, start, end, width, query_row, scale, cap, slope, lower, upper, keys, received,
-                peak, True, HAS_FIRST, HAS_STOP, CAPPED, SLOPED, PEAKS, EXACT, WIDENS, ROWS, COLUMNS,
-            )  # fmt: skip
-        for start in tl.range(whole, whole_stop, ROWS, num_stages=STAGES):
-            received, peak = _block(
-                k, q_at, of_rows, rows, dims, lse_at, first_at, stop_at, first_row, stop_row, places,
-                places - bias_offset, start, end, width, query_row, scale, cap, slope, lower, upper, keys, received,
-                peak, False, HAS_FIRST, HAS_STOP, CAPPED, SLOPED, PEAKS, EXACT, WIDENS, ROWS, COLUMNS,
-            )  # fmt: skip
-        for start in range(whole_stop, end, ROWS):
-            received, peak = _block(
-                k, q_at, of_rows, rows, dims, lse_at, first_at, stop_at, first_row, stop_row, places,
-                places - bias_offset, start, end, width, query_row, scale, cap, slope, lower, upper, keys, received,
-                peak, True, HAS_FIRST, HAS_STOP, CAPPED, SLOPED, PEAKS, EXACT, WIDENS, ROWS, COLUMNS,
-            )  # fmt: skip
+        edges = (begin, whole, whole_stop, end)
+        for third in tl.static_range(3):
+            for start in tl.range(edges[third], edges[third + 1], ROWS, num_stages=STAGES if third == 1 else None):
+                received, peak = _block(
+                    k, q_at, of_rows, rows, dims, lse_at, first_at, stop_at, first_row, stop_row, places,
+                    places - bias_offset, start, end, width, query_row, scale, cap, slope, lower, upper, keys, received,
+                    peak, third != 1, HAS_FIRST, HAS_STOP, CAPPED, SLOPED, PEAKS, EXACT, WIDENS, ROWS, COLUMNS,
+                )  # fmt: skip
         total, largest = tl.sum(received, 1), tl.max(peak, 1)
         if HAS_KEEP:
             total, largest = tl.where(kept, total, 0.0), tl.where(kept, largest, 0.0)

@@ -216,24 +216,17 @@ def read_rows(
         best += (nothing,)
         found += (no_group,)
     here, bias_here, keep_at = rows + offset, rows + bias_offset, keep + batch * keep_batch
-    for start in range(low, all_low, COLUMNS):
-        top, total, spread, far, best, found = _block(
-            q, k_at, of_columns, columns, dims, keep_at, begin, end, here, bias_here, start, keys, width, key_row,
-            scale, cap, slope, last_value, last_group, top, total, spread, far, best, found,
-            True, HAS_KEEP, CAPPED, SLOPED, ENTROPY, DISTANCE, RANKED, GROUPS, LATER, EXACT, WIDENS, ROWS, COLUMNS,
-        )  # fmt: skip
-    for start in tl.range(all_low, all_high, COLUMNS, num_stages=STAGES):
-        top, total, spread, far, best, found = _block(
-            q, k_at, of_columns, columns, dims, keep_at, begin, end, here, bias_here, start, keys, width, key_row,
-            scale, cap, slope, last_value, last_group, top, total, spread, far, best, found,
-            False, HAS_KEEP, CAPPED, SLOPED, ENTROPY, DISTANCE, RANKED, GROUPS, LATER, EXACT, WIDENS, ROWS, COLUMNS,
-        )  # fmt: skip
-    for start in range(all_high, high, COLUMNS):
-        top, total, spread, far, best, found = _block(
-            q, k_at, of_columns, columns, dims, keep_at, begin, end, here, bias_here, start, keys, width, key_row,
-            scale, cap, slope, last_value, last_group, top, total, spread, far, best, found,
-            True, HAS_KEEP, CAPPED, SLOPED, ENTROPY, DISTANCE, RANKED, GROUPS, LATER, EXACT, WIDENS, ROWS, COLUMNS,
-        )  # fmt: skip
+    # The blocks before those that all rows see, these, and those behind them.
+    edges = (low, all_low, all_high, high)
+    for third in tl.static_range(3):
+        for start in tl.range(
+            edges[third], edges[third + 1], COLUMNS, num_stages=STAGES if third == 1 else None
+        ):  # fmt: skip
+            top, total, spread, far, best, found = _block(
+                q, k_at, of_columns, columns, dims, keep_at, begin, end, here, bias_here, start, keys, width, key_row,
+                scale, cap, slope, last_value, last_group, top, total, spread, far, best, found, third != 1,
+                HAS_KEEP, CAPPED, SLOPED, ENTROPY, DISTANCE, RANKED, GROUPS, LATER, EXACT, WIDENS, ROWS, COLUMNS,
+            )  # fmt: skip
     out = flat_head.to(tl.int64) * queries + rows
     one_top, one_total, one_spread, one_far = _joined(top, total, spread, far)
     if IN_PARTS:

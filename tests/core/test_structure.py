@@ -15,9 +15,9 @@ from tests.core import house
 
 # Lines of Python, as many as there are. A deletion lowers them to what it leaves; a change that brings a new capability
 # raises them by what it needs, with its reason beside the number.
-MOST_LINES = 77_317
-MOST_LINES_OF_THE_LIBRARY = 53_730  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 70_724
+MOST_LINES = 77_309
+MOST_LINES_OF_THE_LIBRARY = 53_713  # without the toolkit: tasks/, corpus/, serving/ and cli/
+MOST_LINES_OF_TESTS = 70_777
 LONGEST_FILE = 422
 MOST_ROOMS, MOST_ARROWS = 21, 110
 

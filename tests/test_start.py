@@ -138,6 +138,7 @@ def test_an_import_that_swallows_interrupts_is_ended_too(tmp_path: Path) -> None
     )
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "run" / "tokenizer.json").write_text("{}")
     for number in (signal.SIGINT, signal.SIGTERM):
         process = subprocess.Popen(
             [sys.executable, "-m", "regard", "generate", "run", "Once"],

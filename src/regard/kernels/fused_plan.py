@@ -146,7 +146,7 @@ class Plan:
             if step < len(block.rows):
                 chunks = ranges(len(block.rows), step)
                 return by_chunks(chunks, len(block.rows), lambda rows: self._tensor(block, bias, rows), buffer)
-        if looks and bias is None and block.mask is not None and not block.is_causal:
+        if looks and pairs and bias is None and block.mask is not None and not block.is_causal:
             allowed = render(block.mask, block.rows, block.columns, sizes=self.sizes, device=self.device)
             fewest = int(allowed.sum(-1).min())
             if fewest == allowed.shape[-1]:

@@ -152,8 +152,8 @@ class Tiling:
 
     def part(self, flat_heads: range) -> Call:
         sizes = self.call.sizes
-        if sizes.heads == 1 and len(flat_heads) == sizes.flat_batch:
-            return self.call  # Its sequences are the flat_heads.
+        if sizes.heads == 1 and len(flat_heads) == sizes.flat_batch and self.call.bias is None:
+            return self.call  # Its sequences are the flat_heads. (A selected bias has a gradient of its own.)
         return self.call.select(torch.arange(flat_heads.start, flat_heads.stop, device=self.call.query.device))
 
     def kept(self, tile: Tile, weights: Tensor) -> Tensor | None:

@@ -289,3 +289,24 @@ def test_streams_of_a_position_and_keys_of_an_indexer() -> None:
     assert "layers.0: weights 4 x 4 from another module, which compared no queries with keys" in str(seen.report())
     assert "padding right (3 keys)" in str(seen.report())
     assert [finding for finding in seen.audit(skip="*") if finding.reason in ("future", "padding")] == []
+
+
+class Predicted(nn.Module):
+    """As in models of speech: the results say how many frames there are, and layers follow that keep their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.duration, self.frames = nn.Linear(4, 1), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        counts = self.duration(x).abs().squeeze(-1).mul(8).long().sum(0) + 1
+        frames = x.repeat_interleave(counts, 1)
+        return frames + self.frames(frames)
+
+
+def test_lengths_that_a_model_predicts_stay_those_of_its_run() -> None:
+    model, x = Predicted(), torch.randn(2, 5, 4)
+    with regard.watch(model) as seen:
+        model(x)
+    for _ in range(5):
+        assert measure_mixing(seen, lambda: model(x)) == {}

@@ -113,20 +113,23 @@ class _RecordedRun:
         self._counts[path] += 1
         return self.entered(self._running[-1], (args, kwargs))
 
-    def _end(self, _: nn.Module, args: Any, output: Any) -> None:
-        self.left(self._running.pop(), _floats(output))
+    def _end(self, _: nn.Module, args: Any, output: Any) -> Any:
+        return self.left(self._running.pop(), output)
 
     def entered(self, call: NumberedCall, inputs: Any) -> Any:
         self.given[call] = [t.detach().clone() for t in _floats(inputs)], []
         if not call[0]:
             self.lengths |= {x.shape[1] for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.dim() > 1}
 
-    def left(self, call: NumberedCall, outputs: list[Tensor]) -> None:
-        self.given[call][1].extend(t.detach().clone() for t in outputs)
+    def left(self, call: NumberedCall, output: Any) -> Any:
+        self.given[call][1].extend(t.detach().clone() for t in _floats(output))
 
 
 class _ChangedRun(_RecordedRun):
-    """A run in which each followed module gets its inputs of another run, with one token changed."""
+    """A run in which each followed module gets its inputs of another run, with one token changed.
+
+    It gives its outputs of that run, so that the lengths of a model that predicts them stay the same.
+    """
 
     def __init__(self, given: dict[NumberedCall, tuple[list[Tensor], list[Tensor]]], lengths: set[int]) -> None:
         super().__init__()
@@ -138,12 +141,15 @@ class _ChangedRun(_RecordedRun):
         kept = iter(self.given.get(call, ((), ()))[0])
         return tree_map(lambda x: self._changed(next(kept, x)) if _is_float(x) else x, inputs)
 
-    def left(self, call: NumberedCall, outputs: list[Tensor]) -> None:
+    def left(self, call: NumberedCall, output: Any) -> Any:
         inputs, before = self.given.get(call, ([], []))
+        outputs = _floats(output)
         sizes = {x.shape[axis] for x in inputs for axis in self._axes(x)[:1]}
         reached = [self._reaches_others(one, other, sizes) for one, other in zip(before, outputs, strict=False)]
         if told := [one for one in reached if one is not None]:
             self.mixes[call[0]] = self.mixes.get(call[0], False) or any(told)
+        kept = iter(before)
+        return tree_map(lambda x: next(kept) if _is_float(x) else x, output) if len(before) == len(outputs) else None
 
     def _axes(self, x: Tensor) -> list[int]:
         """The axes that may be those of tokens."""

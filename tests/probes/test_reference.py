@@ -149,6 +149,11 @@ def test_the_first_departure_is_named_with_its_kind(name: str, layers: tuple[int
     assert ("1 call before it agrees" in found.says) == (layers == (1,))
 
 
+def test_a_fault_of_the_reference_is_not_laid_on_the_model() -> None:
+    (found,) = of_reference(beside(Model(), Model(How(scale=1.0))))
+    assert found.cause == f"1/sqrt({SIZE}) is applied twice, or missing in the reference"
+
+
 WRITTEN = ("no scale", "heads in another order", "no mask")
 
 

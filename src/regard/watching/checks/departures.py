@@ -139,7 +139,11 @@ def other_scale(rows: SomeRows, pair: PairedCalls) -> Departure | None:
     causes = [
         f"1/sqrt({dim}) is {what}"
         for dim in dict.fromkeys(dims)
-        for what, gives in (("missing", math.sqrt(dim)), ("applied twice", dim**-0.5), ("applied twice", 1 / dim))
+        for what, gives in (
+            ("missing, or applied twice in the reference", math.sqrt(dim)),
+            ("applied twice, or missing in the reference", dim**-0.5),
+            ("applied twice, and missing in the reference", 1 / dim),
+        )
         if abs(times / gives - 1) < 1e-2
     ]
     said = f"scores are {times:.4g} times the reference's"

@@ -62,7 +62,7 @@ def check(
     ...     def forward(self, x):
     ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x, scale=1.0)
     >>> check(Port(), x, reference=Model()).errors[0].cause
-    '1/sqrt(4) is missing'
+    '1/sqrt(4) is missing, or applied twice in the reference'
     """
     for one in (model, *([] if reference is None else [reference])):
         if not isinstance(one, nn.Module):

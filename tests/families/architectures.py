@@ -51,7 +51,7 @@ def build(kind: Any, config: Any, implementation: str | None = None) -> nn.Modul
     torch.manual_seed(3)
     model: nn.Module = kind._from_config(config, **({"attn_implementation": implementation} if implementation else {}))
     for parameter in model.parameters():
-        if parameter.dim() > 1 and parameter.is_floating_point():
+        if parameter.dim() > 1 and parameter.numel() and parameter.is_floating_point():
             # A deep net of convolutions, which norms do not hold, would grow beyond what float32 can square.
             nn.init.normal_(parameter, std=0.15 if parameter.dim() == 2 else min(0.15, parameter[0].numel() ** -0.5))
         elif parameter.is_floating_point() and not bool(parameter.abs().max() < 100 if parameter.numel() else True):

@@ -310,3 +310,58 @@ def test_lengths_that_a_model_predicts_stay_those_of_its_run() -> None:
         model(x)
     for _ in range(5):
         assert measure_mixing(seen, lambda: model(x)) == {}
+
+
+class Drawn(nn.Module):
+    """Frames whose number is drawn, and a mask of as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.frames = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.part(x)
+        frames = x.repeat_interleave(torch.randint(1, 9, (x.shape[1],)), 1)
+        return self.frames(frames) * torch.ones(frames.shape[1], 1)
+
+
+def test_lengths_that_a_model_draws_stay_those_of_its_run() -> None:
+    model, x = Drawn(), torch.randn(2, 5, 4)
+    with regard.watch(model) as seen:
+        model(x)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        assert list(measure_mixing(seen, lambda: model(x))) == []
+
+
+class Placed(nn.Module):
+    """Patches whose first number is a position, which one layer looks up and the other takes as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Sequential(Whole(), nn.Embedding(3, 4))
+        self.gru = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x)[0] + self.places(x)
+
+
+class Whole(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., 0].long()
+
+
+def test_a_module_that_refuses_another_token_is_not_told_and_its_like_are() -> None:
+    model, x = Placed(), 100 * torch.randn(2, 5, 4)
+    x[..., 0] = 0
+    with regard.watch(model) as seen:
+        model(x)
+    assert list(measure_mixing(seen, lambda: model(x))) == ["gru"]
+
+    def failing() -> None:
+        model(x)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        measure_mixing(seen, failing)

@@ -28,7 +28,7 @@ def measure_mixing(seen: "Seen", run: Callable[[], object]) -> dict[str, str]:
     Each module gets its own input, with one token changed. If its output changes at other positions, it mixes these,
     however it is written and called. From then on the report and the analyses of `seen` go by this too. The model runs
     once, and once more for each level of its modules. A module without an axis of as many positions in its inputs and
-    outputs as there are tokens is not told.
+    outputs as there are tokens is not told, nor is one that refuses another token (its input holds positions).
 
     Args:
         seen: the result of `regard.watch`, no longer open.
@@ -54,19 +54,17 @@ def measure_mixing(seen: "Seen", run: Callable[[], object]) -> dict[str, str]:
     from regard.watching.hooks.uncompiled import uncompiled
 
     record, modules = seen.record, seen.modules
-    with evaluated(modules[""]), uncompiled(record):
+    with uncompiled(record):
         first = _RecordedRun()
-        with first.through(modules):
+        with first.through(modules), evaluated(modules[""]):
             run()
         lengths = {n for one in seen.maps for n in one.shape[-2:]} or first.lengths
         if not (lengths := lengths - {1}):
             raise ArgumentError("measure_mixing() needs a run of the watched model on more than one token")
         told: dict[str, bool] = {}
         for depth in sorted({path.count(".") for path in modules if path}):
-            changed = _ChangedRun(first.given, lengths)
-            with changed.through({path: one for path, one in modules.items() if path and path.count(".") == depth}):
-                run()
-            told |= changed.mixes
+            at_once = {path: one for path, one in modules.items() if path and path.count(".") == depth}
+            told |= _told_by(run, modules[""], at_once, partial(_ChangedRun, first.given, lengths))
     record.measured |= told.keys()
     mixing = {path for path in told if told[path]}
     # A convolution may be a part of the mixing alone; the functions of a module with parts say more than this run.
@@ -93,6 +91,11 @@ class _RecordedRun:
         self._running: list[NumberedCall] = []
         self._counts: Counter[str] = Counter()
 
+    @property
+    def runs(self) -> str | None:
+        """The path of the module that runs, or at which a run ended by an error."""
+        return self._running[-1][0] if self._running else None
+
     @contextmanager
     def through(self, modules: dict[str, nn.Module]) -> Iterator[None]:
         """Follow these modules."""
@@ -117,12 +120,12 @@ class _RecordedRun:
         return self.left(self._running.pop(), output)
 
     def entered(self, call: NumberedCall, inputs: Any) -> Any:
-        self.given[call] = [t.detach().clone() for t in _floats(inputs)], []
+        self.given[call] = [t.detach().clone() for t in _tensors(inputs) if _is_float(t)], []
         if not call[0]:
-            self.lengths |= {x.shape[1] for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.dim() > 1}
+            self.lengths |= {x.shape[1] for x in _tensors(inputs) if x.dim() > 1}
 
     def left(self, call: NumberedCall, output: Any) -> Any:
-        self.given[call][1].extend(t.detach().clone() for t in _floats(output))
+        self.given[call][1].extend(t.detach().clone() for t in _tensors(output))
 
 
 class _ChangedRun(_RecordedRun):
@@ -143,13 +146,15 @@ class _ChangedRun(_RecordedRun):
 
     def left(self, call: NumberedCall, output: Any) -> Any:
         inputs, before = self.given.get(call, ([], []))
-        outputs = _floats(output)
+        outputs = _tensors(output)
         sizes = {x.shape[axis] for x in inputs for axis in self._axes(x)[:1]}
-        reached = [self._reaches_others(one, other, sizes) for one, other in zip(before, outputs, strict=False)]
+        reached = [self._reaches_others(one, other, sizes) for one, other in zip(before, outputs, strict=False)
+                   if _is_float(one)]  # fmt: skip
         if told := [one for one in reached if one is not None]:
             self.mixes[call[0]] = self.mixes.get(call[0], False) or any(told)
         kept = iter(before)
-        return tree_map(lambda x: next(kept) if _is_float(x) else x, output) if len(before) == len(outputs) else None
+        same = len(before) == len(outputs)
+        return tree_map(lambda x: next(kept) if isinstance(x, Tensor) else x, output) if same else None
 
     def _axes(self, x: Tensor) -> list[int]:
         """The axes that may be those of tokens."""
@@ -159,7 +164,8 @@ class _ChangedRun(_RecordedRun):
         x = x.clone()
         for axis in self._axes(x)[:1]:
             token = x.select(axis, x.shape[axis] // 2)
-            token += torch.randn_like(token) * (x.std() + 1)
+            with torch.random.fork_rng():
+                token += torch.randn_like(token) * (x.std() + 1)
         return x
 
     def _reaches_others(self, one: Tensor, other: Tensor, sizes: set[int]) -> bool | None:
@@ -172,12 +178,30 @@ class _ChangedRun(_RecordedRun):
         return all(bool(differs.index_fill(axis, at, False).any()) for axis, at in zip(axes, places, strict=True))
 
 
+def _told_by(
+    run: Callable[[], object], model: nn.Module, modules: dict[str, nn.Module], make: Callable[[], _ChangedRun]
+) -> dict[str, bool]:
+    """Whether each of these modules mixes positions, without those that do not run with another token."""
+    while True:
+        changed = make()
+        try:
+            # Each run begins with the same random numbers: lengths may be drawn.
+            with changed.through(modules), evaluated(model):
+                run()
+        except Exception:  # of any kind: it is that of a model which was given other numbers than its own
+            if changed.runs is None:
+                raise
+            modules = {path: one for path, one in modules.items() if path != changed.runs}
+        else:
+            return changed.mixes
+
+
 def _is_float(x: object) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
-def _floats(given: object) -> list[Tensor]:
-    return [x for x in tree_leaves(given) if _is_float(x)]
+def _tensors(given: object) -> list[Tensor]:
+    return [x for x in tree_leaves(given) if isinstance(x, Tensor)]
 
 
 def _deepest(path: str, mixing: set[str], modules: dict[str, nn.Module]) -> str:

@@ -166,6 +166,28 @@ def test_a_map_that_is_not_that_of_its_call_refuses_with_both_elements(
     assert len(seen) == len(seen.maps) < 8
 
 
+@pytest.mark.parametrize("kind", [Sdpa, WrittenOut, Own])
+@pytest.mark.parametrize("options", [{}, {"verify": True}], ids=str)
+def test_values_that_are_not_finite_accuse_no_map(kind: type[nn.Module], options: dict[str, Any]) -> None:
+    model, given = kind(), vectors(T)
+    given[2][0] = torch.nan  # as after a layer that has rows without keys
+    with torch.no_grad(), regard.watch(model, **options) as seen:
+        for _ in range(4):
+            model(*given)
+    assert len(seen.maps) == 4
+    assert "rebuilt wrongly" not in str(seen.report())
+
+
+def test_a_wrong_map_is_seen_beside_values_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdpa_calls, "decided", lambda given: {**kernel_lse.decided(given), "is_causal": False})
+    model, given = Layers(), vectors(T)
+    given[2][0] = torch.nan
+    with torch.no_grad(), regard.watch(model, verify=True) as seen:
+        model(*given)
+    with pytest.raises(NotSeenError, match="rebuilt wrongly"):
+        seen["second"]
+
+
 @pytest.mark.parametrize("kind", ["fused under a mask", "an encoder layer", "an encoder layer, norm first"])
 def test_a_fused_call_read_under_another_mask_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

@@ -102,7 +102,7 @@ class RowProof:
     """The rows of the map and those of the model; None once they are compared."""
     rounding: Tensor | float
     unit: Tensor
-    """The largest |value|."""
+    """The largest |value| that is finite."""
     tolerance: float
     found: Tensor | None = None
 
@@ -161,7 +161,8 @@ def _proof(rebuilding: Rebuilding, found: Rebuilt, rows: range) -> RowProof | No
         if float(miss.max()) <= tolerance * float(output.abs().max()):
             return None
     rounding = rebuilding.rounding(rows) if found.scores is None else rounding_of(found.scores, found.output.dtype)
-    unit = torch.linalg.vector_norm(found.values, torch.inf)
+    # (Values that are not finite, as after a row without keys in another layer, are no unit of the others.)
+    unit = torch.linalg.vector_norm(found.values.nan_to_num(0.0, 0.0, 0.0), torch.inf)
     proof = RowProof((found.rebuilt, output), rounding, unit, tolerance)
     return None if can_look(output) and proof.fault() is None else proof
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard
 from regard.call.normalizations import Normalization
+from regard.errors import ArgumentError
 from regard.maps import stack
 from tests.core.random_calls import Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, check
@@ -60,8 +61,11 @@ def test_an_average_with_weights_below_zero() -> None:
         (one.dense(), dense), (one.top_weight(), dense.amax(-1)),
         (one.argmax(-1), dense.argmax(-1)), (one.topk(5).values, dense.topk(5).values),
         (one.pooled(2, 2, "max")[0, 0, 1], dense[:, :3, 3:].amax()),
+        (one.block_max(1, 1), dense),
     ):  # fmt: skip
         torch.testing.assert_close(found, expected)
+    with pytest.raises(ArgumentError, match=r"entropy\(\) reads the weights of a query as shares of a whole"):
+        one.entropy()
 
 
 @settings(max_examples=30)

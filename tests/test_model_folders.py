@@ -63,6 +63,11 @@ def statistics(folder: Path) -> Path:
     return folder
 
 
+def runs(folder: Path) -> Path:
+    make(folder / "mine", config__json={}, train__log=b"")
+    return folder
+
+
 def no_type(folder: Path) -> Path:
     return make(folder, config__json={"vocab_size": 40}, model__safetensors=b"")
 
@@ -81,6 +86,7 @@ KINDS: dict[Callable[[Path], Path], str] = {
     tensorflow: r"weights of TensorFlow \(tf_model\.h5\)",
     caches: "Hugging Face's cache of several models",
     statistics: "statistics that `regard measure` made",
+    runs: "is no run: give one of those in it, such as .*mine",
     pointer: r"model\.safetensors is a pointer of Git LFS",
     no_type: "neither the model_type of a Hugging Face model nor the task of a run",
 }

@@ -52,3 +52,4 @@ def _print_result(result: "DemoResult") -> None:
     console.print(f"exact match on {result.held_out:,} held-out dates: {result.exact_match:.2f} %")
     for path in result.files:
         console.print(str(path), soft_wrap=True)
+    console.print(f"a page to type into: regard serve {result.run}", soft_wrap=True)

@@ -107,6 +107,7 @@ KINDS: dict[str, Callable[[Path], str]] = {
     "models--*": lambda path: f"is Hugging Face's cache of several models: give one of them, such as {path}",
     "snapshots/*": lambda path: f"is a folder of Hugging Face's cache: give one of its snapshots, such as {path}",
     "totals/*.parquet": lambda _: "holds statistics that `regard measure` made: `regard atlas` shows them",
+    "*/train.log": lambda path: f"is no run: give one of those in it, such as {path.parent}",
     "*.onnx": lambda path: f"holds ONNX ({path.name}) and no {WEIGHTS}: regard reads the model that it was made from",
     "tf_model.h5": lambda path: (
         f"holds weights of TensorFlow ({path.name}) and no {WEIGHTS}: an older transformers reads them, and saves those"

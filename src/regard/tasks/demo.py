@@ -33,6 +33,7 @@ class DemoResult(NamedTuple):
     """A dozen held-out pairs with the model's answers."""
     files: list[Path]
     """The pictures of what the model attended to in these dozen."""
+    run: Path
 
 
 def demo_config(folder: Path, *, seed: int, device: str) -> TranslationConfig:
@@ -75,7 +76,7 @@ def run_demo(folder: Path, *, seed: int = 0, device: str = "auto", progress: IO[
     sources = [pair.source for pair, _ in shown]
     seen = [SeenText(source, translator.attend(source)) for source in sources]
     files = save_pictures(seen, PictureFiles.at(folder), title="Attention of each answer to its date")
-    return DemoResult(score, len(pairs), shown, files)
+    return DemoResult(score, len(pairs), shown, files, config.out)
 
 
 def one_of_each_script(answered: Sequence[tuple[Pair, str]], count: int) -> list[tuple[Pair, str]]:

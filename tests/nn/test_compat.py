@@ -293,6 +293,7 @@ def test_a_trace_keeps_neither_masks_nor_lengths(monkeypatch: pytest.MonkeyPatch
             traced = _traced(module, x, none)
             torch.testing.assert_close(traced(x, some), module(x, some), rtol=0, atol=1e-6)
             if not need_weights:
+                assert "scaled_dot_product_attention" in str(traced.inlined_graph)
                 longer, more = torch.cat([x, x], 1), torch.cat([some, some], 1)
                 torch.testing.assert_close(traced(longer, more), module(longer, more), rtol=0, atol=1e-6)
         graph = make_fx(module)(x, none)

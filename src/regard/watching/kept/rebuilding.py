@@ -102,7 +102,7 @@ class RowProof:
     """The rows of the map and those of the model; None once they are compared."""
     rounding: Tensor | float
     unit: Tensor
-    """The largest |value| that is finite."""
+    """The largest |value|."""
     tolerance: float
     found: Tensor | None = None
 
@@ -124,7 +124,7 @@ class RowProof:
     def fault(self) -> str | None:
         """Both elements and the allowed difference, if they differ by more; None if the rows fit."""
         miss, limit, rebuilt, given = self.compared().tolist()
-        if miss <= limit:
+        if not miss > limit:  # (On a GPU, values that are not finite have no limit, and prove nothing.)
             return None
         return (
             f"rebuilt wrongly: the output of the call has an element {given:.6g} where the weights of the map give "
@@ -161,8 +161,10 @@ def _proof(rebuilding: Rebuilding, found: Rebuilt, rows: range) -> RowProof | No
         if float(miss.max()) <= tolerance * float(output.abs().max()):
             return None
     rounding = rebuilding.rounding(rows) if found.scores is None else rounding_of(found.scores, found.output.dtype)
-    # (Values that are not finite, as after a row without keys in another layer, are no unit of the others.)
-    unit = torch.linalg.vector_norm(found.values.nan_to_num(0.0, 0.0, 0.0), torch.inf)
+    unit = torch.linalg.vector_norm(found.values, torch.inf)
+    if can_look(unit) and not bool(unit.isfinite()):
+        # Values that are not finite, as after rows without keys in another layer, are no unit of the others.
+        unit = torch.linalg.vector_norm(found.values.nan_to_num(0.0, 0.0, 0.0), torch.inf)
     proof = RowProof((found.rebuilt, output), rounding, unit, tolerance)
     return None if can_look(output) and proof.fault() is None else proof
 

@@ -86,6 +86,18 @@ def test_weights_output_and_gradients(name: str, backend: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("name", ["sparsemax", "entmax"])
+def test_many_equal_keys_just_beyond_the_support_have_no_weight(name: str) -> None:
+    """Their mean is near the threshold of a larger support, and their spread is 0."""
+    normalization, by_hand = NORMALIZATIONS[name]
+    for depth, count in product((1.0, 2.0, 4.0, 8.0), (2, 3, 30)):
+        scores = torch.tensor([[0.0, *[-depth] * count]], dtype=torch.float64)
+        weights = regard.map_of(
+            torch.ones(1, 1, dtype=torch.float64), scores.mT, score=regard.Dot(), normalization=normalization
+        )
+        torch.testing.assert_close(weights.dense(), by_hand(scores), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("backend", EVERYDAY)
 @pytest.mark.parametrize("name", NORMALIZATIONS)
 def test_gradcheck_through_output_and_weights(name: str, backend: str) -> None:

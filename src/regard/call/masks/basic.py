@@ -227,6 +227,16 @@ class Causal(Mask):
         return "causal"
 
 
+def causal_offset(mask: Mask) -> int | None:
+    """The offset of a causal mask: query i sees the keys up to i + offset.
+
+    None for other masks, and for causal ones with an offset for each sequence.
+    """
+    if not isinstance(mask, Causal) or not isinstance(mask.offset, int | torch.SymInt):
+        return None
+    return mask.offset
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _SizedCausal(Causal):
     """A causal mask that was made for (T, S), as torch's is."""

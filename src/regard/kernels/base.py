@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BackendName = Literal["fused", "tiled", "reference"]
 BACKWARD = "its backward pass"
-OWN_TENSORS = (Causal, Lengths)
+OWN_TENSORS = frozenset({Causal, Lengths})
 """Masks that own their tensors when bound, of whatever size."""
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 """The dtypes whose scores are float32. (Asking torch takes as long as a small operator.)"""
@@ -188,7 +188,7 @@ class Call:
         """Whether it holds nothing that others may change but its queries and keys."""
         is_dot = self.bias is None and type(self.score) is ScaledDot and type(self.normalization) is Softmax
         masks = () if self.mask is None else self.mask.masks if type(self.mask) is And else (self.mask,)
-        return is_dot and all(type(mask) in OWN_TENSORS for mask in masks)
+        return is_dot and OWN_TENSORS.issuperset(map(type, masks))
 
     def require_same(self, reader: str, state: Tensor | None) -> None:
         """Check the parts of others before they are read again: what they hold, and two rows where they have code."""

@@ -133,7 +133,9 @@ class Plan:
         return self._rendered[block.place]
 
     def _render(self, block: Block, buffer: Buffer | None) -> AdditiveMask:
-        bias = self._bias_of(block)
+        bias = self.bias
+        if bias is not None and (not block.has_bias or bias.is_zero(block.rows, block.columns)):
+            bias = None
         if bias is None and len(block.factors) == 1 and not block.columns.start:
             # Two questions to the tensor of the mask would take as long as making it, for a short call.
             fewest = block.factors[0].fewest_first_keys()
@@ -163,11 +165,6 @@ class Plan:
         allowed = render(block.factors[0], block.rows, block.columns, sizes=self.sizes, device=self.device)
         tensor = excluding(allowed, self.dtype)
         return AdditiveMask(tensor, None if fewest > 0 else live_rows(tensor, block))
-
-    def _bias_of(self, block: Block) -> Bias | None:
-        if self.bias is None or not block.has_bias or self.bias.is_zero(block.rows, block.columns):
-            return None
-        return self.bias
 
     def _tensor(self, block: Block, given: Bias | None, chosen: range) -> Tensor | None:
         """The additive mask of some rows of a block, with its bias; None for zeros.

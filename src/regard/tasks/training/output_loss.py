@@ -59,10 +59,18 @@ def output_cross_entropy(
     if int(count) < len(live):
         places = live.nonzero()[:, 0]
         flat, targets = flat.index_select(0, places), targets.reshape(-1).index_select(0, places)
+    return loss_of_rows(flat, output, targets.reshape(-1), label_smoothing), count
+
+
+def loss_of_rows(
+    hidden: Float[Tensor, "N D"], output: nn.Linear, targets: Integer[Tensor, " N"], smoothing: float
+) -> Tensor:
+    """The summed loss of rows through the output layer, with its gradients, 512 rows of logits at a time."""
     weight, bias = output.weight, output.bias
-    takes_gradient = flat.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    takes_gradient = hidden.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     dtype, wanted = autocast_of(hidden.device.type) or weight.dtype, is_recorded() and takes_gradient
-    return _LossOfRows.apply(flat, weight, bias, targets.reshape(-1), label_smoothing, dtype, wanted), count
+    total: Tensor = _LossOfRows.apply(hidden, weight, bias, targets, smoothing, dtype, wanted)
+    return total
 
 
 class _LossOfRows(torch.autograd.Function):

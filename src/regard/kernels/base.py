@@ -124,12 +124,11 @@ class Call:
 
     def expanded(self) -> "Call":
         """The call in its compute dtype, with key heads repeated for every query head."""
-        return replace(
-            self,
-            query=self.query.to(self.compute_dtype),
-            key=repeated(self.key.to(self.compute_dtype), self.sizes.heads),
-            sizes=replace(self.sizes, kv_heads=self.sizes.heads),
-        )
+        dtype, sizes = self.compute_dtype, self.sizes
+        if self.query.dtype == self.key.dtype == dtype and sizes.kv_heads == sizes.heads:
+            return self
+        query, key = self.query.to(dtype), repeated(self.key.to(dtype), sizes.heads)
+        return replace(self, query=query, key=key, sizes=replace(sizes, kv_heads=sizes.heads))
 
     def pair_scores(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The scores (B, H, N) of the N pairs (rows[n], columns[n])."""

@@ -7,7 +7,6 @@ backward pass recomputes them, tile by tile.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -126,12 +125,11 @@ class Tiling:
 
     def parts(self) -> Iterator[tuple[Tile, Call]]:
         """All tiles, each with the call on its flat_heads; tiles of the same flat_heads share one such call."""
-        for _, tiles in groupby(self.tiles(), key=lambda tile: tile.flat_heads):
-            first, *others = tiles
-            part = self.part(first.flat_heads)
-            yield first, part
-            for tile in others:
-                yield tile, part
+        last = part = None
+        for tile in self.tiles():
+            if part is None or tile.flat_heads != last:
+                last, part = tile.flat_heads, self.part(tile.flat_heads)
+            yield tile, part
 
     @property
     def count(self) -> int:

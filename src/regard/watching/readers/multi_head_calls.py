@@ -246,7 +246,7 @@ def _call_of(query: Tensor, key: Tensor, sizes: Sizes, scale: float | None) -> C
 
 
 def autocast_to(dtype: torch.dtype | None, like: Tensor) -> AbstractContextManager[Any]:
-    """The autocast during a call, on the device of a tensor, where a map is read, without autocast; none for None."""
+    """The autocast during a call, on the device of a tensor; for None that of a read, which has none."""
     return nullcontext() if dtype is None else torch.autocast(like.device.type, dtype)
 
 

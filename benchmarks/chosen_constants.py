@@ -18,7 +18,7 @@ import regard
 from benchmarks.harness import Row, Run, compare, forward_backward, without_gradients
 from regard.kernels import fused_kernels, fused_plan
 from regard.maps.loop import one_loop
-from regard.maps.statistics import tile_groups
+from regard.maps.statistics import tiles
 from regard.tasks.training import output_loss
 
 TITLE = "Constants that were chosen on one machine"
@@ -78,7 +78,7 @@ def statistics() -> list[Row]:
     q, k, v = heads(2048)
     _, tiled = regard.attention(q, k, v, normalization=regard.Sigmoid(), return_weights=True)
     rows = [
-        against("entropy of 8 heads, T = 2048", tile_groups, name, value, without_gradients(tiled.entropy))
+        against("entropy of 8 heads, T = 2048", tiles, name, value, without_gradients(tiled.entropy))
         for name, values in {"TILE_ELEMENTS": (1 << 18, 1 << 22), "TILE_ROWS": (16, 256)}.items()
         for value in values
     ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, overload
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Size, Tensor
 from torch.overrides import handle_torch_function
 
 from regard.call.biases.base import Bias, as_bias
@@ -133,10 +133,10 @@ def attention(
     >>> import torch
     >>> q, k, v = torch.randn(2, 8, 5, 16), torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 16)
     >>> attention(q, k, v).shape
-    torch.Size([2, 8, 5, 16])
+    Size([2, 8, 5, 16])
     >>> output, weights = attention(q, k, v, return_weights=True)
     >>> weights.shape, weights[0, :, 4].sum(-1).round(decimals=3).unique()
-    (torch.Size([2, 8, 5, 7]), tensor([1.]))
+    (Size([2, 8, 5, 7]), tensor([1.]))
     """
     if is_overridden(query, key, value):
         # F.scaled_dot_product_attention does the same: tensor subclasses and modes (regard.watch) see the whole call.
@@ -190,7 +190,7 @@ def run_call(
     if not at.is_recorded and not at.is_compiling:
         call = _without_gradient(call)
     factors = GivenFactors(call, rows if chosen.has_exact_state(call) else None)
-    weights = AttentionMap(CallSource(factors, call.sizes.leading, chosen))
+    weights = AttentionMap(CallSource(factors, Size(call.sizes.map_shape), chosen))
     return Attended(output, weights.with_values(value) if keep_values else weights)
 
 
@@ -359,10 +359,11 @@ def map_of(
     )  # fmt: skip
     # A given log-sum-exp gets its graph where the map is read.
     call = _with_snapshot(call if is_recorded() or lse is not None else _without_gradient(call))
+    shape = Size(call.sizes.map_shape)
     if lse is None:
         with without_autocast(query.device):
-            return AttentionMap(CallSource(GivenFactors(call, _state_with_graph(call)), call.sizes.leading))
-    expected = tuple(call.sizes.map_shape[:-1])
+            return AttentionMap(CallSource(GivenFactors(call, _state_with_graph(call)), shape))
+    expected = tuple(shape[:-1])
     if tuple(lse.shape) != expected or lse.device != query.device:
         raise ShapeError(
             f"map_of() needs a log-sum-exp of shape {expected} on {query.device}, one for each query; got "
@@ -383,7 +384,7 @@ def map_of(
                 "mask and the order of heads"
             )
     anew = None if given.requires_grad else _state_with_graph(call)
-    return AttentionMap(CallSource(GivenFactors(call, given if anew is None else anew), call.sizes.leading))
+    return AttentionMap(CallSource(GivenFactors(call, given if anew is None else anew), shape))
 
 
 def _state_with_graph(call: Call) -> Tensor | None:

@@ -286,7 +286,7 @@ def test_kept_means_answer_sums_and_sums_means() -> None:
 
 
 def test_each_sequence_is_read_with_its_own_tokens_in_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.maps.statistics.tile_groups.TILE_ELEMENTS", 200)
+    monkeypatch.setattr("regard.maps.statistics.tiles.TILE_ELEMENTS", 200)
     q, tokens = torch.randn(4, 2, 20, 3), torch.randint(0, 5, (4, 20))
     weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
     dense, table = weights.dense(), head_table(weights, ids=tokens)

@@ -164,6 +164,19 @@ def test_a_map_keeps_the_projected_heads_and_not_the_weights_of_the_layer(need_w
     close(seen[""].dense(), expected.detach())
 
 
+def test_weights_of_queries_and_keys_are_saved_once() -> None:
+    """A write to them that no version shows is refused, read by read."""
+    module, x = nn.MultiheadAttention(E, H, batch_first=True).eval(), torch.randn(B, T, E)
+    with regard.watch(module) as seen, torch.no_grad():
+        module(x, x, x)
+    source: Any = seen[""].source
+    assert [kept.what.split(" of ")[0] for kept in source.factors.held] == ["the input", "the weights", "the weights"]
+    module.in_proj_bias.data[E] += 1.0  # of a key
+    for read in (lambda: seen[""].top_keys(2), lambda: seen[""].entropy(), lambda: seen[""].row(0)):
+        with pytest.raises(OverwrittenError, match="the weights of"):
+            read()
+
+
 def test_weights_that_an_optimizer_changes_are_noticed() -> None:
     module, x = nn.MultiheadAttention(E, H, batch_first=True).eval(), torch.randn(B, T, E)
     with regard.watch(module) as seen, torch.no_grad():

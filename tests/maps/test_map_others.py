@@ -166,7 +166,7 @@ def test_the_steps_of_a_sliding_window_begin_where_they_are_told() -> None:
 
 
 def test_the_steps_of_a_stack_may_be_cut_into_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.maps.statistics.tile_groups.TILE_ELEMENTS", 20)
+    monkeypatch.setattr("regard.maps.statistics.tiles.TILE_ELEMENTS", 20)
     steps, whole = generation()
     check(stack(steps), whole.dense(), **OPTIONS)
 

@@ -138,7 +138,7 @@ LONG_MASKS = [
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_maps_of_many_tiles(monkeypatch: pytest.MonkeyPatch, mask: regard.Mask | None, dtype: torch.dtype) -> None:
     """Tiles that end within bins, flat_heads apart from one another, and kernels' blocks."""
-    monkeypatch.setattr("regard.maps.statistics.tile_groups.TILE_ELEMENTS", 23 * 170)
+    monkeypatch.setattr("regard.maps.statistics.tiles.TILE_ELEMENTS", 23 * 170)
     monkeypatch.setattr("regard.kernels.fused_plan.BLOCK_ELEMENTS", 170 * 32)
     weights, dense = long_case(mask, dtype=dtype)
     check(weights, dense, tolerance=TOLERANCE[dtype], k=5, rows=11, columns=13, p=0.8)

@@ -9,7 +9,7 @@ import torch
 import regard
 from regard.errors import ArgumentError, NonFiniteError, RegardError, ShapeError
 from regard.maps import AttentionMap
-from regard.maps.statistics import tile_groups
+from regard.maps.statistics import tiles
 from regard.maps.statistics.definitions import Pooled
 from regard.views import values
 from regard.views.labels import printable, right_to_left, width
@@ -51,7 +51,7 @@ def test_a_long_lazy_map_is_never_held_whole(monkeypatch: pytest.MonkeyPatch) ->
     taken = []
     read = Pooled.read
     monkeypatch.setattr(Pooled, "read", lambda self, piece, tile: taken.append(piece) or read(self, piece, tile))
-    monkeypatch.setattr(tile_groups, "TILE_ELEMENTS", 64 * 8)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 64 * 8)
     monkeypatch.setattr(AttentionMap, "block", None)
     pooled = picture(weights, max_cells=16)
     assert len(taken) == 8

@@ -131,9 +131,9 @@ class Softmax(Normalization):
     def _in_one_pass(scores: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
         """The same with torch's own softmax. The largest weight is exp(peak - lse), hence the lse."""
         weights, dead = torch.softmax(scores, -1), peak == -torch.inf
-        if not can_look(dead) or bool(dead.any()):
-            weights = weights.masked_fill_(dead, 0.0)
-        largest = weights.amax(-1, keepdim=True).masked_fill_(dead, 1.0)
+        if can_look(dead) and not bool(dead.any()):
+            return weights, (peak - weights.amax(-1, keepdim=True).log_()).squeeze(-1)
+        largest = weights.masked_fill_(dead, 0.0).amax(-1, keepdim=True).masked_fill_(dead, 1.0)
         return weights, (peak - largest.log()).squeeze(-1)
 
     def weights(self, scores: Tensor, state: Tensor) -> Tensor:

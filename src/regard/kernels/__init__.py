@@ -44,10 +44,11 @@ def row_state(call: Call) -> Tensor:
     grad = is_recorded()
     # The state is cached. It must not be an inference tensor, even if its first read is in inference mode.
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
-        query, key = call.query.to(call.compute_dtype), call.key.to(call.compute_dtype)
+        dtype, at = call.compute_dtype, look(call.query)
+        query, key = call.query.to(dtype), call.key.to(dtype)
         call = replace(call, query=query, key=key, dropout=0.0)
         # Any values would do: pass the keys.
-        return execute(choose_backend(call, None), call, key)[1]
+        return (execute if at.is_cast else run)(choose_backend(call, None, at), call, key)[1]
 
 
 def choose_backend(call: Call, name: BackendName | None, state: State | None = None) -> Backend:

@@ -45,7 +45,7 @@ class Buffer:
 
 
 def by_chunks(
-    chunks: Iterator[range], count: int, render: Callable[[range], Tensor | None], buffer: Buffer
+    chunks: Iterator[range], count: int, render: Callable[[range], Tensor | None], buffer: Buffer | None
 ) -> AdditiveMask:
     """The additive mask of `count` queries, from `render`, a function to the mask (..., t, s) of some of them.
 
@@ -60,7 +60,7 @@ def by_chunks(
                 whole[:, :, rows.start : rows.stop] = 0.0
             continue
         if whole is None:
-            whole = buffer.like(piece, count)
+            whole = (buffer or Buffer()).like(piece, count)
             whole[:, :, : rows.start] = 0.0
             live = live.repeat(*piece.shape[:2], 1)
         whole[:, :, rows.start : rows.stop] = piece

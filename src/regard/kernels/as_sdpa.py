@@ -5,9 +5,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard.call.masks.base import And
+from regard.call.masks.basic import causal_offset
 from regard.call.normalizations import Softmax
 from regard.kernels.base import Call
-from regard.kernels.kernel_arguments import causal_offset, excluding_factors, one_width, with_positive_scale
+from regard.kernels.fused_kernels import one_width, with_positive_scale
+from regard.kernels.fused_plan import excluding_factors
 
 
 def as_sdpa(call: Call, value: Tensor) -> Tensor | None:

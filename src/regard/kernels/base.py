@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BackendName = Literal["fused", "tiled", "reference"]
 BACKWARD = "its backward pass"
-OWN_TENSORS = (Causal, Lengths)
+OWN_TENSORS = frozenset({Causal, Lengths})
 """Masks that own their tensors when bound, of whatever size."""
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 """The dtypes whose scores are float32. (Asking torch takes as long as a small operator.)"""
@@ -124,12 +124,11 @@ class Call:
 
     def expanded(self) -> "Call":
         """The call in its compute dtype, with key heads repeated for every query head."""
-        return replace(
-            self,
-            query=self.query.to(self.compute_dtype),
-            key=repeated(self.key.to(self.compute_dtype), self.sizes.heads),
-            sizes=replace(self.sizes, kv_heads=self.sizes.heads),
-        )
+        dtype, sizes = self.compute_dtype, self.sizes
+        if self.query.dtype == self.key.dtype == dtype and sizes.kv_heads == sizes.heads:
+            return self
+        query, key = self.query.to(dtype), repeated(self.key.to(dtype), sizes.heads)
+        return replace(self, query=query, key=key, sizes=replace(sizes, kv_heads=sizes.heads))
 
     def pair_scores(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The scores (B, H, N) of the N pairs (rows[n], columns[n])."""
@@ -188,7 +187,7 @@ class Call:
         """Whether it holds nothing that others may change but its queries and keys."""
         is_dot = self.bias is None and type(self.score) is ScaledDot and type(self.normalization) is Softmax
         masks = () if self.mask is None else self.mask.masks if type(self.mask) is And else (self.mask,)
-        return is_dot and all(type(mask) in OWN_TENSORS for mask in masks)
+        return is_dot and OWN_TENSORS.issuperset(map(type, masks))
 
     def require_same(self, reader: str, state: Tensor | None) -> None:
         """Check the parts of others before they are read again: what they hold, and two rows where they have code."""

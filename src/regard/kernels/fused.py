@@ -18,10 +18,9 @@ from regard.kernels.base import BACKWARD, Backend, Call, Snapshot
 from regard.kernels.cuda_kernels import cuda_kernel
 from regard.kernels.fused_kernels import CPU_FLASH, Kernel, OneBlock
 from regard.kernels.fused_plan import Block, Plan, plan
-from regard.kernels.kernel_arguments import kernel_tensors
 from regard.kernels.tiled import Tiled
 from regard.tensors.guards import State, can_look, in_transform, is_compiling, is_recorded
-from regard.tensors.torch_private import missing
+from regard.tensors.torch_private import Missing, missing
 
 
 class Fused(Backend):
@@ -61,7 +60,10 @@ class Fused(Backend):
         kernel = kernel_for(call.query, width=width, covering=None)
         if kernel is None:
             return f"torch has no fused kernel for {call.query.dtype} on {call.query.device.type}"
-        return missing(*kernel.operators) or kernel.refuses(call.sizes)
+        for operator in kernel.operators:
+            if isinstance(operator, Missing):
+                return missing(operator)
+        return kernel.refuses(call.sizes)
 
     def has_exact_state(self, call: Call) -> bool:
         """False for half precision on the CPU, whose kernel approximates exponentials: the log-sum-exp errs by 7e-5.
@@ -78,7 +80,7 @@ class Fused(Backend):
         scale = call.score.dot_scale(call.query.shape[-1])
         assert kernel is not None, "why_not has said so"
         assert scale is not None, "why_not has said so"
-        query, key, value_, scale = kernel_tensors(call.query, call.key, value, scale, kernel.multiple, kernel.laid_out)
+        query, key, value_, scale = kernel.arguments(call.query, call.key, value, scale)
         again = None
         needs_gradient = is_recorded() and (query.requires_grad or key.requires_grad or value_.requires_grad)
         if needs_gradient and not is_compiling() and (self._second is not None or call.snapshot is not None):
@@ -87,7 +89,7 @@ class Fused(Backend):
         whole = covering.whole
         if whole is not None and not (needs_gradient and covering.bias is not None):
             is_bare = len(whole.factors) == 0 and covering.bias is None
-            added = NOTHING_ADDED if is_bare else covering.additive(whole, Buffer())
+            added = NOTHING_ADDED if is_bare else covering.additive(whole)
             one = OneBlock(kernel, scale, whole.is_causal, added)
             if needs_gradient:
                 output, lse = _WholeCall.apply(one, again, query, key, value_)

@@ -49,6 +49,27 @@ class Kernel(ABC):
                 return tuple(map(row_contiguous, tensors))
         return tensors
 
+    def arguments(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Query, key, value and scale as it takes them: of one dtype and width, laid out in memory, scale above 0.
+
+        >>> tensors = torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 5)
+        >>> query, key, value, scale = CPU_FLASH.arguments(*tensors, -0.5)
+        >>> query.shape, value.shape, scale
+        (torch.Size([2, 5]), torch.Size([4, 5]), 0.5)
+        """
+        dtype, width, multiple = query.dtype, query.shape[-1], self.multiple
+        if key.dtype != dtype or value.dtype != dtype:
+            key, value = key.to(dtype), value.to(dtype)
+        if value.shape[-1] != width or key.shape[-1] != width or (multiple > 1 and width % multiple):
+            query, key, value = one_width(query, key, value, multiple=multiple)
+        if scale <= 0:
+            query, scale = with_positive_scale(query, scale)
+        # Last, because the negative of a tensor may have another memory layout.
+        query, key, value = self.laid_out(query, key, value)
+        return query, key, value, scale
+
     @abstractmethod
     def forward(self, query: Tensor, key: Tensor, value: Tensor, block: "OneBlock") -> tuple[Tensor, Tensor, Extras]:
         """The output (B, H, t, E), the lse (B, H, t), and the kernel's own extras."""
@@ -128,6 +149,30 @@ class OneBlock:
             grad_output = wider(torch.cat([grad_output, grad_lse[..., None].to(grad_output.dtype)], -1), extra - 1)
         grads = kernel.backward(grad_output, (query, key, value, output, lse), extras, self)
         return grads if grad_lse is None else tuple(g[..., :dim] for g in grads)
+
+
+def one_width(*tensors: Tensor, multiple: int = 1) -> tuple[Tensor, ...]:
+    """Tensors (..., D), zero-padded to the greatest width, rounded up to a multiple of `multiple`.
+
+    Zero columns change neither the scores nor the other columns of the output.
+
+    >>> [tuple(t.shape) for t in one_width(torch.ones(2, 3), torch.ones(2, 5), multiple=4)]
+    [(2, 8), (2, 8)]
+    """
+    width = max(t.shape[-1] for t in tensors)
+    width += -width % multiple
+    return tuple(t if t.shape[-1] == width else torch.nn.functional.pad(t, (0, width - t.shape[-1])) for t in tensors)
+
+
+def with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
+    """A query and a positive scale with the same scores: the query is multiplied by the sign of the scale, or by 0.
+
+    torch's kernels give an excluded key the score -inf and multiply by the scale afterwards. With a scale of 0 or
+    below, an excluded key would get NaN or the largest score (torch 2.13, `is_causal=True` on the CPU).
+    """
+    if scale > 0:
+        return query, scale
+    return (-query, -scale) if scale < 0 else (query * 0.0, 1.0)
 
 
 def wider(tensor: Tensor, columns: int, value: float = 0.0) -> Tensor:

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from regard.call.biases.base import Bias, DenseBias
 from regard.call.masks.base import And, Mask, render
+from regard.call.masks.basic import causal_offset
 from regard.call.shapes import Sizes
 from regard.kernels.additive_masks import CHUNK_ELEMENTS, NOTHING_ADDED, AdditiveMask, Buffer, by_chunks
 from regard.kernels.base import Call
-from regard.kernels.kernel_arguments import causal_offset, excluding_factors
 from regard.tensors.guards import can_look, is_compiling, look
 from regard.tensors.tensor_tree import tensors_of_tree
 from regard.tensors.tile_sizes import fitting, ranges
@@ -124,16 +124,18 @@ class Plan:
         plain = self.bias is None and not any(block.factors for block in self.every)
         return plain and all(len(b.rows) == len(b.columns) for b in self.every if b.is_causal)
 
-    def additive(self, block: Block, buffer: Buffer) -> AdditiveMask:
-        """The kernel's additive mask for a block; the next one in this buffer may overwrite it."""
+    def additive(self, block: Block, buffer: Buffer | None = None) -> AdditiveMask:
+        """The kernel's additive mask for a block; the next one in this buffer, if there is one, may overwrite it."""
         if not self.repeated or block.place not in self.repeated:
             return self._render(block, buffer)
         if block.place not in self._rendered:
-            self._rendered[block.place] = self._render(block, Buffer())
+            self._rendered[block.place] = self._render(block, None)
         return self._rendered[block.place]
 
-    def _render(self, block: Block, buffer: Buffer) -> AdditiveMask:
-        bias = self._bias_of(block)
+    def _render(self, block: Block, buffer: Buffer | None) -> AdditiveMask:
+        bias = self.bias
+        if bias is not None and (not block.has_bias or bias.is_zero(block.rows, block.columns)):
+            bias = None
         if bias is None and len(block.factors) == 1 and not block.columns.start:
             # Two questions to the tensor of the mask would take as long as making it, for a short call.
             fewest = block.factors[0].fewest_first_keys()
@@ -163,11 +165,6 @@ class Plan:
         allowed = render(block.factors[0], block.rows, block.columns, sizes=self.sizes, device=self.device)
         tensor = excluding(allowed, self.dtype)
         return AdditiveMask(tensor, None if fewest > 0 else live_rows(tensor, block))
-
-    def _bias_of(self, block: Block) -> Bias | None:
-        if self.bias is None or not block.has_bias or self.bias.is_zero(block.rows, block.columns):
-            return None
-        return self.bias
 
     def _tensor(self, block: Block, given: Bias | None, chosen: range) -> Tensor | None:
         """The additive mask of some rows of a block, with its bias; None for zeros.
@@ -229,6 +226,21 @@ class BlockLayout:
     blocks: tuple[Block, ...]
     anew: tuple[Block, ...] = ()
     repeated: frozenset[object] = frozenset()
+
+
+def excluding_factors(call: Call) -> tuple[Mask, ...]:
+    """The factors of a call's mask, without causal ones that exclude nothing.
+
+    An example is the causal mask of a decoding step: its only query sees every key.
+    """
+    if call.mask is None:
+        return ()
+    last, found = call.sizes.keys - 1, []
+    for factor in call.mask.factors():
+        offset = causal_offset(factor)
+        if offset is None or offset < last:
+            found.append(factor)
+    return tuple(found)
 
 
 def plan(call: Call) -> Plan:

@@ -7,7 +7,6 @@ backward pass recomputes them, tile by tile.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -79,6 +78,8 @@ def _run(tiling: "Tiling", tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]
     undeclared = is_recorded() and not tiling.call.score.is_declared
     if undeclared or in_forward_mode() or in_transform("Vmap"):
         return tiling.composite(*tensors)
+    if not is_recorded():
+        return tiling.run(*tensors)
     return _Tiles.apply(tiling, *tensors, *tiling.call.learned())
 
 
@@ -124,12 +125,11 @@ class Tiling:
 
     def parts(self) -> Iterator[tuple[Tile, Call]]:
         """All tiles, each with the call on its flat_heads; tiles of the same flat_heads share one such call."""
-        for _, tiles in groupby(self.tiles(), key=lambda tile: tile.flat_heads):
-            first, *others = tiles
-            part = self.part(first.flat_heads)
-            yield first, part
-            for tile in others:
-                yield tile, part
+        last = part = None
+        for tile in self.tiles():
+            if part is None or tile.flat_heads != last:
+                last, part = tile.flat_heads, self.part(tile.flat_heads)
+            yield tile, part
 
     @property
     def count(self) -> int:
@@ -191,8 +191,19 @@ class Tiling:
         weights = weights if kept is None else weights * kept
         return (weights @ value).squeeze(1), state.squeeze(1)
 
+    def run(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The output (flat_heads, T, E) and the row state (flat_heads, T) of all tiles."""
+        outputs, states = [], []
+        for tile, part in self.parts():
+            output, state = self.forward(tile, *tile.take(query, key, value), part)
+            outputs.append((tile, output))
+            states.append((tile, state))
+        return self.assemble(outputs), self.assemble(states)
+
     def assemble(self, pieces: list[tuple[Tile, Tensor]]) -> Tensor:
         """The results of all tiles, in the order of `tiles`, concatenated along rows and flat_heads."""
+        if len(pieces) == 1:
+            return pieces[0][1]
         by_flat_heads: dict[int, list[Tensor]] = {}
         for tile, piece in pieces:
             by_flat_heads.setdefault(tile.flat_heads.start, []).append(piece)
@@ -239,12 +250,7 @@ class _Tiles(torch.autograd.Function):
     def forward(
         ctx: Any, tiling: Tiling, query: Tensor, key: Tensor, value: Tensor, *learned: Tensor
     ) -> tuple[Tensor, Tensor]:
-        outputs, states = [], []
-        for tile, part in tiling.parts():
-            output, state = tiling.forward(tile, *tile.take(query, key, value), part)
-            outputs.append((tile, output))
-            states.append((tile, state))
-        output, state = tiling.assemble(outputs), tiling.assemble(states)
+        output, state = tiling.run(query, key, value)
         ctx.tiling = tiling
         ctx.save_for_backward(query, key, value, output, state, *learned)
         ctx.set_materialize_grads(False)

@@ -66,7 +66,7 @@ class SummaryParts(NamedTuple):
 
 def save(path: str | PathLike[str], source: CallSource) -> None:
     """Write the factors of a call's map."""
-    parts = CallParts(source.call, source.state, source.layout, source.value, source.dimensions, source.name)
+    parts = CallParts(source.call, source.state, source.leading, source.value, source.dimensions, source.name)
     tree, tensors = as_json_and_tensors(tuple(parts))
     _write(path, tensors, {"format": FORMAT, "backend": source.backend.name, "map": tree})
 
@@ -174,7 +174,8 @@ def _call_source(header: dict[str, str], tree: tuple[Any, ...]) -> CallSource:
     _check_call(parts)
     factors, backend = GivenFactors(parts.call, parts.state), _backend(header.get("backend"), parts.call)
     beside = CallValues() if parts.value is None else CallValues.given(parts.value)
-    return CallSource(factors, parts.layout, backend, beside, parts.name, parts.names)
+    shape = torch.Size((*parts.layout, parts.call.sizes.queries, parts.call.sizes.keys))
+    return CallSource(factors, shape, backend, beside, parts.name, parts.names)
 
 
 def _require_format(path: str | PathLike[str], header: dict[str, str], expected: str) -> None:

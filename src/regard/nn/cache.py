@@ -35,12 +35,15 @@ class KeyValue:
     @property
     def key(self) -> Float[Tensor, "*batch G S D"]:
         """The filled part of the keys, a view."""
-        return _first(self.key_buffer, self.length)
+        # A full buffer is itself, because even a view takes microseconds.
+        buffer = self.key_buffer
+        return buffer if buffer.shape[-2] == self.length else buffer[..., : self.length, :]
 
     @property
     def value(self) -> Float[Tensor, "*batch G S E"]:
         """The filled part of the values, a view."""
-        return _first(self.value_buffer, self.length)
+        buffer = self.value_buffer
+        return buffer if buffer.shape[-2] == self.length else buffer[..., : self.length, :]
 
     def append(self, new: "KeyValue") -> "KeyValue":
         """These positions followed by the new ones.
@@ -123,11 +126,6 @@ class Past:
         self.cache = new if self.cache is None else self.cache.append(new)
         longer: KeyValue = self.cache
         return longer
-
-
-def _first(buffer: Tensor, length: int) -> Tensor:
-    """The first positions of a buffer; a full buffer itself, because even a view takes microseconds."""
-    return buffer if buffer.shape[-2] == length else buffer[..., :length, :]
 
 
 def _is_writable(buffer: Tensor) -> bool:

@@ -241,14 +241,16 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ShapeError: the inputs do not fit each other, or have no batch dimension.
         """
+        if key is None and self.window is not None:
+            other = as_mask(mask)
+            mask = self.window if other is None else other & self.window
         if key is None and value is None and self.is_packed:
-            past = Past() if past is None else past
             heads, k, v = self.project_heads(query, 0, 1, 2)
-            heads, k = self._turned(past.offset, heads, k)
-            key_value = past.append(KeyValue.of(k, v))
-            return self._attend(query, heads, key_value, self._near(mask), bias, backend, return_weights)
-        if key is None:
-            mask = self._near(mask)
+            if self.rotary is not None:
+                offset = 0 if past is None else past.offset
+                heads, k = self.rotary.rotate(heads, offset), self.rotary.rotate(k, offset)
+            key_value = KeyValue.of(k, v) if past is None else past.append(KeyValue.of(k, v))
+            return self._attend(query, heads, key_value, mask, bias, backend, return_weights)
         key_value = key if isinstance(key, KeyValue) else self.project(query if key is None else key, value)
         is_read = return_weights or record is not None
         attended = self.attend(query, key_value, mask=mask, bias=bias, backend=backend, return_weights=is_read)
@@ -326,13 +328,6 @@ class MultiHeadAttention(nn.Module):
         past = Past(cache, offset)
         return self(x, mask=mask, bias=bias, backend=backend, past=past), past.cache
 
-    def _near(self, mask: Mask | Tensor | None) -> Mask | Tensor | None:
-        """The mask of self-attention, within the window if there is one."""
-        if self.window is None:
-            return mask
-        other = as_mask(mask)
-        return self.window if other is None else other & self.window
-
     def _attend(
         self,
         x: Tensor,
@@ -362,10 +357,6 @@ class MultiHeadAttention(nn.Module):
         output = self.out(heads.flatten(-2))
         return Attended(output, attended.weights) if isinstance(attended, Attended) else output
 
-    def _turned(self, offset: int | Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Heads (batch..., heads, T, D), rotated by their positions from `offset` on if there is a `rotary`."""
-        return heads if self.rotary is None else tuple(self.rotary.rotate(part, offset) for part in heads)
-
     def _weights(self) -> tuple[Tensor, ...]:
         packed = self.in_weights[0]
         return packed.split(self.sizes) if self.is_packed else tuple(self.in_weights)
@@ -394,7 +385,9 @@ class MultiHeadAttention(nn.Module):
             weight = weight[rows] if self.is_packed else weight
             bias = None if bias is None else bias[rows]
         heads = linear(x, weight, bias).unflatten(-1, (-1, self.head_dim))
+        found, norms = [], (self.query_norm, self.key_norm, self.value_norm)[first:last]
         # A split behind the transpose would cost another copy there.
-        split = [part.transpose(-3, -2) for part in heads.split_with_sizes(self.counts[first:last], dim=-2)]
-        norms = (self.query_norm, self.key_norm, self.value_norm)[first:last]
-        return [part if norm is None else normed(norm, part) for part, norm in zip(split, norms, strict=True)]
+        for part, norm in zip(heads.split_with_sizes(self.counts[first:last], dim=-2), norms, strict=True):
+            part = part.transpose(-3, -2)
+            found.append(part if norm is None else normed(norm, part))
+        return found

@@ -136,6 +136,16 @@ def is_autocasting(kind: str) -> bool:
     return can and torch.is_autocast_enabled(kind)
 
 
+def autocasts() -> tuple[str, ...]:
+    """The device types for which autocast is on.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     autocasts()
+    ('cpu',)
+    """
+    return tuple(filter(torch.is_autocast_enabled, AUTOCASTS))
+
+
 def autocast_of(kind: str) -> torch.dtype | None:
     """The dtype to which autocast casts on a kind of device; None where it is off.
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from regard.maps.loop import one_loop
-from regard.maps.statistics import tile_groups
+from regard.maps.statistics import tiles
 from tests.fuzz.drawing import Drawn
 from tests.fuzz.maps.derived import derived
 from tests.fuzz.maps.gradients import check_gradients_of_statistics
@@ -18,17 +18,17 @@ from tests.fuzz.maps.questions import QUESTIONS
 @contextmanager
 def _read_as_long_ones(elements: int, small: int) -> Iterator[None]:
     """Short maps are cut into tiles, or go by the loop over rows, as long ones do."""
-    before = tile_groups.TILE_ELEMENTS, one_loop.SMALL
-    tile_groups.TILE_ELEMENTS, one_loop.SMALL = elements, small
+    before = tiles.TILE_ELEMENTS, one_loop.SMALL
+    tiles.TILE_ELEMENTS, one_loop.SMALL = elements, small
     try:
         yield
     finally:
-        tile_groups.TILE_ELEMENTS, one_loop.SMALL = before
+        tiles.TILE_ELEMENTS, one_loop.SMALL = before
 
 
 def case(drawn: Drawn) -> None:
     """One random map, and three questions to it; or gradients; or what is kept of it."""
-    elements, small = drawn.of([tile_groups.TILE_ELEMENTS, 200, 20]), drawn.of([one_loop.SMALL, 0])
+    elements, small = drawn.of([tiles.TILE_ELEMENTS, 200, 20]), drawn.of([one_loop.SMALL, 0])
     with _read_as_long_ones(elements, small):
         match drawn.of(["questions", "questions", "questions", "gradients", "kept"]):
             case "gradients":

@@ -143,18 +143,19 @@ class Lengths(Mask):
     def key_range(self, rows: range, sizes: Sizes) -> range:
         if not can_look(self.valid) or not self.valid.numel():
             return range(sizes.keys)
-        return range(max(0, min(sizes.keys, int(self._of(rows).max()))))
+        most = int(self.valid[:, rows.start : rows.stop].max()) if self.per_query else max(self.valid.tolist())
+        return range(max(0, min(sizes.keys, most)))
 
     def covers(self, rows: range, columns: range) -> bool:
-        return can_look(self.valid) and bool((self._of(rows) >= columns.stop).all())
+        if self.per_query:
+            return can_look(self.valid) and bool((self.valid[:, rows.start : rows.stop] >= columns.stop).all())
+        fewest = self.fewest_first_keys()
+        return fewest is not None and fewest >= columns.stop
 
     def fewest_first_keys(self) -> int | None:
         if self.per_query or not can_look(self.valid):
             return None
         return min(self.valid.tolist(), default=None)
-
-    def _of(self, rows: range) -> Tensor:
-        return self.valid[:, rows.start : rows.stop] if self.per_query else self.valid
 
     def __str__(self) -> str:
         return "lengths per query" if self.per_query else "lengths"
@@ -225,6 +226,16 @@ class Causal(Mask):
 
     def __str__(self) -> str:
         return "causal"
+
+
+def causal_offset(mask: Mask) -> int | None:
+    """The offset of a causal mask: query i sees the keys up to i + offset.
+
+    None for other masks, and for causal ones with an offset for each sequence.
+    """
+    if not isinstance(mask, Causal) or not isinstance(mask.offset, int | torch.SymInt):
+        return None
+    return mask.offset
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -1,7 +1,7 @@
 """The weights of one attention call, computed from its queries, its keys and one normalizer for each row."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -28,8 +28,8 @@ class CallSource(NamedSource):
     """The weights of an attention call, from its scores and row state; it may have values too."""
 
     factors: CallFactors
-    layout: tuple[int, ...]
-    """(batch..., H)."""
+    shape: torch.Size = field()
+    """(batch..., H, T, S)."""
     chosen: Backend | None = None
     """The backend for products; None for the first one able to."""
     may_be_beside: CallValues | None = None
@@ -55,11 +55,6 @@ class CallSource(NamedSource):
     @property
     def backend(self) -> Backend:
         return choose_backend(self.factors.form, None) if self.chosen is None else self.chosen
-
-    @property
-    def shape(self) -> torch.Size:
-        sizes = self.factors.sizes
-        return torch.Size((*self.layout, sizes.queries, sizes.keys))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -166,20 +161,20 @@ class CallSource(NamedSource):
         return normalization.finish(weights, state)[0].flatten(0, 1).squeeze(1)
 
     def product(self, x: Tensor) -> Tensor:
-        return self.laid_out(self._product_by_flat_heads(x))
+        return self.laid_out(self._product_by_flat_heads(self.call, x))
 
-    def _product_by_flat_heads(self, x: Tensor) -> Tensor:
-        call, value = self.call.for_values(x, self.layout)
+    def _product_by_flat_heads(self, call: Call, x: Tensor) -> Tensor:
+        call, value = call.for_values(x, self.leading)
         return execute(self.backend, call, value)[0].flatten(0, 1)
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
         match statistic:
             case st.Product(x):
-                return (self._product_by_flat_heads(self.laid_out(self._for_flat_heads(x))),)
+                return (self._product_by_flat_heads(self.call, self.laid_out(self._for_flat_heads(x))),)
             case st.Distance(offset):
-                return self._distance(offset)
-            case st.Pooled():
-                return self._pooled(statistic)
+                return self._distance(self.call, offset)
+            case st.Pooled() if not statistic.of_largest and self.backend.name == "fused":
+                return self._pooled(self.call, statistic)
         if statistic.needs_tiles:
             return None
         form = DotSoftmax.of(*self.factors.reading, self.backend)
@@ -196,7 +191,7 @@ class CallSource(NamedSource):
             case st.Squares():
                 found = (form.squares(),)
             case st.TransposedProduct(x):
-                found = (form.transposed(self._for_flat_heads(x).unflatten(0, self.state.shape[:2])).mT,)
+                found = (form.transposed(self._for_flat_heads(x).unflatten(0, form.state.shape[:2])).mT,)
             case _:
                 return None
         return tuple(answer.flatten(0, 1) for answer in found)
@@ -204,25 +199,26 @@ class CallSource(NamedSource):
     def _for_flat_heads(self, x: Tensor) -> Tensor:
         return x.expand(self.flat_heads, *x.shape[1:])
 
-    def _pooled(self, picture: st.Pooled) -> tuple[Tensor] | None:
+    def _pooled(self, call: Call, picture: st.Pooled) -> tuple[Tensor] | None:
         """A picture of few columns, as one product with their indicators, cheaper than tiles."""
         rows, columns = picture.grid.rows, picture.grid.columns
-        if picture.of_largest or self.backend.name != "fused" or columns.count > self.call.query.shape[-1]:
+        if columns.count > call.query.shape[-1]:
             return None
         indicators = torch.nn.functional.one_hot(columns.owners(self.device), columns.count)
-        by_columns = self._product_by_flat_heads(indicators.to(self.dtype))
+        by_columns = self._product_by_flat_heads(call, indicators.to(self.dtype))
         return (picture.finished(rows.reduce(by_columns, -2, 0, largest=False)[0]),)
 
-    def _distance(self, offset: int) -> tuple[Tensor] | None:
+    def _distance(self, call: Call, offset: int) -> tuple[Tensor] | None:
         """The distance as a difference of two means, if no query sees a key after it. The means are measured from a
         position near the query: from the first one, the digits of a short distance would cancel."""
-        mask, sizes = self.call.mask, self.call.sizes
+        mask, sizes = call.mask, call.sizes
         factors = () if mask is None else mask.factors()
         if not any(isinstance(m, Causal) and isinstance(m.offset, int) and m.offset <= offset for m in factors):
             return None
         j = torch.arange(sizes.keys, device=self.device, dtype=self.dtype)
         step = -(-sizes.keys // 32)
-        found = self._product_by_flat_heads(torch.cat([torch.ones_like(j[:, None]), j[:, None] - j[::step]], -1))
+        values = torch.cat([torch.ones_like(j[:, None]), j[:, None] - j[::step]], -1)
+        found = self._product_by_flat_heads(call, values)
         i = torch.arange(sizes.queries, device=self.device) + offset
         near = (i // step).clamp(0, found.shape[-1] - 2)
         mean = found.gather(-1, (near + 1).expand(found.shape[:-1])[..., None])[..., 0]
@@ -231,11 +227,12 @@ class CallSource(NamedSource):
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "CallSource":
         names = Dimensions.unknown(len(leading), UNNAMED)
         if flat_heads is None:
-            return replace(self, layout=leading, names=names)
+            return replace(self, shape=torch.Size((*leading, *self.shape[-2:])), names=names)
         state = self.state.flatten(0, 1)[flat_heads].unsqueeze(1)
         factors = GivenFactors(self.factors.call.select(flat_heads), state)
         beside = self.beside.choose(flat_heads)
-        return CallSource(factors, leading, self.backend, beside, self.name, names)
+        shape = torch.Size((*leading, *self.shape[-2:]))
+        return CallSource(factors, shape, self.backend, beside, self.name, names)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
         factors, backend = self.factors.mapped(change), self.backend
@@ -243,12 +240,12 @@ class CallSource(NamedSource):
         backend = (
             choose_backend(factors.form, None) if backend.why_not(factors.form, look(factors.form.query)) else backend
         )
-        return CallSource(factors, self.layout, backend, self.beside.mapped(change), self.name, self.names)
+        return CallSource(factors, self.shape, backend, self.beside.mapped(change), self.name, self.names)
 
     def with_value(self, value: Tensor) -> "CallSource":
         """The call with values (batch..., G or H, S, E)."""
         call = self.call
-        _, value = call.for_values(value, self.layout)
+        _, value = call.for_values(value, self.leading)
         return replace(self, may_be_beside=self.beside.with_value(of_heads(value, call.sizes.heads)))
 
 
@@ -259,7 +256,7 @@ def source_of_call(source: Source, asked: str) -> CallSource:
 
 def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
     state, scale = take_rows(state, rows), _dot_scale(call)
-    if scale is not None and call.bias is None and call.group == 1:
+    if scale is not None and call.bias is None and call.sizes.heads == call.sizes.kv_heads:
         logs = _dot_logs(call, state, scale, rows, columns)
         return Piece(logs.exp(), logs)
     scores = call.scores(rows, columns)

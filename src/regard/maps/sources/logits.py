@@ -29,7 +29,7 @@ def largest_score(source: Source) -> Tensor:
     with torch.no_grad():
         # Under a softmax the largest weight is at least 1 / S, so its logarithm is exact to rounding.
         call = replace(made.call, normalization=Softmax(), dropout=0.0)
-        plain = CallSource(GivenFactors(call, None), made.layout, choose_backend(call, None))
+        plain = CallSource(GivenFactors(call, None), made.shape, choose_backend(call, None))
         state = plain.state.flatten(0, 1)
         found = ask(plain, st.Largest())[0].log() + state
         return source.laid_out(found.masked_fill(state == -torch.inf, -torch.inf))

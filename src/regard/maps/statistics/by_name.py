@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.maps.indexing import is_integer
 from regard.maps.sources.source import Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.definitions import TopKeys
@@ -47,20 +46,13 @@ def by_name(
         "distance": lambda: st.Distance(keys - queries),
         "top_weight": st.Largest,
         "top_key": st.ArgLargest,
-        "top_keys": lambda: top_weights(k, keys),
+        "top_keys": lambda: st.TopWeights.of(k, keys),
         "top_p_count": lambda: top_p_count(p),
         "pooled": lambda: picture(how),
         **{f"pooled_{kind}": partial(picture, kind) for kind in get_args(How)},
     }
     check_names(names, "summary()")
     return {name: makers[name]() for name in names}
-
-
-def is_by_value(of: Of) -> bool:
-    """Whether weights are read as they are, and not by their sizes."""
-    if of not in ("value", "size"):
-        raise ArgumentError(f"of must be 'value' or 'size', got {of!r}")
-    return of == "value"
 
 
 def as_summary(source: Source, named: Mapping[str, Statistic], answers: Answers) -> Summary:
@@ -74,13 +66,6 @@ def finished(source: Source, statistic: Statistic, answers: tuple[Tensor, ...]) 
         case st.TopWeights():
             return TopKeys(*map(source.laid_out, answers))
     return source.laid_out(answers[0])
-
-
-def top_weights(k: int, keys: int) -> Statistic:
-    """The k largest of each row."""
-    if not is_integer(k) or not 1 <= k <= keys:
-        raise ArgumentError(f"top_keys needs k in [1, {keys}], the number of keys; got {k!r}")
-    return st.TopWeights(int(k))
 
 
 def top_p_count(p: float) -> Statistic:

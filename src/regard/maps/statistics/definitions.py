@@ -11,9 +11,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import ArgumentError, ShapeError
 from regard.kernels.tiled import Tile
 from regard.lazy import displayed
+from regard.maps.indexing import is_integer
 from regard.maps.sources.source import Piece, Source, Statistic
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.guards import has_values, is_recorded
@@ -223,6 +224,13 @@ class TopWeights(Statistic):
     """Whether keys of weight 0 are given, not -1."""
 
     needs_tiles: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, k: int, keys: int) -> "TopWeights":
+        """The k largest of so many keys."""
+        if not is_integer(k) or not 1 <= k <= keys:
+            raise ArgumentError(f"top_keys needs k in [1, {keys}], the number of keys; got {k!r}")
+        return cls(int(k))
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
         weights, missing = piece.weights, self.k - piece.weights.shape[-1]

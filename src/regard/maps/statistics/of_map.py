@@ -11,7 +11,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.derived import SizeSource
 from regard.maps.sources.logits import largest_score, log_sum_exp
-from regard.maps.sources.source import Statistic
+from regard.maps.sources.source import Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.by_name import (
     USUAL,
@@ -20,10 +20,8 @@ from regard.maps.statistics.by_name import (
     Summary,
     as_summary,
     by_name,
-    is_by_value,
     pooled,
     top_p_count,
-    top_weights,
 )
 from regard.maps.statistics.definitions import TopKeys
 from regard.maps.statistics.mass import kept_mass
@@ -77,8 +75,7 @@ class MapStatistics(MapWeights):
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.entropy()
         tensor([0.0000, 0.6931, 1.0986])
         """
-        source = self.source if is_by_value(of) else shares_of_sizes(self.source)
-        return self.source.laid_out(ask(source, st.Entropy())[0])
+        return self.source.laid_out(ask(self._source_of(of, shares_of_sizes), st.Entropy())[0])
 
     def participation_ratio(self) -> Tensor:
         r"""The effective number of keys of each query: $(\sum_j P_{ij})^2 / \sum_j P_{ij}^2$, (batch..., H, T).
@@ -177,12 +174,8 @@ class MapStatistics(MapWeights):
             [1],
             [2]]))
         """
-        return TopKeys(
-            *map(
-                self.source.laid_out,
-                ask(self.source if is_by_value(of) else SizeSource(self.source), top_weights(k, self.shape[-1])),
-            )
-        )
+        found = ask(self._source_of(of, SizeSource), st.TopWeights.of(k, self.source.shape[-1]))
+        return TopKeys(*map(self.source.laid_out, found))
 
     def top_p_count(self, p: float) -> Tensor:
         r"""The smallest number of keys with the share p of each query's attention: (batch..., H, T), int64. Tiles.
@@ -407,6 +400,12 @@ class MapStatistics(MapWeights):
         """
         with without_autocast(self.device):
             return singular_values(self.source, k, iterations=iterations, seed=seed)
+
+    def _source_of(self, of: Of, sizes: Callable[[Source], Source]) -> Source:
+        """The weights as they are, or a source made of their sizes."""
+        if of not in ("value", "size"):
+            raise ArgumentError(f"of must be 'value' or 'size', got {of!r}")
+        return self.source if of == "value" else sizes(self.source)
 
     def _say(self, statistic: Statistic) -> Tensor:
         return self.source.laid_out(ask(self.source, statistic)[0])

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -136,16 +136,18 @@ class TokenStore(TokenFile[PairFooter]):
         Raises RunFolderError if a sentence ends before it begins, in a damaged file."""
         begins, middles, ends = self._starts[:-1:2], self._starts[1::2], self._starts[2::2]
         begin, middle, end = begins[rows], middles[rows], ends[rows]
-        self._check_order(begin, middle, end)
+        self._require_order(
+            bool(np.all((begin >= 0) & (begin <= middle) & (middle <= end) & (end <= len(self._tokens))))
+        )
         return (middle - begin).astype(np.int32), (end - middle).astype(np.int32)
 
     def source(self, index: int) -> Tokens:
         """The tokens of a source, shape (source_lengths[index],), read-only."""
-        return self._piece(2 * self._checked(index))
+        return self._piece(index, 0)
 
     def target(self, index: int) -> Tokens:
         """The tokens of a target, shape (target_lengths[index],), read-only."""
-        return self._piece(2 * self._checked(index) + 1)
+        return self._piece(index, 1)
 
     @classmethod
     def build(
@@ -192,19 +194,16 @@ class TokenStore(TokenFile[PairFooter]):
             _finish(file, starts, dtype.str, fingerprints(source_tokenizer, target_tokenizer))
         return cls(path)
 
-    def _checked(self, index: int) -> int:
-        if not 0 <= index < len(self):
+    def _piece(self, index: int, side: int) -> Tokens:
+        if not 0 <= index < self.footer.pairs:
             raise ArgumentError(f"expected the number of a pair from 0 to {len(self) - 1}, got {index}")
-        return index
-
-    def _piece(self, number: int) -> Tokens:
-        self._check_order(*self._starts[number : number + 2])
-        piece: Tokens = self._tokens[self._starts[number] : self._starts[number + 1]]
+        begin, end = self._starts[2 * index + side : 2 * index + side + 2].tolist()
+        self._require_order(0 <= begin <= end <= len(self._tokens))
+        piece: Tokens = self._tokens[begin:end]
         return piece
 
-    def _check_order(self, *places: Any) -> None:
-        ordered = all(bool(np.all(one <= next_one)) for one, next_one in pairwise(places))
-        if not (ordered and bool(np.all(places[0] >= 0)) and bool(np.all(places[-1] <= len(self._tokens)))):
+    def _require_order(self, is_kept: bool) -> None:
+        if not is_kept:
             raise RunFolderError(f"{self.path} is damaged: it has sentences that end before they begin; {ADVICE}")
 
 

@@ -189,8 +189,7 @@ class _Run:
     def update(self, group: "_Group", wish: StopWish) -> tuple[_Sums, float | None]:
         """Sum the gradients of a group of batches over all ranks, and make one step with their mean."""
         sums = self.accumulate(group, wish)
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
+        gradients: list[Tensor] = [p.grad for p in self.model.parameters() if p.grad is not None]
         # Distributed training leaves the mean over ranks. Multiplied by their number it is the sum again.
         scale = self.fabric.world_size / max(sums.count, 1.0)
         norm = float(nn.utils.get_total_norm(gradients)) * scale

@@ -66,11 +66,10 @@ def loss_of_rows(
     hidden: Float[Tensor, "N D"], output: nn.Linear, targets: Integer[Tensor, " N"], smoothing: float
 ) -> Tensor:
     """The summed loss of rows through the output layer, with its gradients, 512 rows of logits at a time."""
-    tensors = (hidden, output.weight, output.bias)
-    wanted = is_recorded() and any(t is not None and t.requires_grad for t in tensors)
-    kind = hidden.device.type
-    dtype = autocast_of(kind) or output.weight.dtype
-    total: Tensor = _LossOfRows.apply(*tensors, targets, smoothing, dtype, wanted)
+    weight, bias = output.weight, output.bias
+    takes_gradient = hidden.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    dtype, wanted = autocast_of(hidden.device.type) or weight.dtype, is_recorded() and takes_gradient
+    total: Tensor = _LossOfRows.apply(hidden, weight, bias, targets, smoothing, dtype, wanted)
     return total
 
 

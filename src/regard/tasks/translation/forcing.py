@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.maps.attention_map import AttentionMap
-from regard.models.protocol import OutputLoss, RecordMap
+from regard.models.protocol import RecordMap
 from regard.tasks.text.batches import Batch
 from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.training.losses import LossSum
@@ -20,17 +20,16 @@ class TeacherForcing:
     def __init__(self, label_smoothing: float = 0.0) -> None:
         self._label_smoothing = label_smoothing
 
-    def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
-        return _loss(model, batch, self)
-
-    def of_output(self, batch: Batch) -> OutputLoss:
-        """The function that a model calls with the input of its output layer and that layer."""
-        return partial(
+    def __call__(self, model: nn.Module, batch: Batch, record: RecordMap | None = None) -> LossSum:
+        # The forward pass calls the loss: only within it has distributed training put the output weights in place.
+        loss = partial(
             output_cross_entropy,
             targets=batch.expected,
             ignore_index=UNPREDICTED,
             label_smoothing=self._label_smoothing,
         )
+        recording = {} if record is None else {"record": record}
+        return LossSum(*model(batch.source, batch.source_lengths, batch.target_input, loss=loss, **recording))
 
 
 class GuidedAlignment:
@@ -57,7 +56,7 @@ class GuidedAlignment:
 
     def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
         maps: dict[str, AttentionMap] = {}
-        loss = _loss(model, batch, self._translation, maps.__setitem__)
+        loss = self._translation(model, batch, maps.__setitem__)
         apart = misalignment(maps[self._name], batch.links, self._head)
         return LossSum(loss.total + self._weight * apart, loss.count)
 
@@ -82,10 +81,3 @@ def misalignment(weights: AttentionMap, links: Tensor, head: int) -> Tensor:
     _, owner, count = (pair * weights.shape[-2] + target).unique(return_inverse=True, return_counts=True)
     # A weight that has become 0 has no logarithm; it has no gradient either.
     return -(found.clamp_min(torch.finfo(found.dtype).tiny).log() / count[owner]).sum()
-
-
-def _loss(model: nn.Module, batch: Batch, forcing: TeacherForcing, record: RecordMap | None = None) -> LossSum:
-    read = (batch.source, batch.source_lengths, batch.target_input)
-    recording = {} if record is None else {"record": record}
-    # The forward pass calls the loss: only within it has distributed training put the output weights in place.
-    return LossSum(*model(*read, loss=forcing.of_output(batch), **recording))

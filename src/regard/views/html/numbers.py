@@ -17,8 +17,8 @@ from regard.maps.sources.call import CallSource
 from regard.maps.sources.derived import AverageSource
 from regard.maps.sources.given import given_weights
 from regard.maps.sources.source import Source
-from regard.maps.statistics.by_name import pooled, top_weights
-from regard.maps.statistics.definitions import Distance, Entropy, Received, TopKeys
+from regard.maps.statistics.by_name import pooled
+from regard.maps.statistics.definitions import Distance, Entropy, Received, TopKeys, TopWeights
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.precision import widest_dtype
 from regard.views.html.arrays import Floats
@@ -168,7 +168,7 @@ def _of_what_was_kept(heads: AttentionMap) -> HeadNumbers:
     if len(found) == 2 and grids["max"] != grids["mean"]:
         del found["mean"]
     cells = HeadCells(grid, found.get("max"), found.get("mean"))
-    k = next((k for k in range(min(STRONGEST, keys), 0, -1) if source.keeps(top_weights(k, keys))), 0)
+    k = next((k for k in range(min(STRONGEST, keys), 0, -1) if source.keeps(TopWeights.of(k, keys))), 0)
     top = _top(heads, heads.top_keys(k)) if k else None
     known = (found.get("max"), None if top is None else top.weights, found.get("mean"))
     largest = next(values for values in known if values is not None)

@@ -64,4 +64,4 @@ def recomputed(heads: AttentionMap, temperature: float, mask: str) -> AttentionM
     changed = replace(
         call, query=call.query.to(wide), key=call.key.to(wide), score=ScaledDot(scale / temperature), mask=chosen
     )
-    return AttentionMap(CallSource(GivenFactors(changed, None), source.layout, names=source.dimensions))
+    return AttentionMap(CallSource(GivenFactors(changed, None), source.shape, names=source.dimensions))

@@ -11,7 +11,7 @@ from regard.errors import ArgumentError, ShapeError, require
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.source import Scratch, Source
-from regard.maps.statistics.tile_groups import TILE_ELEMENTS, TILE_ROWS
+from regard.maps.statistics.tiles import TILE_ELEMENTS, TILE_ROWS
 from regard.tensors.tile_sizes import fitting, ranges, tile_shape
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from regard.kernels import BACKENDS, row_state
 from regard.kernels.base import Call, row_sum_error
 from regard.maps.sources.call_factors import GivenFactors
 from regard.maps.sources.row_shift import RowShift
-from regard.tensors.guards import is_autocasting, is_inference, is_recorded
+from regard.tensors.guards import autocasts, is_inference, is_recorded
 from regard.tensors.tensor_tree import tensors_mapped
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, GivenMask
@@ -49,7 +50,12 @@ class Factors:
         self._context = with_graph if graph else undisturbed
         self.even = even
         """Rows the model spread evenly because its mask left them no key, as in `GivenMask`."""
-        self._call = call
+        self._make: Callable[[], Call] | None = None
+        """Makes the call; None once it is made."""
+        if isinstance(call, Call):
+            self.form = call
+        else:
+            self._make = call
         self._state = state
         self.held = tuple(held)
         """The tensors the model must not overwrite; if the call may be a step, queries first and then keys."""
@@ -58,27 +64,28 @@ class Factors:
         self._notes = [] if notes is None else notes
         self._row_shift = RowShift()
 
+    @cached_property
+    def form(self) -> Call:
+        """The call, not checked: for its shapes, dtypes and devices."""
+        return self.call
+
     @property
     def call(self) -> Call:
         """The call; raises OverwrittenError if the model has overwritten its tensors."""
         stale = first_stale(self.held if self.keys is None else (*self.held, self.keys.kept))
         if stale is not None:
             stale.check()
-        if isinstance(self._call, Call):
-            self._call.require_same("a map", self._state if isinstance(self._state, Tensor) else None)
+        if self._make is None:
+            self.form.require_same("a map", self._state if isinstance(self._state, Tensor) else None)
         else:
             with self._context():
-                self._call = self._call()
+                self.form, self._make = self._make(), None
             if not self._is_deferred:
                 # The computed call has tensors of its own, out of the model's reach.
                 self.held = ()
         if self.keys is not None:
-            return replace(self._call, key=self.keys.tensor[:, :, : self.sizes.keys])
-        return self._call
-
-    @property
-    def form(self) -> Call:
-        return self._call if isinstance(self._call, Call) else self.call
+            return replace(self.form, key=self.keys.tensor[:, :, : self.sizes.keys])
+        return self.form
 
     @property
     def state(self) -> Tensor:
@@ -142,16 +149,16 @@ class Factors:
 
     def follow(self, keys: "Keys") -> None:
         """Read the keys from `keys`, which grow with the steps, and drop our copy."""
-        assert isinstance(self._call, Call)
+        assert self._make is None, "its keys were compared"
         self.keys, self.held = keys, (self.held[0], *self.held[2:])
-        self._call = replace(self._call, key=self._call.key.new_empty(0))
+        self.form = replace(self.form, key=self.form.key.new_empty(0))
 
     def tensors(self) -> list[Tensor]:
         tensors = [kept.tensor for kept in self.held]
         if self.keys is not None:
             tensors.append(self.keys.tensor)
-        if isinstance(self._call, Call):
-            tensors += [self._call.query, self._call.key]
+        if self._make is None:
+            tensors += [self.form.query, self.form.key]
         if isinstance(self._state, Tensor | SavedTensor):
             tensors.append(self._state if isinstance(self._state, Tensor) else self._state.tensor)
         return tensors
@@ -171,13 +178,13 @@ class Keys:
 
 def undisturbed() -> AbstractContextManager[object]:
     """A context without gradients, autocast and inference tensors, so a read is exact wherever it happens."""
-    casting = _casting()
+    casting = autocasts()
     return _exactly(torch.no_grad(), casting) if casting or is_recorded() or is_inference() else nullcontext()
 
 
 def with_graph() -> AbstractContextManager[object]:
     """The same with gradients."""
-    return _exactly(recorded(), _casting())
+    return _exactly(recorded(), autocasts())
 
 
 @contextmanager
@@ -187,11 +194,6 @@ def recorded() -> Iterator[None]:
     keeps = torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
     with torch.inference_mode(False), torch.enable_grad(), keeps:
         yield
-
-
-def _casting() -> tuple[str, ...]:
-    """The kinds of device under autocast."""
-    return tuple(filter(is_autocasting, ("cpu", "cuda")))
 
 
 def _exactly(gradients: AbstractContextManager[object], casting: tuple[str, ...]) -> ExitStack:

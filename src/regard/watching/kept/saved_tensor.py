@@ -71,17 +71,18 @@ class SavedTensor:
 
 def first_stale(held: Iterable[SavedTensor]) -> SavedTensor | None:
     """The first of the tensors that the model has written to since; all fingerprints are compared at once."""
-    taken: list[tuple[SavedTensor, tuple[Fingerprint, Tensor]]] = []
+    taken, pairs = list[SavedTensor](), list[tuple[Fingerprint, Tensor]]()
     for kept in held:
         made, mark = kept.made, kept.mark
         if mark is None or not isinstance(made, Tensor):
             continue
         if isinstance(mark, Fingerprint):
-            taken.append((kept, (mark, made)))
+            taken.append(kept)
+            pairs.append((mark, made))
         elif version_counter(made) != mark:
             return kept
-    place = first_changed([pair for _, pair in taken]) if taken else None
-    return None if place is None else taken[place][0]
+    place = first_changed(pairs) if pairs else None
+    return None if place is None else taken[place]
 
 
 def marked(tensor: Tensor, owner: Tensor) -> int | Fingerprint | None:

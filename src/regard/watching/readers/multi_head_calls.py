@@ -5,7 +5,7 @@ They stay fused: a watch saves the input and the weights, and the projections ar
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
@@ -20,7 +20,7 @@ from regard.call.masks.basic import causal
 from regard.call.masks.basic import lengths as lengths_mask
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
-from regard.call.shapes import Sizes, as_autocast, without_autocast
+from regard.call.shapes import Sizes, as_autocast
 from regard.errors import OverwrittenError
 from regard.kernels.base import Call
 from regard.maps.sources.values import widened
@@ -132,8 +132,8 @@ class Projected(ObservedCall):
         def build() -> Call:
             # The map may be read under another autocast than the call's.
             with autocast_to(dtype, query.input):
-                q, k = (one.heads(num_heads, batch_first=batch_first) for one in (query, key))
-            return masked(_call_of(q, k, sizes, None), given, beside)
+                heads = query.heads(num_heads, batch_first=batch_first), key.heads(num_heads, batch_first=batch_first)
+            return masked(_call_of(*heads, sizes, None), given, beside)
 
         return Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even, graph=policy.graph)
 
@@ -246,8 +246,8 @@ def _call_of(query: Tensor, key: Tensor, sizes: Sizes, scale: float | None) -> C
 
 
 def autocast_to(dtype: torch.dtype | None, like: Tensor) -> AbstractContextManager[Any]:
-    """The autocast during a call, on the device of a tensor; none for None."""
-    return without_autocast(like.device) if dtype is None else torch.autocast(like.device.type, dtype)
+    """The autocast during a call, on the device of a tensor; for None that of a read, which has none."""
+    return nullcontext() if dtype is None else torch.autocast(like.device.type, dtype)
 
 
 def _added(mask: Tensor) -> Tensor:

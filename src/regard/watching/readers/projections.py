@@ -1,7 +1,8 @@
 """Queries, keys or values as linear maps of an input: input and weights are saved, and projected on demand."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -107,29 +108,30 @@ class Projection:
     def keep(
         self, policy: RetentionPolicy, what: str, beside: "SavedProjection | None" = None
     ) -> "tuple[Projection, list[SavedTensor]]":
-        """The same projection with saved tensors; an input shared with `beside`, another projection, is saved once."""
+        """The same projection with saved tensors; those shared with `beside`, another projection, are saved once."""
         held: list[SavedTensor] = []
+        shared = {} if beside is None else dict(zip(map(id, beside[0].tensors()), beside[1].tensors(), strict=True))
 
-        def weight(tensor: Tensor | None) -> Tensor | None:
-            if tensor is None:
-                return None
-            held.append(policy.keep_weight(tensor, f"the weights of {what}"))
+        def saved(tensor: Any, save: Callable[[Tensor, str], SavedTensor], name: str) -> Any:
+            if tensor is None or id(tensor) in shared:
+                return None if tensor is None else shared[id(tensor)]
+            held.append(save(tensor, f"the {name} of {what}"))
             return held[-1].tensor
 
-        def activation(tensor: Tensor, name: str) -> Tensor:
-            held.append(policy.keep(tensor, f"the {name} of {what}"))
-            return held[-1].tensor
-
-        shared = beside is not None and beside[0].input is self.input
-        x = beside[1].input if beside is not None and shared else activation(self.input, "input")
+        weight = partial(saved, save=policy.keep_weight, name="weights")
         kept = replace(
-            self, input=x, weight=weight(self.weight), bias=weight(self.bias), row=weight(self.row),
-            static=None if self.static is None else activation(self.static, "keys"),
+            self, input=saved(self.input, policy.keep, "input"), weight=weight(self.weight), bias=weight(self.bias),
+            row=weight(self.row), static=saved(self.static, policy.keep, "keys"),
             norm=None if self.norm is None else self.norm._replace(
                 weight=weight(self.norm.weight), bias=weight(self.norm.bias)
             ),
         )  # fmt: skip
         return kept, held
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The tensors that another projection may share."""
+        norm = () if self.norm is None else (self.norm.weight, self.norm.bias)
+        return self.input, self.weight, self.bias, *norm
 
     def parts(self) -> tuple[Tensor, Tensor | None]:
         """The matrix and the bias of this projection alone."""

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from regard.call.shapes import Dimensions
 from regard.maps.sources.call import CallSource
@@ -67,7 +67,9 @@ class Reading:
         if self.stored is not None:
             return self.stored
         assert self.factors is not None
-        return CallSource(self.factors, self.factors.sizes.leading, may_be_beside=self.beside, names=self.dimensions)
+        return CallSource(
+            self.factors, Size(self.factors.sizes.map_shape), may_be_beside=self.beside, names=self.dimensions
+        )
 
 
 class ObservedCall(ABC):

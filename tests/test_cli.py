@@ -496,14 +496,6 @@ def test_a_setting_that_may_be_left_out_has_no_choice_of_that_name(call: Call) -
     assert {*err.partition("one of ")[2].partition(", got")[0].split(", ")} == {"float32", "int8"}
 
 
-def test_bpe_dropout_is_refused_before_the_data_are_read_if_a_run_without_merges_comes_first(
-    call: Call, run: Path, data: Path, tmp_path: Path
-) -> None:
-    command = ("train", "--data", str(data), "--out", str(tmp_path / "new"), "--warm-start", str(run))
-    check_one_line(call(*command, "--bpe-dropout", "0.1"), "have none: leave it out")
-    assert not (tmp_path / "new").exists()
-
-
 def test_overwrite_keeps_the_old_run_until_the_new_data_are_read(
     call: Call, run: Path, data: Path, tmp_path: Path
 ) -> None:

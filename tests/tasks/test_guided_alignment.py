@@ -217,7 +217,6 @@ def test_a_bad_line_of_links_is_left_out_with_its_pair(tmp_path: Path) -> None:
     [
         ({"alignment_head": 2}, "alignment_head must be from -2 to 1, as the decoder has 2, got 2"),
         ({"alignment_layer": -2}, "alignment_layer must be from -1 to 0, as the decoder has 1, got -2"),
-        ({"tokenizer": "bpe", "bpe_dropout": 0.1}, "bpe_dropout cuts words anew, and links are of tokens"),
         ({"alignment_weight": 0.0}, "alignment_weight must be above 0"),
         ({"alignment_data": None, "alignment_valid": None, "alignment_head": 1}, "alignment_head is for a head that"),
         ({"alignment_data": None, "alignment_valid": None, "alignment_weight": 1.0}, "add --alignment-data"),

@@ -63,10 +63,6 @@ def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
     # Its settings say nothing of them if it took them from another run.
     names = ("tokenizer.json",) if was_shared else ("source_tokenizer.json", "target_tokenizer.json")
     taken = [Tokenizer.load(run / name) for name in names]
-    if getattr(config, "bpe_dropout", 0) and not all(one.has_merges for one in taken):
-        raise ArgumentError(
-            f"bpe_dropout leaves out merges, and the tokenizers of {run}, which it would take, have none: leave it out"
-        )
     if getattr(config, "lowercase", False) and not all(one.lowercases for one in taken):
         raise ArgumentError(
             f"lowercase needs tokenizers that read lower case, and those of {run}, which it would take, "

@@ -57,9 +57,6 @@ class TranslationConfig(TrainingConfig):
     alignment_head: int = 0
     """The head that is taught."""
 
-    bpe_dropout: float = 0.0
-    """BPE dropout: the probability with which each merge is left out when training pairs are cut, anew in every
-    epoch, 0 to 1."""
     label_smoothing: float = 0.1
     """Share of a target's probability that is spread over the vocabulary, 0 to 1."""
     best_by: Literal["loss", "bleu"] = "loss"
@@ -80,9 +77,7 @@ class TranslationConfig(TrainingConfig):
         counts = {"vocab_size": self.vocab_size, "validation_beam": self.validation_beam}
         require_at_least(1, **counts, max_length=self.max_length)
         Beam(self.validation_beam)  # It refuses sizes that no machine has room for, before training begins.
-        require_share(label_smoothing=self.label_smoothing, bpe_dropout=self.bpe_dropout)
-        if self.bpe_dropout and self.tokenizer != "bpe":
-            raise ArgumentError(f"bpe_dropout leaves out merges, which only --tokenizer bpe has, got {self.tokenizer}")
+        require_share(label_smoothing=self.label_smoothing)
         if self.model == "transformer" and self.transformer.shared_embeddings and not self.shared_vocabulary:
             raise ArgumentError("shared embeddings need one vocabulary: add --shared-vocabulary")
         self._check_alignment()
@@ -109,8 +104,6 @@ class TranslationConfig(TrainingConfig):
                 if one.name.startswith("alignment_") and getattr(self, one.name) != one.default:
                     raise ArgumentError(f"{one.name} is for a head that is taught to align: add --alignment-data")
             return
-        if self.bpe_dropout:
-            raise ArgumentError("bpe_dropout cuts words anew, and links are of tokens as they were cut: leave out one")
         is_transformer = self.model == "transformer"
         layers, heads = (self.transformer.decoder_layers, self.transformer.num_heads) if is_transformer else (1, 1)
         for name, index, count in (("layer", self.alignment_layer, layers), ("head", self.alignment_head, heads)):

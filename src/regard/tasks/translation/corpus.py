@@ -17,7 +17,6 @@ from regard.files.atomic import replacing
 from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.text.bpe_dropout import BPEDropout, NewCuts
 from regard.tasks.text.held_out import held_out_sources, seen_sources
 from regard.tasks.text.lines import Reader
 from regard.tasks.text.links import LinkedPair, read_linked_pairs
@@ -123,16 +122,6 @@ def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
 def held_out_pairs(folder: RunFolder) -> Reader[Pair]:
     """The pairs for validation as they were written."""
     return read_pairs(folder.data / TEXTS, format="jsonl")
-
-
-def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:
-    """Tokenises the training pairs anew in each epoch, if the settings want BPE dropout."""
-    if not config.bpe_dropout:
-        return None
-    source = BPEDropout(corpus.source_tokenizer, config.bpe_dropout)
-    target = BPEDropout(corpus.target_tokenizer, config.bpe_dropout)
-    limits: dict[str, Any] = {"max_length": config.max_length, "max_tokens": config.batch_tokens}
-    return NewCuts(source, target, seed=config.seed, **limits)
 
 
 def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Tokenizer, Tokenizer]:

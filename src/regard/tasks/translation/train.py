@@ -23,7 +23,7 @@ from regard.tasks.translation.aligned_corpus import AlignedPair
 from regard.tasks.translation.alignment_error import TOGETHER_PAIRS, links_counted, links_found
 from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
-from regard.tasks.translation.corpus import new_cuts, open_corpus, prepare_corpus
+from regard.tasks.translation.corpus import open_corpus, prepare_corpus
 from regard.tasks.translation.forcing import GuidedAlignment, TeacherForcing
 from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.options import TranslationOptions
@@ -138,8 +138,7 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
     model = made_for_training(make, config.sizes, config)
     warm_up(model, config, folder)
     shares: dict[str, Any] = {"rank": fabric.global_rank, "world_size": fabric.world_size}
-    cuts = new_cuts(config, corpus)
-    batches = TokenBatches(corpus.train, corpus.links, **_limits(config), **shares, cuts=cuts)
+    batches = TokenBatches(corpus.train, corpus.links, **_limits(config), **shares)
     return TrainingJob(
         model,
         batches,

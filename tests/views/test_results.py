@@ -30,7 +30,7 @@ KINDS: dict[type, str] = {
 }  # fmt: skip
 NAMES = {
     "a handle, whose answers show themselves": "Enabled LanguageModel MaskedLanguageModel Translator TokenStore Reader "
-    "Measure ScoreText Translate Atlas MeasuredFolder AttentionMonitor",
+    "Measure Atlas MeasuredFolder AttentionMonitor",
     "an argument, which the caller wrote": "Beam FitConfig AlignmentOf Request Limits Upsampling Theme Summarize Grid "
     "ForcedPrefix MinP RepetitionPenalty Temperature TopK TopP Vocabulary ByteLevelBPE Characters Words KeepKeys "
     "KeepTokens Sizes Dimensions Statistic AcrossHeads",

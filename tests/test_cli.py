@@ -53,19 +53,6 @@ def run(data: Path) -> Path:
     return folder
 
 
-def linked(data: Path) -> tuple[str, ...]:
-    """Flags that teach a head links between the words of the data."""
-    links = data.parent / "links"
-    links.write_text("0-2 1-1 2-0\n" * len(data.read_text().splitlines()))
-    return "--alignment-data", str(links), "--alignment-weight", "0.5"
-
-
-def rates(folder: Path) -> list[float]:
-    """The alignment error rate at each validation."""
-    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [record["aer"] for record in records if record["event"] == "valid"]
-
-
 def losses(folder: Path) -> list[tuple[int, float]]:
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [(record["step"], record["loss"]) for record in records if record["event"] == "train"]
@@ -123,7 +110,7 @@ def test_a_killed_rank_is_restarted_by_the_command_of_the_first_start(call: Call
     """
     out = tmp_path / "run"
     exact = ("--transformer.dropout", "0", "--precision", "float32")  # bf16 would round sums of other order apart
-    command = ("train", "--data", str(data), "--steps", "40", *exact, *TINY, *linked(data))
+    command = ("train", "--data", str(data), "--steps", "40", *exact, *TINY)
     here = ("-m", "regard", *command, "--out", str(out), "--gradient-checkpointing", "--resume")
     ranks = torchrun("--max-restarts", "2", *here)
     # Without it the torch of 2.13 lets restarted ranks find the addresses of dead ones (pytorch/pytorch#135712).
@@ -141,7 +128,6 @@ def test_a_killed_rank_is_restarted_by_the_command_of_the_first_start(call: Call
     ours, theirs = losses(tmp_path / "one"), losses(out)
     assert [step for step, _ in theirs] == list(range(1, 41))
     assert max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True)) < 1e-5
-    assert rates(out) == rates(tmp_path / "one") != []
     for run in (out, tmp_path / "one"):
         assert call("translate", str(run), "1 times 2")[0] == 0
     status, text, _ = call("train", "--out", str(out), "--resume", "--steps", "41")

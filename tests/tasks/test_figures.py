@@ -298,10 +298,8 @@ def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         small_config(tmp_path, threads=0)
 
 
-def test_a_refused_run_leaves_no_links_and_no_texts(tmp_path: Path) -> None:
-    links = tmp_path / "links"
-    links.write_text("0-0\n" * len(PAIRS))
-    config = small_config(tmp_path, alignment_data=links, alignment_valid=links, batch_tokens=4)
+def test_a_refused_run_leaves_no_texts(tmp_path: Path) -> None:
+    config = small_config(tmp_path, batch_tokens=4)
     with pytest.raises(DataError, match="there is no pair of at most 4 tokens"):
         train_translation(config)
     assert not config.out.exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from regard.cli.loading import speaks
-from regard.cli.shared import Command, Mean, alignment_of, refuse_first
+from regard.cli.shared import Command, refuse_first
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.tasks.exports.formats import Engine, SearchPrecision
 from regard.tasks.generation.config import LARGEST, Beam
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
     from regard.tasks.language_modelling.causal import LanguageModel
-    from regard.tasks.translation.alignments import AlignmentOf
     from regard.tasks.translation.translator import Translator
 
 OWN = "regard"
@@ -202,13 +201,11 @@ class Ranking:
 
 
 class SearchCommand(Command):
-    """A search for translations, with the flags of `Ranking`, `EngineFlags` and `AlignmentOf`."""
+    """A search for translations, with the flags of `Ranking` and `EngineFlags`."""
 
     __slots__ = ()
     beam: int | None
     nbest: int = 1
-    alignment_layer: int | Mean | None
-    alignment_head: int | Mean | None
 
     @property
     def size(self) -> int:
@@ -225,10 +222,3 @@ class SearchCommand(Command):
     @property
     def engine_flags(self) -> EngineFlags:
         return EngineFlags.of(self, rewards=self.search.length_reward > 0)
-
-    @property
-    def names_alignment(self) -> bool:
-        return bool(self.given("--alignment-layer", "--alignment-head"))
-
-    def alignment(self, usual: "AlignmentOf") -> "AlignmentOf":
-        return alignment_of(self.alignment_layer, self.alignment_head, usual)

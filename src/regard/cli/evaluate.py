@@ -13,7 +13,6 @@ from regard.cli.shared import (
     AnyRun,
     Command,
     Device,
-    Mean,
     ReadingCommand,
     Run,
     below,
@@ -31,8 +30,7 @@ from regard.tasks.training.bleu import BleuTokenize
 
 OF_TRANSLATORS = (
     *("--beam", "--length-penalty", "--length-reward", "--references"),
-    *("--alignment-data", "--engine", "--precision", "--max-length"),
-    "--bleu-tokenize",
+    *("--engine", "--precision", "--max-length", "--bleu-tokenize"),
 )
 TASK_OF = {"--stride": LANGUAGE_MODEL, "--singly": MASKED_LANGUAGE_MODEL, **dict.fromkeys(OF_TRANSLATORS, TRANSLATION)}
 """The flags for runs of one task alone."""
@@ -63,14 +61,6 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
     singly: int | None = None
     """masked language model: tokens, evenly spread over the text, that are masked one at a time for the
     pseudo-perplexity, in a forward pass each; at most 250 unless given, and the standard error is printed."""
-    alignment_layer: int | Mean | None = None
-    """with --alignment-data: the decoder layer whose attention aligns, or mean. Unless given, that of
-    the head that was taught to align (--alignment-data of `train`), or the last."""
-    alignment_head: int | Mean | None = None
-    """the head in that layer, or mean."""
-    alignment_data: Path | None = None
-    """translation: a file with the links of words in each pair of --data (`0-0 1-2 3?4`, source and target from 0, `?`
-    for possible ones): prints the alignment error rate too."""
     max_length: int | None = None
     """translation: the most tokens of a translation; unless given, some more than twice those of its source."""
     bleu_tokenize: BleuTokenize = "auto"
@@ -96,17 +86,11 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
         self.ranking.refuse(self.size)
         require_files(self.data, setting="--data")
         require_files(self.references, setting="--references")
-        require_files([] if self.alignment_data is None else [self.alignment_data], setting="--alignment-data")
         self.engine_flags.refuse()
 
     def _refuse_contradictions(self) -> None:
-        links, references = self.alignment_data is not None, bool(self.references)
+        references = bool(self.references)
         refuse_first(
-            (links and references, "--alignment-data links one target to each source: leave out --references"),
-            (
-                self.names_alignment and not links,
-                "--alignment-layer and --alignment-head go with --alignment-data",
-            ),
             (references and bool(self.data_format), "--references are files of lines: leave out --data-format"),
             (
                 references and len(self.data) != 1,

@@ -16,13 +16,10 @@ from regard.tasks.names import TRANSLATION
 from regard.tasks.registry import TASKS
 from regard.tasks.telling import Tell
 from regard.tasks.text.lines import Reader
-from regard.tasks.text.links import links_of, read_linked_pairs
 from regard.tasks.text.references import read_judged, read_references
 from regard.tasks.text.texts import RunningText
 from regard.tasks.training.bleu import bleu_caution
 from regard.tasks.training.distributed.devices import find_device
-from regard.tasks.translation.alignment_error import error_of
-from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.translator import Translator
 
 ScoreRow = tuple[str, ...]
@@ -39,7 +36,7 @@ def evaluate(asked: Any) -> None:
     with telling() as tell:
         match model:
             case Translator():
-                rows = _translations(asked, model, asked.alignment(model.alignment), search_by, tell)
+                rows = _translations(asked, model, search_by, tell)
             case LanguageModel():
                 rows = _next_tokens(asked, model, tell)
             case MaskedLanguageModel():
@@ -47,14 +44,9 @@ def evaluate(asked: Any) -> None:
     print_table(rows)
 
 
-def _translations(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[ScoreRow]:
-    aligned = list[ScoreRow]()
+def _translations(asked: Any, model: Translator, search_by: SearchBy, tell: Tell) -> list[ScoreRow]:
     reader = _judged(asked)
     judged: list[Any] = list(reader)  # read once: it may be a pipe
-    if asked.alignment_data is not None:
-        links = [links_of(pair.links, "the links") for pair in judged]
-        judged = [(pair.source, pair.target) for pair in judged]
-        aligned = [("AER", f"{error_of(model, judged, links, align):.2f}", f"percent, {align}")]
     with search_by.searching(model, asked.run):
         found = model.evaluate(
             judged,
@@ -73,7 +65,6 @@ def _translations(asked: Any, model: Translator, align: AlignmentOf, search_by: 
         ("loss", f"{found.loss:.4f}", "nats a token"),
         *_unknown(found.unknown, "of the references' tokens"),
         *_cut_off(found.cut_off),
-        *aligned,
     ]
 
 
@@ -91,11 +82,9 @@ def _unknown(share: float, of: str) -> list[ScoreRow]:
 
 
 def _judged(asked: Any) -> Reader[Any]:
-    """Read sources and their references, in any of the forms; with links, pairs and their links."""
+    """Read sources and their references, in any of the forms."""
     if asked.references:
         return read_references(asked.data[0], asked.references, bad_lines=asked.bad_lines)
-    if asked.alignment_data is not None:
-        return read_linked_pairs(asked.data, asked.alignment_data, **asked.reading)
     return read_judged(asked.data, **asked.reading)
 
 

@@ -52,10 +52,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "regard evaluate runs/mine --data test.en --references test.de",
         "regard evaluate runs/book --data other.txt",
     ),
-    "align": (
-        "regard align runs/mine --data pairs.tsv > links",
-        "regard align runs/en-fr --reverse runs/fr-en --data pairs.tsv > links",
-    ),
+    "align": ("regard align runs/mine --data pairs.tsv > links",),
     "score": ("regard score runs/mine --data test.tsv", "regard score runs/book --data lines.txt"),
     "choose": ("regard choose runs/mine --by bleu",),
     "view": (

@@ -122,13 +122,11 @@ def refuse_first(*wrongs: tuple[bool, str]) -> None:
             raise ArgumentError(message)
 
 
-def alignment_of(layer: int | Mean | None, head: int | Mean | None, usual: "AlignmentOf") -> "AlignmentOf":
-    """The attention of two flags: the usual one if both are None; of a layer alone, the mean over its heads."""
+def alignment_of(layer: int | Mean | None, head: int | Mean | None) -> "AlignmentOf":
+    """The attention of two flags: the last layer and the mean over its heads unless given."""
     from regard.tasks.translation.alignments import AlignmentOf
 
-    if layer is None and head is None:
-        return usual
-    chosen = usual.layer if layer is None else layer
+    chosen = AlignmentOf().layer if layer is None else layer
     return AlignmentOf(layer=None if chosen == "mean" else chosen, head=None if head == "mean" else head)
 
 

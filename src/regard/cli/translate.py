@@ -48,8 +48,7 @@ class TranslateCommand(SearchCommand):
     alignments: bool = False
     """print JSON: tokens, scores, and how much each token attended to each token of the source."""
     alignment_layer: int | Mean | None = None
-    """the decoder layer whose attention that is, from 0, or from -1 backwards; or mean. Unless given, that of the head
-    that was taught to align (--alignment-data of `train`), or the last."""
+    """the decoder layer whose attention that is, from 0, or from -1 backwards; or mean; the last unless given."""
     alignment_head: int | Mean | None = None
     """the head in that layer, or mean."""
     confidence: bool = False
@@ -78,6 +77,10 @@ class TranslateCommand(SearchCommand):
     """threads of CTranslate2, each with a batch of its own; unless given, one for each core."""
     verbose: bool = False
     """say on standard error which engine searches, where and why; a file is always begun so."""
+
+    @property
+    def names_alignment(self) -> bool:
+        return bool(self.given("--alignment-layer", "--alignment-head"))
 
     def check(self) -> None:
         self._refuse_contradictions()

@@ -27,9 +27,6 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
     if not goes_on or not folder.prepared_file.exists():
         require_files(getattr(config, "data", ()), setting="data")
         require_files(getattr(config, "valid", ()), setting="valid")
-        for setting in ("alignment_data", "alignment_valid"):
-            given = getattr(config, setting, None)
-            require_files(() if given is None else (given,), setting=setting)
         if config.tokenizers_from is not None:
             before = RunFolder(config.tokenizers_from).read_config(task, type(config))
             _refuse_tokenizers(config, before)

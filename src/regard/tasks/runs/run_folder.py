@@ -50,7 +50,7 @@ FILES = (
 )
 """All files of a run, in the order in which a new run gets them: the first makes it a run, the last makes it ready."""
 FOLDERS: dict[str, tuple[str, ...]] = {
-    "data": ("train.tokens", "valid.tokens", "valid.jsonl", "train.links", "valid.aligned.jsonl"),
+    "data": ("train.tokens", "valid.tokens", "valid.jsonl"),
     "tensorboard": ("events.out.tfevents.*",),
     "best": (),
     "last": (),

@@ -18,7 +18,6 @@ class TokenBatches:
     def __init__(
         self,
         store: TokenStore,
-        links: TokenStore | None = None,
         *,
         max_length: int,
         max_tokens: int,
@@ -26,8 +25,7 @@ class TokenBatches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._store, self._links = store, links
-        self._max_length, self._seed = max_length, seed
+        self._store, self._max_length, self._seed = store, max_length, seed
         self._plan: dict[str, Any] = {"max_tokens": max_tokens, "seed": seed, "rank": rank, "world_size": world_size}
 
     def __len__(self) -> int:
@@ -62,9 +60,7 @@ class TokenBatches:
                 yield fitting, plan_batches(*lengths, epoch=epoch, section=number, **self._plan)
 
     def _batch(self, rows: Indices) -> Batch:
-        store, linked = self._store, self._links
-        links = None if linked is None else [(linked.source(i), linked.target(i)) for i in rows]
-        return collate([store.source(i) for i in rows], [store.target(i) for i in rows], links=links)
+        return collate([self._store.source(i) for i in rows], [self._store.target(i) for i in rows])
 
     def _fitting(self, rows: Indices) -> Indices:
         source, target = self._store.lengths(rows)

@@ -11,7 +11,6 @@ from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, 
 from regard.tasks.text.batches import Batch, collate
 from regard.tasks.text.codec import Codec
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.made_model import Model
 from regard.tasks.translation.search_job import Searcher
 
@@ -35,15 +34,12 @@ class TranslationModel:
         target_tokenizer: Codec,
         *,
         longest: int | None = None,
-        alignment: AlignmentOf | None = None,
     ) -> None:
         self.model = model.eval()
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
         self.longest = longest
         """The most tokens of a sentence in training, its end mark counted; None if that is not known."""
-        self.alignment = alignment or AlignmentOf()
-        """The attention that aligns unless another is asked for: the head that was taught to, if one was."""
 
     @property
     def device(self) -> torch.device:

@@ -28,7 +28,6 @@ from regard.tasks.training.bleu import BleuTokenize, bleu
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.training.metrics import chrf, exact_match
 from regard.tasks.translation.aligning import Align
-from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import load_tokenizers
@@ -275,8 +274,7 @@ def _loaded(folder: Path, device: str, checkpoint: Literal["best", "last"]) -> T
     vocabularies = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
     tensors, make_it = run.checkpoints.load_model(checkpoint), partial(make_model, config.sizes, **vocabularies)
     model = _frozen(filled(make_it, config.sizes, tensors, source=run.path / checkpoint), device)
-    longest, alignment = config.max_length, taught_head(config)
-    return Translator(model, source_tokenizer, target_tokenizer, longest=longest, alignment=alignment)
+    return Translator(model, source_tokenizer, target_tokenizer, longest=config.max_length)
 
 
 def _frozen(model: N, device: str) -> N:

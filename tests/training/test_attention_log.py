@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 
 import regard
 from regard.errors import ArgumentError
-from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
-from regard.tasks.language_modelling.train import run_language_model, run_masked_language_model
-from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.language_modelling.train import run_language_model
+from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import TASKS
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.training.distributed.devices import start_fabric
@@ -34,20 +33,15 @@ def recurrent(folder: Path, **changes: Any) -> Any:
 
 
 def next_token(folder: Path, **changes: Any) -> Any:
-    return text_config(folder, LanguageModelConfig, **changes)
-
-
-def filling_in(folder: Path, **changes: Any) -> Any:
-    return text_config(folder, MaskedLanguageModelConfig, **changes)
+    return text_config(folder, **changes)
 
 
 RUNS: dict[str, tuple[Callable[..., Any], Callable[..., str], str]] = {
     "translation": (translation, run_translation, TRANSLATION),
     "recurrent translation": (recurrent, run_translation, TRANSLATION),
     "language model": (next_token, run_language_model, LANGUAGE_MODEL),
-    "masked language model": (filling_in, run_masked_language_model, MASKED_LANGUAGE_MODEL),
 }
-DROPOUT = {"translation": "transformer", "language model": "model", "masked language model": "model"}
+DROPOUT = {"translation": "transformer", "language model": "model"}
 
 
 def lines(folder: Path, event: str) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from regard.cli.shared import (
 )
 from regard.errors import ArgumentError
 from regard.tasks.exports.formats import Engine, SearchPrecision
-from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of, task_of
 from regard.tasks.runs.refusals import require_files
 from regard.tasks.text.lines import STANDARD_INPUT, Reader, StrPath
@@ -32,7 +32,7 @@ OF_TRANSLATORS = (
     *("--beam", "--length-penalty", "--length-reward", "--references"),
     *("--engine", "--precision", "--max-length", "--bleu-tokenize"),
 )
-TASK_OF = {"--stride": LANGUAGE_MODEL, "--singly": MASKED_LANGUAGE_MODEL, **dict.fromkeys(OF_TRANSLATORS, TRANSLATION)}
+TASK_OF = {"--stride": LANGUAGE_MODEL, **dict.fromkeys(OF_TRANSLATORS, TRANSLATION)}
 """The flags for runs of one task alone."""
 
 
@@ -41,7 +41,7 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
     """Score a run on a test set.
 
     The scores of a translator are BLEU, chrF, exact match and loss; of a language model loss, perplexity and bits per
-    byte; of a masked language model loss and accuracy on masked tokens, and pseudo-perplexity.
+    byte.
     """
 
     run: AnyRun
@@ -58,9 +58,6 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
     """translation: what each token adds to the score of a translation, as for `translate`."""
     stride: int | None = None
     """language model: tokens that each block predicts; its others are context; half a block unless given."""
-    singly: int | None = None
-    """masked language model: tokens, evenly spread over the text, that are masked one at a time for the
-    pseudo-perplexity, in a forward pass each; at most 250 unless given, and the standard error is printed."""
     max_length: int | None = None
     """translation: the most tokens of a translation; unless given, some more than twice those of its source."""
     bleu_tokenize: BleuTokenize = "auto"
@@ -81,7 +78,7 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
             if TASK_OF[flag] != task:
                 raise ArgumentError(f"{flag} is not for a run of the task {task}: leave it out")
         self._refuse_contradictions()
-        refuse_first(below("--beam", self.beam), below("--stride", self.stride), below("--singly", self.singly))
+        refuse_first(below("--beam", self.beam), below("--stride", self.stride))
         refuse_first(below("--max-length", self.max_length))
         self.ranking.refuse(self.size)
         require_files(self.data, setting="--data")
@@ -110,7 +107,7 @@ class ScoreCommand(ReadingCommand):
     """Print the log-probability of each pair or line, in nats, and over how many tokens it is summed.
 
     For a translator it is that of the target given the source, end mark included; for a language model that of the
-    line; for a masked language model the pseudo-log-likelihood, the sum over tokens that are masked one at a time.
+    line.
     """
 
     run: Run

@@ -11,7 +11,6 @@ from regard.cli.shared import print_table
 from regard.tasks.exports.engine import refuse_run
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
-from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
 from regard.tasks.names import TRANSLATION
 from regard.tasks.registry import TASKS
 from regard.tasks.telling import Tell
@@ -34,13 +33,7 @@ def evaluate(asked: Any) -> None:
     load: Any = TASKS[task].load
     model = load(asked.run, device=asked.device)
     with telling() as tell:
-        match model:
-            case Translator():
-                rows = _translations(asked, model, search_by, tell)
-            case LanguageModel():
-                rows = _next_tokens(asked, model, tell)
-            case MaskedLanguageModel():
-                rows = _masked_tokens(asked, model, tell)
+        rows = _translations(asked, model, search_by, tell) if task == TRANSLATION else _next_tokens(asked, model, tell)
     print_table(rows)
 
 
@@ -89,7 +82,7 @@ def _judged(asked: Any) -> Reader[Any]:
 
 
 def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[ScoreRow]:
-    found = model.evaluate(text := _text(asked), stride=asked.stride, tell=tell)
+    found = model.evaluate(text := RunningText(asked.data, **asked.reading), stride=asked.stride, tell=tell)
     asked.tell(text)
     return [
         ("tokens", str(found.tokens)),
@@ -104,20 +97,3 @@ def _bits(found: TextEvaluation) -> ScoreRow:
     if found.bits_per_byte is not None:
         return f"{found.bits_per_byte:.4f}", f"{found.text_bytes} bytes"
     return "none", f"it tells nothing where more than {100 * MOST_UNKNOWN:g} percent of the tokens are unknown"
-
-
-def _text(asked: Any) -> RunningText:
-    return RunningText(asked.data, **asked.reading)
-
-
-def _masked_tokens(asked: Any, model: MaskedLanguageModel, tell: Tell) -> list[ScoreRow]:
-    row = model.row(text := _text(asked))
-    asked.tell(text)
-    found = model.fill(row, tell=tell)
-    print(f"loss\t{found.loss:.4f}\tnats a masked token")
-    print(f"masked accuracy\t{found.accuracy:.2f}\tpercent of {found.masked} masked tokens", flush=True)
-    print_table(_unknown(found.unknown, "of the masked tokens"))
-    most = SINGLE_MASKS if asked.singly is None else asked.singly
-    found = found.with_singles(model.fill_singly(row, most=most, tell=tell))
-    sample = f"{found.singly} tokens masked singly, standard error {found.pseudo_perplexity_error:.1%}"
-    return [("pseudo-perplexity", f"{found.pseudo_perplexity:.3f}", sample)]

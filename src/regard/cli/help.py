@@ -38,9 +38,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "regard train language-model --data book.txt --out runs/book --epochs 10",
         "regard train language-model --data *.txt --out runs/books --tokenizer characters",
     ),
-    "train masked-language-model": (
-        "regard train masked-language-model --data book.txt --out runs/masked --epochs 10",
-    ),
     "translate": (
         'regard translate runs/mine "a sentence"',
         "regard translate runs/mine --input big.txt --output big.de",

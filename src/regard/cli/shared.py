@@ -12,7 +12,7 @@ import tyro
 
 from regard.errors import ArgumentError
 from regard.files.model_folder import snapshot_of
-from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of
 from regard.tasks.text.gate import DataFormat
 from regard.tasks.text.lines import BadLines, Reader, StrPath
@@ -133,7 +133,6 @@ def alignment_of(layer: int | Mean | None, head: int | Mean | None) -> "Alignmen
 KINDS = {
     TRANSLATION: ("a translator", "translate"),
     LANGUAGE_MODEL: ("a language model", "generate"),
-    MASKED_LANGUAGE_MODEL: ("a masked language model", "view"),
 }
 """The name of a run of each task, and its command."""
 

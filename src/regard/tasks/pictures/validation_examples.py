@@ -1,13 +1,14 @@
 """A few sentences of the validation data, whose attention is looked at again and again while a model trains."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.maps.attention_map import AttentionMap
+from regard.models.decoder_only import DecoderOnly
 from regard.tasks.language_modelling.corpus import TextCorpus
 from regard.tasks.pictures.save import Look
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
@@ -45,13 +46,7 @@ def look_at_pairs(model: Model, corpus: Corpus, count: int) -> Look | None:
     return look
 
 
-def look_at_text(
-    model: nn.Module,
-    corpus: TextCorpus,
-    count: int,
-    block_length: int,
-    attend: Callable[[Tensor], Mapping[str, AttentionMap]],
-) -> Look | None:
+def look_at_text(model: DecoderOnly, corpus: TextCorpus, count: int, block_length: int) -> Look | None:
     """The attention of a model to stretches of the validation text, evenly apart."""
     tokens, length = corpus.valid.tokens, min(block_length, LONGEST_TOKENS, len(corpus.valid))
     starts = [number * (len(tokens) - length) // max(count, 1) for number in range(count)]
@@ -64,7 +59,7 @@ def look_at_text(
             device = next(model.parameters()).device
             for start in dict.fromkeys(starts):
                 ids = tokens[start : start + length].tolist()
-                maps = attend(torch.tensor([ids], device=device))
+                maps = model.attend(torch.tensor([ids], device=device))
                 seen.append((f"from token {start:,}", text_attention(corpus.tokenizer, ids, maps)))
         return seen
 
@@ -90,9 +85,7 @@ def attend_to_pairs(model: Model, corpus: Corpus) -> Attend:
     return attend
 
 
-def attend_to_text(
-    model: nn.Module, corpus: TextCorpus, block_length: int, attend_to: Callable[[Tensor], Mapping[str, AttentionMap]]
-) -> Attend:
+def attend_to_text(model: DecoderOnly, corpus: TextCorpus, block_length: int) -> Attend:
     """Run a language model over a few stretches of the validation text, evenly apart, as long as those it trains on."""
     tokens, length = corpus.valid.tokens, min(block_length, len(corpus.valid))
     count = max(1, LOGGED_TOKENS // max(length, 1))
@@ -102,7 +95,7 @@ def attend_to_text(
         device = next(model.parameters()).device
         rows = torch.tensor([tokens[start : start + length].tolist() for start in starts], device=device)
         with evaluating(model), torch.no_grad():
-            yield attend_to(rows)
+            yield model.attend(rows)
 
     return attend
 

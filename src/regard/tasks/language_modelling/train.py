@@ -15,7 +15,7 @@ from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import open_text, prepare_text
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
 from regard.tasks.names import LANGUAGE_MODEL
-from regard.tasks.pictures.validation_examples import attend_to_text, look_at_text
+from regard.tasks.pictures.validation_examples import look_at_text
 from regard.tasks.runs.model_size import chosen_optimizer, made_for_training
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
@@ -86,9 +86,8 @@ def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) 
     )
     optimizer = chosen_optimizer(config, model, model.output, betas=(0.9, config.beta2), eps=1e-8)
     look = look_at_text(model, corpus, config.pictures, config.block_length)
-    logged = attend_to_text(model, corpus, config.block_length)
     validate = _validation(config, model, corpus.valid, fabric)
-    return TrainingJob(model, TextBatches(plan), next_token_loss, optimizer, validate, look=look, attend=logged)
+    return TrainingJob(model, TextBatches(plan), next_token_loss, optimizer, validate, look=look)
 
 
 def _validation(config: LanguageModelConfig, model: DecoderOnly, valid: TextStore, fabric: Any) -> Validate:

@@ -10,7 +10,7 @@ from torch import nn
 from regard.models.config import RNNConfig, TransformerConfig
 from regard.tasks.generation.config import Beam
 from regard.tasks.names import TRANSLATION
-from regard.tasks.pictures.validation_examples import attend_to_pairs, look_at_pairs
+from regard.tasks.pictures.validation_examples import look_at_pairs
 from regard.tasks.runs.model_size import chosen_optimizer, made_for_training
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
@@ -137,7 +137,6 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
         ),
         config.best_by,
         look_at_pairs(model, corpus, config.pictures),
-        attend_to_pairs(model, corpus),
     )
 
 

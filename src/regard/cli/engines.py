@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -18,15 +18,12 @@ from regard.tasks.generation.config import LARGEST, Beam
 if TYPE_CHECKING:
     import torch
 
-    from regard.tasks.language_modelling.causal import LanguageModel
     from regard.tasks.translation.translator import Translator
 
 OWN = "regard"
 LACKS: Mapping[str, str] = {
     "--vocabulary": "keeps to no vocabulary",
     "--length-reward": "has no length reward",
-    "--min-p": "does not draw by a least share",
-    "--repetition-penalty": "does not see the prompt when it weakens repetitions",
 }
 """Why CTranslate2 cannot follow a flag."""
 
@@ -47,12 +44,6 @@ class OwnSearch:
         _say(self.reason)
         yield OWN
 
-    @contextmanager
-    def writing(self, model: "LanguageModel", run: Path) -> Iterator[None]:
-        """Write for a language model in the block; it was loaded from `run`."""
-        _say(self.reason)
-        yield
-
 
 @dataclass(frozen=True, slots=True)
 class CTranslate2Search:
@@ -67,27 +58,17 @@ class CTranslate2Search:
 
         return {"engine": f"ctranslate2 {library().__version__}", "precision": self.precision}
 
-    def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> AbstractContextManager[str]:
-        """Search by threads of this process, one for each batch."""
+    @contextmanager
+    def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> Iterator[str]:
+        """Search by threads of this process, one for each batch; or where the engine fails and nothing insists on it,
+        with regard's own search."""
         from regard.tasks.exports.engine import searching_by_ctranslate2
 
         threads = workers
         if threads is None:
             threads = usable_cores() if translator.device.type == "cpu" else 1
         or_own = None if self.insists else _say
-        return self._or_own(
-            searching_by_ctranslate2(translator, run, precision=self.precision, threads=threads, or_own=or_own)
-        )
-
-    def writing(self, model: "LanguageModel", run: Path) -> AbstractContextManager[str]:
-        """Write by one thread of this process."""
-        from regard.tasks.exports.text_engine import writing_by_ctranslate2
-
-        return self._or_own(writing_by_ctranslate2(model, run, precision=self.precision))
-
-    @contextmanager
-    def _or_own(self, engine: AbstractContextManager[object]) -> Iterator[str]:
-        """Begin with the engine, or where it fails and nothing insists on it with regard's own search."""
+        engine = searching_by_ctranslate2(translator, run, precision=self.precision, threads=threads, or_own=or_own)
         with ExitStack() as stack:
             try:
                 name = str(stack.enter_context(engine))

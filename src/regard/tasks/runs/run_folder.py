@@ -40,7 +40,7 @@ ENGINE = "ctranslate2"
 """The folder of the run's own export."""
 ENGINE_FILES = (
     *("engine.json", "model.bin", "config.json"),
-    *("vocabulary.json", "shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json"),
+    *("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json"),
     *("tokenizer.json", "target_tokenizer.json", "tokenizer_config.json"),
 )
 """All files of the export. The first names the others with their checksums, and is written last."""

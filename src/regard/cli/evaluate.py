@@ -29,7 +29,7 @@ from regard.tasks.text.lines import STANDARD_INPUT, Reader, StrPath
 from regard.tasks.training.bleu import BleuTokenize
 
 OF_TRANSLATORS = (
-    *("--beam", "--length-penalty", "--length-reward", "--references"),
+    *("--beam", "--length-penalty", "--references"),
     *("--engine", "--precision", "--max-length", "--bleu-tokenize"),
 )
 TASK_OF = {"--stride": LANGUAGE_MODEL, **dict.fromkeys(OF_TRANSLATORS, TRANSLATION)}
@@ -52,10 +52,8 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
     """translation: files of references, one for each set; --data then has the sources alone."""
     beam: int | None = None
     """translation: hypotheses kept while searching; 5 unless given."""
-    length_penalty: float | None = None
+    length_penalty: float = 1.0
     """translation: above 1 favours longer translations, below 1 shorter ones; as for `translate`."""
-    length_reward: float | None = None
-    """translation: what each token adds to the score of a translation, as for `translate`."""
     stride: int | None = None
     """language model: tokens that each block predicts; its others are context; half a block unless given."""
     max_length: int | None = None
@@ -78,12 +76,10 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
             if TASK_OF[flag] != task:
                 raise ArgumentError(f"{flag} is not for a run of the task {task}: leave it out")
         self._refuse_contradictions()
-        refuse_first(below("--beam", self.beam), below("--stride", self.stride))
-        refuse_first(below("--max-length", self.max_length))
-        self.ranking.refuse(self.size)
+        self.refuse_search()
+        refuse_first(below("--stride", self.stride), below("--max-length", self.max_length))
         require_files(self.data, setting="--data")
         require_files(self.references, setting="--references")
-        self.engine_flags.refuse()
 
     def _refuse_contradictions(self) -> None:
         references = bool(self.references)

@@ -16,7 +16,7 @@ from regard.cli.shared import alignment_of
 from regard.errors import RegardError
 from regard.tasks.exports.engine import refuse_run
 from regard.tasks.text.gate import RunningTextFormat, form_of_text
-from regard.tasks.text.lines import STANDARD_INPUT, Line, Lines, read_lines
+from regard.tasks.text.lines import STANDARD_INPUT, Line, Lines
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.bulk.lines import (
     BulkTranslation,
@@ -48,7 +48,6 @@ def _options(asked: Any, translator: Translator) -> TranslationOptions:
         beam=asked.search,
         alignments=align if asked.alignments or asked.names_alignment else None,
         copy_unknown=asked.copy_unknown,
-        vocabulary=None if asked.vocabulary is None else translator.vocabulary(read_lines(asked.vocabulary)),
         max_length=asked.max_length,
         max_target_length=asked.max_length,
         confidence=asked.confidence,

@@ -6,7 +6,6 @@ import torch
 
 from regard.errors import DataError
 from regard.models.fingerprint import fingerprint
-from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
 from regard.tasks.text.batches import Batch, collate
 from regard.tasks.text.codec import Codec
@@ -66,7 +65,6 @@ class TranslationModel:
         self,
         source: Sequence[int],
         prefix: Sequence[int] = (),
-        vocabulary: Vocabulary | None = None,
         longest: int | None = None,
         most: int | None = None,
     ) -> str | None:
@@ -80,8 +78,6 @@ class TranslationModel:
         most = min((one for one in (limit, most) if one is not None), default=None)
         if most is not None and len(prefix) + 1 > most:
             return f"a prefix of {len(prefix) + 1} tokens, and the model writes {most} at most"
-        if vocabulary is not None and not bool(vocabulary.tokens[list(prefix)].all()):
-            return "a prefix with words that the vocabulary leaves out"
         return None
 
     def encode_pairs(

@@ -14,7 +14,6 @@ from torch import nn
 from regard.errors import ArgumentError, DataError
 from regard.files.model_folder import is_huggingface, snapshot_of
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.language_modelling.likelihood import together
 from regard.tasks.names import TRANSLATION
@@ -145,23 +144,7 @@ class Translator(TranslationModel):
             )
 
     def _search(self, options: TranslationOptions) -> Search:
-        return Search(self, options.beam, options.vocabulary, [Align(self, options)], options.max_target_length)
-
-    def vocabulary(self, texts: Iterable[str]) -> Vocabulary:
-        """The tokens of some words or sentences, and the end mark: `translate` can be limited to them.
-
-        Each text is cut twice, as at the beginning of a sentence and as after a space. Unknown words are
-        left out.
-
-        Raises:
-            DataError: the texts have no token.
-        """
-        both = [form for text in texts for form in (text, f" {text}")]
-        marks, unknown = self.target_tokenizer.marks, self.target_tokenizer.unknown_id
-        tokens = {token for ids in self.target_tokenizer.encode_batch(both) for token in ids} - {unknown, *marks}
-        if not tokens:
-            raise DataError("expected words that translations may be made of, got none that the model can write")
-        return Vocabulary.of(sorted({*tokens, marks.end_id}), self.model.output.out_features)
+        return Search(self, options.beam, [Align(self, options)], options.max_target_length)
 
     def evaluate(
         self,

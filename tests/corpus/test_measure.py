@@ -201,10 +201,10 @@ def test_an_engine_may_derive_a_class() -> None:
             self.pool = "a pool"
             super().__init__(*args)
 
-    made = OfAnEngine("gpt2")
+    made: Any = OfAnEngine("gpt2")
     assert (made.pool, made.model) == ("a pool", "gpt2")
     with pytest.raises(AttributeError):
-        Measure("gpt2").text = "other"
+        made.text = "other"
 
 
 @pytest.mark.parametrize(

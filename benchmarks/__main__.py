@@ -23,7 +23,6 @@ CLAIMS = [
     "kernel_regression",
     "watching",
     "start",
-    "attention_log",
     "view_folder",
     "corpus",
     "consumers",

@@ -23,7 +23,6 @@ COMMANDS = {
         "train --help",
         "train translation --help",
         "train language-model --help",
-        "train masked-language-model --help",
         *(f"{name} --help" for name in COMMANDS_BY_NAME),
         "trian",
         "train --dat x",

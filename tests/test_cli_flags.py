@@ -11,7 +11,7 @@ import torch
 
 from regard.cli import view as view_command
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP, Vocabulary
+from regard.tasks.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
 from regard.tasks.pictures import save as pictures
 from regard.tasks.pictures.save import PictureFiles
@@ -49,8 +49,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
             return TextEvaluation(1.25, 3.5, 0.75, 9, 8)
 
     class Speaker(Translator):
-        alignment = AlignmentOf()
-
         def __init__(self) -> None: ...
 
         device = torch.device("cpu")
@@ -63,10 +61,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
             one, two = torch.tensor([[0.25, 0.75]]), None
             candidates = [Candidate("first\none", -0.5, ["first"], one), Candidate("second", -1.5, ["second"], two)]
             return [Translation("x", ["x"], candidates[: options.beam.num_best]) for _ in lines]
-
-        def vocabulary(self, texts: Any) -> Vocabulary:
-            found["texts"] = list(texts)
-            return Vocabulary.of([1, 3], 5)
 
         def fingerprint(self) -> str:
             return "the same"
@@ -127,11 +121,6 @@ def test_generate(call: Call, asked: Asked, flags: tuple[str, ...], filters: lis
     [
         ((), {}),
         (("--beam", "3", "--nbest", "2", "--length-penalty", "0.5"), {"beam": Beam(3, num_best=2, length_penalty=0.5)}),
-        (("--length-reward", "0.4"), {"beam": Beam(5, length_penalty=0.0, length_reward=0.4)}),
-        (
-            ("--length-reward", "0.4", "--length-penalty", "0.5"),
-            {"beam": Beam(5, length_penalty=0.5, length_reward=0.4)},
-        ),
         (("--alignments",), {"alignments": AlignmentOf()}),
         (
             ("--alignments", "--alignment-layer", "2", "--alignment-head", "1"),
@@ -162,13 +151,10 @@ def test_ranks_translate_no_file(call: Call, asked: Asked, monkeypatch: pytest.M
     assert "not by the ranks of torchrun: cut it up (split), and join the translations (cat)" in err
 
 
-def test_lines_with_prefixes_and_a_vocabulary(call: Call, asked: Asked, tmp_path: Path) -> None:
-    (tmp_path / "words").write_text("one\ntwo\n")
+def test_lines_with_prefixes(call: Call, asked: Asked) -> None:
     stdin = b"a\tb\nc\n"
-    call("translate", "run", "--prefix-column", "--vocabulary", str(tmp_path / "words"), stdin=stdin)
+    call("translate", "run", "--prefix-column", stdin=stdin)
     assert asked["requests"] == [Request("a", "b"), Request("c", "")]
-    assert asked["texts"] == ["one", "two"]
-    assert asked["options"].vocabulary.tokens.tolist() == [False, True, False, True, False]
     del asked["requests"]
     call("translate", "run", "--prefix", "y", stdin=stdin)
     assert asked["requests"] == [Request("a\tb", "y"), Request("c", "y")]
@@ -179,17 +165,15 @@ def test_lines_with_prefixes_and_a_vocabulary(call: Call, asked: Asked, tmp_path
     [
         ("--beam", "3"), ("--nbest", "2"), ("--length-penalty", "0.5"), ("--alignments",), ("--copy-unknown",),
         ("--alignments", "--alignment-layer", "0"), ("--alignments", "--alignment-head", "0"), ("--prefix", "y"),
-        ("--prefix-column",), ("--vocabulary", "WORDS"),
+        ("--prefix-column",),
     ],
     ids=" ".join,
 )  # fmt: skip
 def test_a_file_is_gone_on_with_under_the_same_flags_alone(
     call: Call, asked: Asked, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    (tmp_path / "words").write_text("one\n")
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_bytes(b"a\n\xff\n")
-    flags = tuple(str(tmp_path / "words") if flag == "WORDS" else flag for flag in flags)
     command = ("translate", "run", "--input", str(source), "--output", str(target))
     assert "in:2: expected UTF-8" in call(*command)[2]  # it stops there, and the work so far is kept
     status, _, err = call(*command, "--resume", *flags)

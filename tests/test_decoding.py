@@ -90,13 +90,9 @@ class Table:
             [*body, EOS] for length in range(steps) for body in itertools.product(others, repeat=length)
         ]  # fmt: skip
 
-    def best_answers(
-        self, first: int, steps: int, penalty: float, reward: float = 0.0
-    ) -> list[tuple[float, list[int]]]:
+    def best_answers(self, first: int, steps: int, penalty: float) -> list[tuple[float, list[int]]]:
         answers = self.every_answer(first, steps)
-        return sorted(
-            (((self.log_probability(first, y) + reward * len(y)) / len(y) ** penalty, y) for y in answers), reverse=True
-        )
+        return sorted(((self.log_probability(first, y) / len(y) ** penalty, y) for y in answers), reverse=True)
 
 
 def sources(*first: int, width: int = 3) -> tuple[Tensor, Tensor]:
@@ -110,36 +106,32 @@ def tokens_of(found: list[Hypothesis]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("vocab", "steps"), [(3, 5), (4, 3)])
-@pytest.mark.parametrize(
-    ("penalty", "reward"), [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (2.0, 0.0), (0.0, 0.7), (0.5, 2.0)]
-)
-def test_a_wide_beam_finds_the_exhaustive_optimum(vocab: int, steps: int, penalty: float, reward: float) -> None:
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0, 2.0])
+def test_a_wide_beam_finds_the_exhaustive_optimum(vocab: int, steps: int, penalty: float) -> None:
     table, firsts = Table(vocab), (5, 7, 11, 13)
     count = len(table.every_answer(0, steps))
     found = beam_search(
         table, *sources(*firsts), **LIMITS, max_steps=steps,
-        beam=Beam(vocab**steps, num_best=count, length_penalty=penalty, length_reward=reward),
+        beam=Beam(vocab**steps, num_best=count, length_penalty=penalty),
     )  # fmt: skip
     for first, hypotheses in zip(firsts, found, strict=True):
-        best = table.best_answers(first, steps, penalty, reward)
+        best = table.best_answers(first, steps, penalty)
         assert tokens_of(hypotheses) == [tokens for _, tokens in best]
         torch.testing.assert_close(
             torch.tensor([h.score for h in hypotheses]), torch.tensor([score for score, _ in best]), rtol=0, atol=1e-6
         )
 
 
-@pytest.mark.parametrize(
-    ("penalty", "reward"), [*((p, 0.0) for p in (0.0, 0.5, 1.0, 2.0)), *itertools.product((0.0, 0.5, 2.0), (0.8, 3.0))]
-)
-def test_stopping_early_loses_no_better_answer(penalty: float, reward: float) -> None:
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0, 2.0])
+def test_stopping_early_loses_no_better_answer(penalty: float) -> None:
     """The one best of a beam too wide to fill up is the optimum, although the search stops when it is certain."""
     table, firsts = Table(3, eos_bonus=1.0), range(20, 30)
     found = beam_search(
         table, *sources(*firsts), **LIMITS, max_steps=5,
-        beam=Beam(3**4, length_penalty=penalty, length_reward=reward),
+        beam=Beam(3**4, length_penalty=penalty),
     )  # fmt: skip
     for first, (hypothesis,) in zip(firsts, found, strict=True):
-        score, tokens = table.best_answers(first, 5, penalty, reward)[0]
+        score, tokens = table.best_answers(first, 5, penalty)[0]
         assert hypothesis.tokens == tokens
         assert hypothesis.score == pytest.approx(score, abs=1e-6)
 
@@ -179,12 +171,12 @@ def test_a_search_stops_at_a_step_that_ends_nothing_too() -> None:
 
 
 def narrow_beam(
-    table: Table, first: int, *, steps: int, size: int, num_best: int, penalty: float, reward: float
+    table: Table, first: int, *, steps: int, size: int, num_best: int, penalty: float
 ) -> list[tuple[float, list[int]]]:
     """Beam search on lists, one hypothesis at a time: what `beam_search` says that it does."""
 
     def score(total: float, length: int) -> float:
-        return total / length**penalty + reward * length ** (1 - penalty)
+        return total / length**penalty
 
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[tuple[float, list[int]]] = []
@@ -207,22 +199,20 @@ def narrow_beam(
 @given(
     vocab=st.integers(3, 7), steps=st.integers(1, 7), size=st.integers(1, 5), data=st.data(),
     penalty=st.sampled_from([0.0, 0.6, 1.0, 1.7]), eos_bonus=st.sampled_from([-3.0, 0.0, 2.0]),
-    reward=st.sampled_from([0.0, 0.0, 0.4, 1.5]),
 )  # fmt: skip
 def test_a_narrow_beam_does_what_it_says(
-    vocab: int, steps: int, size: int, penalty: float, eos_bonus: float, reward: float, data: st.DataObject
+    vocab: int, steps: int, size: int, penalty: float, eos_bonus: float, data: st.DataObject
 ) -> None:
-    reward = reward if penalty != 1 else 0.0
     num_best = data.draw(st.integers(1, size))
     firsts = data.draw(st.lists(st.integers(3, 99), min_size=1, max_size=6))
     table = Table(vocab, eos_bonus=eos_bonus)
     found = beam_search(
         table, *sources(*firsts), **LIMITS, max_steps=steps,
-        beam=Beam(size, num_best=num_best, length_penalty=penalty, length_reward=reward),
+        beam=Beam(size, num_best=num_best, length_penalty=penalty),
     )  # fmt: skip
     how = {"steps": steps, "size": size, "num_best": num_best}
     for first, hypotheses in zip(firsts, found, strict=True):
-        expected = narrow_beam(table, first, **how, penalty=penalty, reward=reward)
+        expected = narrow_beam(table, first, **how, penalty=penalty)
         assert tokens_of(hypotheses) == [tokens for _, tokens in expected]
         for hypothesis, (score, _) in zip(hypotheses, expected, strict=True):
             assert hypothesis.score == pytest.approx(score, abs=1e-5)
@@ -243,7 +233,7 @@ def test_hypotheses_that_end_take_no_place_of_those_that_go_on() -> None:
     options: dict[str, Any] = {"size": 2, "num_best": 2, "length_penalty": 0.0}
     (found,) = beam_search(table, *sources(3), **LIMITS, max_steps=6, beam=Beam(**options))
     assert tokens_of(found) == [[3, EOS], [3, 6, EOS]]
-    expected = narrow_beam(table, 3, steps=6, size=2, num_best=2, penalty=0.0, reward=0.0)
+    expected = narrow_beam(table, 3, steps=6, size=2, num_best=2, penalty=0.0)
     assert tokens_of(found) == [tokens for _, tokens in expected]
 
 
@@ -386,11 +376,7 @@ def test_arguments_outside_their_range() -> None:
         ({"num_best": 4}, "got num_best=4 and size=3"),
         ({"length_penalty": -0.1}, "length_penalty must be at least 0 and finite, got -0.1"),
         ({"length_penalty": float("nan")}, "got nan"),
-        ({"length_reward": 0.1}, "a length_reward of 0.1 changes no order at a length_penalty of 1"),
         ({"length_penalty": 51.0}, "length_penalty must be at most 50, got 51.0"),
-        ({"length_reward": 1e300, "length_penalty": 0.0}, "length_reward must be at most 50, got 1e"),
-        ({"length_reward": -0.1}, "length_reward must be at least 0 and finite, got -0.1"),
-        ({"length_reward": float("inf")}, "length_reward must be at least 0 and finite, got inf"),
     ],
 )
 def test_a_beam_of_numbers_outside_their_range(arguments: dict[str, Any], message: str) -> None:

@@ -1,7 +1,6 @@
 """What a newcomer meets after the first command: runs of a few steps, epochs, long lines, progress, help that fits."""
 
 import io
-import math
 import os
 import re
 import shutil
@@ -11,7 +10,6 @@ import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +19,6 @@ from regard.cli.commands import COMMANDS
 from regard.cli.help import EXAMPLES
 from regard.cli.train import TRAINERS
 from regard.tasks.config import make_schedule
-from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.registry import TASKS
 from regard.tasks.runs import choose_checkpoint as choosing
 from regard.tasks.runs.choose_checkpoint import CandidateWeights
@@ -35,7 +32,6 @@ TINY = {
         *("--transformer.encoder-layers", "1", "--transformer.decoder-layers", "1"),
     ),
     "language-model": ("--model.dim", "8", "--model.num-heads", "2", "--model.num-layers", "1"),
-    "masked-language-model": ("--model.dim", "8", "--model.num-heads", "2", "--model.num-layers", "1"),
 }
 
 
@@ -139,30 +135,6 @@ def test_a_long_line_is_a_bad_line(folder: Path, tmp_path: Path) -> None:
     assert "the limit is 3" in typed(*command, "--max-length", "3")[2]
 
 
-def test_evaluation_of_a_masked_model_scores_in_batches_and_prints_as_it_goes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes: list[int] = []
-    model = MaskedLanguageModel.load(folder / "masked-language-model", device="cpu")
-    forward = type(model.model).forward
-
-    def counted(self: Any, tokens: Any, *others: Any, **more: Any) -> Any:
-        passes.append(len(tokens))
-        return forward(self, tokens, *others, **more)
-
-    monkeypatch.setattr(type(model.model), "forward", counted)
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
-    command = ("evaluate", str(folder / "masked-language-model"), "--data", str(folder / "book.txt"), "--device", "cpu")
-    status, out, err = typed(*command, "--singly", "60")
-    assert status == 0, err
-    assert [line.split("\t")[0] for line in out.splitlines()] == ["loss", "masked accuracy", "pseudo-perplexity"]
-    (singly,) = map(int, re.findall(r"(\d+) tokens masked singly", out))
-    assert 30 <= singly <= 60
-    assert len(passes) < sum(passes) / 4
-    assert "blocks of tokens filled in: " in err
-    assert f"tokens masked one at a time: {singly}" in err
-
-
 def test_a_log_counts_from_the_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """The imports before it may take longer than ten seconds."""
     seconds, log = [0.0], io.StringIO()
@@ -172,30 +144,6 @@ def test_a_log_counts_from_the_first_word(monkeypatch: pytest.MonkeyPatch) -> No
             seconds[0] = at
             tell("bytes", int(at), None)
     assert log.getvalue() == "bytes: 71\n"
-
-
-def test_the_loss_at_the_masks_is_that_of_all_logits(folder: Path) -> None:
-    """The output layer reads the masked places alone; here it reads all of them."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    from regard.tasks.text.blocks import masked_windows, window_batches
-
-    model = MaskedLanguageModel.load(folder / "masked-language-model", device="cpu")
-    row = model.row((folder / "book.txt").read_text().splitlines())
-    found = model.fill(row)
-    total, right, count = 0.0, 0, 0
-    settings = {"length": model.block_length, "vocab_size": len(model.tokenizer), "mask_id": model.mask_id}
-    for batch in window_batches(masked_windows(row, **settings), places=512):
-        with torch.no_grad():
-            logits = model.model(batch.tokens, batch.lengths)
-        total += float(cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=-100, reduction="sum"))
-        right += int(((logits.argmax(-1) == batch.targets) & (batch.targets >= 0)).sum())
-        count += int((batch.targets >= 0).sum())
-    assert found.masked == count
-    assert found.accuracy == pytest.approx(100 * right / count)
-    assert found.loss == pytest.approx(total / count, rel=1e-5)
-    assert math.isnan(found.pseudo_perplexity)
 
 
 def test_evaluate_and_choose_say_how_far_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

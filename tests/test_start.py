@@ -17,7 +17,6 @@ WITHOUT_TORCH = [
     "train --help",
     "train translation --help",
     "train language-model --help",
-    "train masked-language-model --help",
     *(
         f"{name} --help"
         for name in [

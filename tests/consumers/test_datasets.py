@@ -1,4 +1,4 @@
-"""`datasets` of Hugging Face calls the callables on its own blocks, and its folders are read."""
+"""`datasets` of Hugging Face calls `Measure` on its own blocks, and its folders are read."""
 
 from pathlib import Path
 
@@ -12,10 +12,6 @@ datasets = pytest.importorskip(
 from regard.corpus.documents import documents_in, input_files  # noqa: E402  (after the package that it needs)
 from tests.consumers.corpus_example import run_example  # noqa: E402
 from tests.corpus.conftest import documents  # noqa: E402
-from tests.corpus.conftest import gpt2 as gpt2  # noqa: E402
-from tests.corpus.test_text_functions import book as book  # noqa: E402
-from tests.corpus.test_text_functions import test_datasets_map_the_callables as test_datasets_map_the_callables  # noqa: E402
-from tests.corpus.test_text_functions import translator as translator  # noqa: E402
 
 
 def test_the_example_has_the_rows_of_the_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,25 +91,6 @@ def test_without_the_package_ours_searches_and_says_nothing(
     assert not (run / ENGINE).exists()
 
 
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
-        (("--vocabulary", "{words}"), "CTranslate2 keeps to no vocabulary (--vocabulary)"),
-        (("--length-reward", "0.3"), "CTranslate2 has no length reward (--length-reward)"),
-    ],
-)
-def test_what_it_lacks_goes_by_ours_and_one_line_says_so(
-    more: tuple[str, ...], reason: str, run: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    (tmp_path / "words").write_text("das\n")
-    names = {"words": tmp_path / "words"}
-    flags = [part.format(**names) for part in more]
-    found, said = answered(capsys, "translate", run, "1 times 2", *flags)
-    assert said == [SAYS + reason]
-    assert (found, []) == answered(capsys, "translate", run, "1 times 2", *flags, "--engine", "regard")
-    assert not (run / ENGINE).exists()
-
-
 def test_a_model_that_it_cannot_express_goes_by_ours(run_of: Runs, capsys: Capture) -> None:
     _, said = answered(capsys, "translate", run_of("pre, rotary"), "1 times 2")
     assert len(said) == 1
@@ -132,13 +113,13 @@ def test_an_export_that_cannot_be_made_goes_by_ours_unless_it_is_insisted_on(
 
 def test_other_devices_are_ours_unless_it_is_insisted_on(run: Path, capsys: Capture) -> None:
     cuda, check = torch.device("cuda"), lambda: refuse_run(run)
-    own = EngineFlags(None, None, {}).chosen(cuda, check)
+    own = EngineFlags(None, None).chosen(cuda, check)
     assert own == OwnSearch("CTranslate2 searches on cuda only by --engine ctranslate2")
     with own.searching(Translator.load(run, device="cpu"), run):
         assert capsys.readouterr().err == f"{SAYS}CTranslate2 searches on cuda only by --engine ctranslate2\n"
-    chosen = EngineFlags("ctranslate2", None, {}).chosen(cuda, check)
+    chosen = EngineFlags("ctranslate2", None).chosen(cuda, check)
     assert chosen == CTranslate2Search("float32", insists=True)
-    assert EngineFlags(None, None, {}).chosen(torch.device("cpu"), check) == CTranslate2Search("float32", insists=False)
+    assert EngineFlags(None, None).chosen(torch.device("cpu"), check) == CTranslate2Search("float32", insists=False)
 
 
 def test_one_thread_for_each_core_with_one_batch_each(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

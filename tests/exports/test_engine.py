@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from regard.cli.main import run_command
-from regard.errors import ArgumentError, RunFolderError
+from regard.errors import RunFolderError
 from regard.tasks.exports import kept_export
 from regard.tasks.exports.engine import searching_by_ctranslate2
 from regard.tasks.generation.config import Beam
@@ -268,19 +268,14 @@ def test_a_file_in_order_with_blank_and_bad_lines_and_resumed(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--vocabulary", "{words}"], "--engine ctranslate2 keeps to no vocabulary: leave out --vocabulary"),
-        (["--length-reward", "0.3"], "--engine ctranslate2 has no length reward: leave out --length-reward"),
         (["--precision", "int8", "--engine", "regard"], "--precision int8 is CTranslate2's"),
-        (["--precision", "int8", "--engine", "ctranslate2", "--vocabulary", "{words}"], "leave out --vocabulary"),
         (["--engine", "marian"], "--engine"),
         (["--precision", "bf16"], "--precision"),
     ],
 )
 def test_what_the_engine_cannot_do_is_one_line(
-    more: list[str], message: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str], message: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "words").write_text("das\n")
-    more = [part.format(words=tmp_path / "words") for part in more]
     assert run_command(["translate", str(run), "1 times 2", "--engine", "ctranslate2", *more]) == 2
     said = capsys.readouterr()
     assert message in said.err
@@ -331,16 +326,3 @@ def test_evaluate_searches_with_the_engine_too(run: Path, run_of: Runs, capsys: 
         told.append(capsys.readouterr().out)
     assert told[0] == told[1]
     assert (run / ENGINE / "engine.json").exists()
-    assert run_command(["evaluate", str(run), "--data", data, "--engine", "ctranslate2", "--length-reward", "0.3"]) == 2
-    assert "has no length reward: leave out --length-reward" in capsys.readouterr().err
-
-
-def test_a_vocabulary_and_a_reward_are_refused_in_python_too(run: Path) -> None:
-    translator = Translator.load(run, device="cpu")
-    words = translator.vocabulary(["das"])
-    engine = searching_by_ctranslate2(translator, run, precision="int8", threads=1)
-    with engine:
-        with pytest.raises(ArgumentError, match="keeps to no vocabulary: search with regard"):
-            next(translator.translate(["1 times 2"], vocabulary=words))
-        with pytest.raises(ArgumentError, match="has no length reward: search with regard"):
-            next(translator.translate(["1 times 2"], beam=Beam(3, length_penalty=0.0, length_reward=0.3)))

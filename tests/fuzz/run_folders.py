@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from regard.cli import main as program
-from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, RNNConfig, TransformerConfig
-from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
-from regard.tasks.language_modelling.train import train_language_model, train_masked_language_model
+from regard.models.config import DecoderOnlyConfig, RNNConfig, TransformerConfig
+from regard.tasks.language_modelling.config import LanguageModelConfig
+from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
@@ -48,12 +48,9 @@ def make_folders(folder: Path) -> dict[str, Path]:
     train_language_model(
         LanguageModelConfig(**many, out=folder / "writer", model=DecoderOnlyConfig(**sizes, num_layers=1))
     )
-    train_masked_language_model(
-        MaskedLanguageModelConfig(**many, out=folder / "masked", model=EncoderOnlyConfig(**sizes, num_layers=1))
-    )
     ended = command("export", str(folder / "translator"), "--to", "huggingface", "--out", str(folder / "exported"))
     assert ended.status == 0, ended.errors
-    made = {name: folder / name for name in ("translator", "rnn", "writer", "masked", "exported")}
+    made = {name: folder / name for name in ("translator", "rnn", "writer", "exported")}
     for run in made.values():
         for name in ("notes.txt", "last/model.safetensors", "data/mine.tokens", "kept/step-x/a.txt"):
             if (path := run / name).parent.is_dir() or name == "notes.txt":
@@ -72,8 +69,6 @@ def commands(name: str, run: Path, out: Path) -> list[Sequence[str]]:
         case "writer":
             write = ("generate", str(run), "3 times", "--max-tokens", "3", *device)
             return [write, ("evaluate", str(run), str(run.parent / "text.txt"), *device), view, going_on]
-        case "masked":
-            return [("evaluate", str(run), str(run.parent / "text.txt"), *device), view, going_on]
     chosen = ("choose", str(run), *device)
     return [("translate", str(run), "3 times 4", *device), view, chosen, going_on]
 

@@ -1,11 +1,10 @@
-"""The attention that the server tells is that of the answer shown, in JSON, in Arrow, and as the page asks for it."""
+"""The attention that the server tells is that of the answer shown, in JSON and as the page asks for it."""
 
 import json
 from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from regard.serving.application import served_addresses
@@ -62,19 +61,6 @@ def test_a_blank_text_is_its_own_translation_at_every_door(server: Running, text
     assert [found.text for found in one.translator.translate([text])] == [text]
     status, body, _ = server.ask("/regard/v1/view", {"subjects": [{"text": text, "tokens": done["tokens"]}]})
     assert (status, json.loads(body)["error"]) == (400, "there is nothing to look at in an empty text")
-
-
-def test_arrow_has_the_same_numbers(server: Running) -> None:
-    asked = {"text": "1 and 2", "model": WRITER, "maps": ["decoder.0", "decoder.1"], "top_keys": 3, "received": True}
-    found = server.json("/regard/v1/attention", asked)
-    status, body, headers = server.ask("/regard/v1/attention", asked, accept="application/vnd.apache.arrow.stream")
-    assert (status, headers["content-type"]) == (200, "application/vnd.apache.arrow.stream")
-    rows = pa.ipc.open_stream(body).read_all().to_pylist()
-    assert [(row["map"], row["head"]) for row in rows] == [(f"decoder.{n}", h) for n in (0, 1) for h in (0, 1)]
-    for row, other in zip(rows, found["heads"], strict=True):
-        assert row["top_keys"] == other["top_keys"]
-        np.testing.assert_allclose(row["received"], other["received"], rtol=1e-6)
-        assert row["rows"] is None
 
 
 def test_a_cut_head_changes_the_answer_and_is_gone_afterwards(server: Running) -> None:

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,20 +61,20 @@ def test_a_port_of_another_is_told_before_models_are_loaded(
     assert sum("regard:" in line for line in said) == 1
 
 
-def test_a_second_sigterm_is_one_more(models: dict[str, Served]) -> None:
-    ended = []
+def test_a_second_sigterm_is_one_more(models: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, close = [], Desk.close
 
-    @contextmanager
-    def beside(_: Desk) -> Iterator[None]:
-        yield
+    def closing(desk: Desk) -> None:
         signal.raise_signal(signal.SIGTERM)  # after the loop has ended, while threads end
+        close(desk)
         ended.append(True)
 
+    monkeypatch.setattr(Desk, "close", closing)
     place = ListeningPlace("127.0.0.1", 0, 1.0, logs_requests=False)
     entrance = Entrance(hosts=frozenset({"127.0.0.1"}), token=None)
     with suppress(Interrupted), ending_at_once(), listening_at(place) as listening:
         serve_forever(
-            models, listening, place, entrance, RequestLimits(), lambda _: signal.raise_signal(signal.SIGTERM), beside
+            models, listening, place, entrance, RequestLimits(), lambda _: signal.raise_signal(signal.SIGTERM)
         )
     assert ended
 

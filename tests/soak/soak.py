@@ -39,8 +39,8 @@ import torch
 import torch.utils.tensorboard
 
 from regard.files.atomic import is_temporary
-from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, RNNConfig, TransformerConfig
-from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
+from regard.models.config import DecoderOnlyConfig, RNNConfig, TransformerConfig
+from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.registry import TASKS
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.training.checkpoints import Checkpoints
@@ -93,12 +93,10 @@ def make_config(kind: str, data: Path, out: Path) -> Any:
             return TranslationConfig(**common, batch_tokens=400, model="rnn", rnn=rnn)
         case "language-model":
             return LanguageModelConfig(**text, model=DecoderOnlyConfig(**layers, num_layers=1))
-        case "masked-language-model":
-            return MaskedLanguageModelConfig(**text, model=EncoderOnlyConfig(**layers, num_layers=1))
     raise SoakError(f"there is no {kind}")
 
 
-KINDS = ("transformer", "rnn", "language-model", "masked-language-model")
+KINDS = ("transformer", "rnn", "language-model")
 
 
 def train(kind: str, config: Any) -> None:

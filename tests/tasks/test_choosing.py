@@ -117,6 +117,9 @@ def test_what_taken_tokenizers_can_do_is_asked_of_themselves(tmp_path: Path) -> 
     second = small_config(tmp_path, steps=1, tokenizers_of=words.out, out=tmp_path / "second")
     train_translation(second)
     third = small_config(tmp_path, steps=1, tokenizers_of=second.out, out=tmp_path / "third")
-    with pytest.raises(ArgumentError, match=r"of .*second, which it would take, have none: leave it out"):
-        train_translation(replace(third, bpe_dropout=0.1))
     train_translation(replace(third, lowercase=True))
+    cased = small_config(tmp_path, steps=1, tokenizer="words", out=tmp_path / "cased")
+    train_translation(cased)
+    fourth = small_config(tmp_path, steps=1, tokenizers_of=cased.out, out=tmp_path / "fourth", lowercase=True)
+    with pytest.raises(ArgumentError, match=r"those of .*cased, which it would take, read both cases: leave it out"):
+        train_translation(fourth)

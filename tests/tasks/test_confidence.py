@@ -13,7 +13,7 @@ from regard.tasks.pictures.token_maps import Axis
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.translation import confidence
 from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.confidence import confidence_of, word_numbers
+from regard.tasks.translation.confidence import confidence_of
 from tests.conftest import Call
 from tests.tasks.small_runs import run
 from tests.tasks.test_translate_options import make
@@ -55,21 +55,6 @@ def test_words_that_get_nothing_are_named() -> None:
     row = [0.96, 0.01, 0.02, 0.01]
     assert found.entropies[0] == pytest.approx(-sum(p * log(p) for p in row), rel=1e-4)
     assert found.coverage == pytest.approx([1.46, 0.03, 0.03, 0.0, 0.48], abs=1e-6)
-
-
-@pytest.mark.parametrize("tokenizer", [Words, Characters, lambda: ByteLevelBPE(vocab_size=280)])
-def test_tokens_belong_to_words(tokenizer: Any) -> None:
-    trained = tokenizer().train(SENTENCES)
-    for sentence in ("we see  two cats, 日本 too", " Zoë\u0301 sees!"):
-        surfaces = trained.surfaces(sentence)
-        numbers = word_numbers(surfaces)
-        assert max(numbers) + 1 == len(sentence.split())
-        for surface, number in zip(surfaces, numbers, strict=True):
-            assert (
-                number == -1
-                or surface.strip() in trained.decode(trained.encode(sentence)).split()[number]
-                or (trained.unknown_id is not None)
-            )
 
 
 def test_the_command_prints_them(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

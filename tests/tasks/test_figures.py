@@ -12,11 +12,11 @@ import torch
 from sacrebleu.metrics.bleu import BLEU
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig
+from regard.models.config import DecoderOnlyConfig
 from regard.tasks import Translator, train_translation
 from regard.tasks.generation.config import Beam
-from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
-from regard.tasks.language_modelling.train import train_language_model, train_masked_language_model
+from regard.tasks.language_modelling.config import LanguageModelConfig
+from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.runs import run as runs
 from regard.tasks.runs.choose_checkpoint import choose_checkpoint
 from regard.tasks.text.pairs import read_pairs
@@ -196,17 +196,6 @@ def test_no_bits_per_byte_where_much_is_unknown(tmp_path: Path, call: Call) -> N
     )
 
 
-def test_an_unknown_token_is_never_filled_in_rightly(tmp_path: Path) -> None:
-    model = EncoderOnlyConfig(dim=16, num_heads=2, num_layers=1, feed_forward_dim=16)
-    filler = train_masked_language_model(text_config(MaskedLanguageModelConfig, tmp_path, model=model))
-    with torch.no_grad():  # so that it fills in nothing else
-        filler.model.output.weight.zero_()
-        filler.model.output.bias = torch.nn.Parameter(torch.eye(len(filler.tokenizer) + 1)[UNK])
-    found = filler.evaluate((tmp_path / "text").read_text().splitlines())
-    assert found.unknown > 0.3
-    assert found.accuracy == 0.0
-
-
 # -- cut translations ----------------------------------------------------------------------------------------------
 
 
@@ -298,10 +287,8 @@ def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         small_config(tmp_path, threads=0)
 
 
-def test_a_refused_run_leaves_no_links_and_no_texts(tmp_path: Path) -> None:
-    links = tmp_path / "links"
-    links.write_text("0-0\n" * len(PAIRS))
-    config = small_config(tmp_path, alignment_data=links, alignment_valid=links, batch_tokens=4)
+def test_a_refused_run_leaves_no_texts(tmp_path: Path) -> None:
+    config = small_config(tmp_path, batch_tokens=4)
     with pytest.raises(DataError, match="there is no pair of at most 4 tokens"):
         train_translation(config)
     assert not config.out.exists()

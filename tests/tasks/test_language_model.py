@@ -11,15 +11,8 @@ from torch import Tensor
 
 from regard.cli.main import run_command
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnlyConfig
-from regard.tasks import (
-    LanguageModel,
-    LanguageModelConfig,
-    MaskedLanguageModel,
-    MaskedLanguageModelConfig,
-    train_language_model,
-    train_masked_language_model,
-)
+from regard.models import DecoderOnly, DecoderOnlyConfig
+from regard.tasks import LanguageModel, LanguageModelConfig, Translator, train_language_model
 from regard.tasks.generation.filters import RepetitionPenalty, TopK
 from regard.tasks.language_modelling.corpus import open_text
 from regard.tasks.language_modelling.train import next_token_loss
@@ -33,21 +26,19 @@ from regard.tasks.viewing.view_input import ViewInput
 from tests.tasks.small_runs import changed, with_fit
 
 LINES = [f"{n} and {m} make {n + m}; 木 {n}" for n in range(12) for m in range(12)]
-# What a letter is follows from those beside it.
-LETTERS = ["abcdefghijklmnopqrstuvwxyz"[n % 13 : n % 13 + 13] for n in range(200)]
 TINY: dict[str, Any] = {"dim": 24, "num_heads": 2, "num_layers": 2, "feed_forward_dim": 32, "dropout": 0.0}
 
 
-def small_config(folder: Path, kind: type = LanguageModelConfig, **changes: Any) -> Any:
+def small_config(folder: Path, **changes: Any) -> Any:
     (folder / "text.txt").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
-    model = DecoderOnlyConfig(**TINY) if kind is LanguageModelConfig else EncoderOnlyConfig(**TINY)
     settings: dict[str, Any] = {
-        "data": (folder / "text.txt",), "out": folder / "run", "model": model, "tokenizer": "characters",
+        "data": (folder / "text.txt",), "out": folder / "run", "model": DecoderOnlyConfig(**TINY),
+        "tokenizer": "characters",
         "block_length": 32, "batch_tokens": 256, "steps": 6, "learning_rate": 1e-2, "warmup_steps": 5,
         "schedule": "constant",
         "validate_every": 3, "save_every": 3, "log_every": 1, "pictures": 0, "device": "cpu", "precision": "float32",
     }  # fmt: skip
-    return kind(**with_fit(settings | changes))
+    return LanguageModelConfig(**with_fit(settings | changes))
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +47,6 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     folder = tmp_path_factory.mktemp("lines")
     length: dict[str, Any] = {"steps": 250, "schedule": "cosine", "validate_every": 50, "save_every": 250}
     return train_language_model(small_config(folder, documents="lines", **length))
-
-
-@pytest.fixture(scope="module")
-def filler(tmp_path_factory: pytest.TempPathFactory) -> MaskedLanguageModel:
-    folder = tmp_path_factory.mktemp("masked")
-    (folder / "letters.txt").write_text("".join(f"{line}\n" for line in LETTERS))
-    length: dict[str, Any] = {"steps": 350, "schedule": "cosine", "validate_every": 50, "save_every": 350}
-    config = small_config(folder, MaskedLanguageModelConfig, data=(folder / "letters.txt",), **length)
-    return train_masked_language_model(config)
 
 
 @pytest.fixture(scope="module")
@@ -138,18 +120,15 @@ def losses(folder: Path) -> list[tuple[str, int, float]]:
     return [(record["event"], record["step"], record["loss"]) for record in records]
 
 
-@pytest.mark.parametrize("kind", [LanguageModelConfig, MaskedLanguageModelConfig])
-def test_a_run_that_goes_on_has_the_losses_of_one_that_never_stopped(kind: type, tmp_path: Path) -> None:
-    train = {LanguageModelConfig: train_language_model, MaskedLanguageModelConfig: train_masked_language_model}[kind]
-    model = DecoderOnlyConfig if kind is LanguageModelConfig else EncoderOnlyConfig
-    config = small_config(tmp_path, kind, model=model(**TINY | {"dropout": 0.2}), steps=9, patience=0)
-    train(config)
+def test_a_run_that_goes_on_has_the_losses_of_one_that_never_stopped(tmp_path: Path) -> None:
+    config = small_config(tmp_path, model=DecoderOnlyConfig(**TINY | {"dropout": 0.2}), steps=9, patience=0)
+    train_language_model(config)
     stopped = changed(config, out=tmp_path / "stopped", steps=3)
-    train(stopped)
-    train(changed(stopped, steps=9), resume=True)
+    train_language_model(stopped)
+    train_language_model(changed(stopped, steps=9), resume=True)
     assert losses(config.out) == losses(stopped.out)
     with pytest.raises(RunFolderError, match="has block_length 32, not 16"):
-        train(replace(stopped, block_length=16), resume=True)
+        train_language_model(replace(stopped, block_length=16), resume=True)
 
 
 def test_what_is_predicted_can_be_predicted(writer: LanguageModel) -> None:
@@ -261,51 +240,19 @@ def test_scores_add_up(writer: Any, run: Path) -> None:
     assert open_ended.tokens == 6
 
 
-def test_attention_is_drawn(writer: LanguageModel, filler: MaskedLanguageModel, tmp_path: Path) -> None:
-    for model, text in ((writer, "3 and 4"), (filler, "abcdef")):
-        seen = model.attend(text)
-        assert seen.texts == ["<bos>", *text.replace(" ", "␣")]
-        assert list(seen.maps)[-1] == seen.shown
-        looks = look_at(OwnModel(model), [ViewInput(text), ViewInput("木")], pytest.fail)
-        picture, page = save_pictures(looks, PictureFiles.at(tmp_path / "out"), title="test")
-        assert picture.read_bytes().startswith(b"\x89PNG")
-        assert text in page.read_text(encoding="utf-8")
-        for wrong in ("", "x" * 40):
-            with pytest.raises(DataError, match="expected 1 to 31"):
-                model.attend(wrong)
-    assert not writer.attend("3 and 4").maps["decoder.0"].dense().triu(1).any()
-
-
-# -- filling in --------------------------------------------------------------------------------------
-
-
-def test_masked_tokens_are_found(filler: MaskedLanguageModel) -> None:
-    found = filler.evaluate(LETTERS, singly=10_000)
-    assert 80 < found.accuracy <= 100
-    assert found.loss < 0.7
-    assert 1 < found.pseudo_perplexity < 1.5
-    assert found.singly == sum(len(line) + 1 for line in LETTERS)
-    assert found.masked == pytest.approx(0.15 * found.singly, rel=0.15)
-    assert filler.evaluate(LETTERS, singly=10_000) == found
-    assert found.pseudo_perplexity_error == 0
-    sample = filler.evaluate(LETTERS)
-    assert 125 < sample.singly <= 250
-    assert 0 < sample.pseudo_perplexity_error < 0.2
-    off = abs(math.log(sample.pseudo_perplexity / found.pseudo_perplexity))
-    assert off < 4 * sample.pseudo_perplexity_error
-
-
-def test_the_pseudo_likelihood_masks_one_token_at_a_time(filler: MaskedLanguageModel) -> None:
-    line = "cdefghx"
-    ids = [BOS, *filler.tokenizer.encode(line)]
-    total = 0.0
-    for place in range(1, len(ids)):
-        row = torch.tensor([ids])
-        row[0, place] = filler.mask_id
-        total += float(filler.model(row, torch.tensor([len(ids)])).log_softmax(-1)[0, place, ids[place]])
-    (found,) = filler.score([line])
-    assert found.log_probability == pytest.approx(total, abs=1e-4)
-    assert found.tokens == len(line)
+def test_attention_is_drawn(writer: LanguageModel, tmp_path: Path) -> None:
+    text = "3 and 4"
+    seen = writer.attend(text)
+    assert seen.texts == ["<bos>", *text.replace(" ", "␣")]
+    assert list(seen.maps)[-1] == seen.shown
+    looks = look_at(OwnModel(writer), [ViewInput(text), ViewInput("木")], pytest.fail)
+    picture, page = save_pictures(looks, PictureFiles.at(tmp_path / "out"), title="test")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert text in page.read_text(encoding="utf-8")
+    for wrong in ("", "x" * 40):
+        with pytest.raises(DataError, match="expected 1 to 31"):
+            writer.attend(wrong)
+    assert not seen.maps["decoder.0"].dense().triu(1).any()
 
 
 # -- errors ------------------------------------------------------------------------------------------
@@ -361,10 +308,8 @@ def test_damaged_and_other_runs(run: Path, tmp_path: Path) -> None:
     Characters().train(["abc"]).save(copied / "tokenizer.json")
     with pytest.raises(RunFolderError, match="is not the tokenizer that"):
         LanguageModel.load(copied)
-    with pytest.raises(
-        RunFolderError, match="holds a run of language-model, and this needs one of masked-language-model"
-    ):
-        MaskedLanguageModel.load(run)
+    with pytest.raises(RunFolderError, match="holds a run of language-model, and this needs one of translation"):
+        Translator.load(run)
     writer = LanguageModel.load(run, device="cpu")
     with pytest.raises(DataError, match="no text"):
         writer.evaluate([])

@@ -98,7 +98,6 @@ HUGE = [
     ("translation", "--transformer.dim 4000000000"),
     ("language-model", "--model.dim 65536"),
     ("language-model", "--model.num-layers 1000000000"),
-    ("masked-language-model", "--model.dim 65536"),
 ]
 
 

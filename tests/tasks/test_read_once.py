@@ -26,7 +26,10 @@ from regard.tasks.text.running_text import TextStore, pieces
 from regard.tasks.text.tokenizer_recipes import recipe
 from regard.tasks.translation import corpus as translation_corpus
 from regard.tasks.translation.corpus import prepare_corpus
-from tests.tasks.small_runs import PAIRS, small_config, write_pairs
+from tests.conftest import Call
+from tests.tasks.small_runs import PAIRS, run, small_config, write_pairs
+
+__all__ = ["run"]
 
 MANY = [(f"{source} {n}", f"{target} {n}") for n in range(8) for source, target in PAIRS]
 
@@ -173,3 +176,11 @@ def test_lines_are_what_the_whole_list_gives(tmp_path: Path, monkeypatch: pytest
     for name, part in (("train", lines[:first_held_out]), ("valid", lines[first_held_out:])):
         TextStore.build(tmp_path / name, pieces(part, "file"), tokenizer, is_whole=False)
         assert digest(tmp_path / name) == found[f"data/{name}.tokens"]
+
+
+def test_evaluate_reads_pairs_once(run: Path, call: Call) -> None:
+    data = write_pairs(run.parent / "judged.tsv", PAIRS[:3])
+    command = ("evaluate", str(run), "--device", "cpu", "--data")
+    status, out, _ = call(*command, str(data))
+    with fed(run.parent / "pipe", data.read_bytes()):
+        assert call(*command, str(run.parent / "pipe"))[:2] == (status, out) == (0, out)

@@ -64,7 +64,7 @@ def test_flags_and_files_win_and_the_same_command_goes_on(tmp_path: Path, capsys
     ("arguments", "said"),
     [
         ("--recipe nonsense", f"the recipe must be one of {', '.join(TRAINING_RECIPES)}, got"),
-        ("masked-language-model --recipe characters", "the recipe characters is for the task language-model"),
+        ("translation --recipe characters", "the recipe characters is for the task language-model"),
     ],
 )
 def test_a_wrong_recipe_is_refused(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, TransformerConfig
-from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
-from regard.tasks.language_modelling.train import train_language_model, train_masked_language_model
+from regard.models.config import DecoderOnlyConfig, TransformerConfig
+from regard.tasks.language_modelling.config import LanguageModelConfig
+from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.pictures import save
 from regard.tasks.pictures.save import Snapshots
 from regard.tasks.pictures.token_maps import TextAttention
@@ -49,18 +49,10 @@ def train_writer(folder: Path) -> Path:
     return folder / "run"
 
 
-def train_filler(folder: Path) -> Path:
-    data = write_pairs(folder / "text.tsv")
-    model = EncoderOnlyConfig(**LAYERS)
-    train_masked_language_model(MaskedLanguageModelConfig(data=(data,), out=folder / "run", model=model, **TEXT))
-    return folder / "run"
-
-
 TRAININGS: Mapping[str, Callable[[Path], Path]] = {
     "transformer": lambda folder: train_translator(folder, "transformer"),
     "rnn": lambda folder: train_translator(folder, "rnn"),
     "language-model": train_writer,
-    "masked-language-model": train_filler,
 }
 
 

@@ -228,18 +228,6 @@ def test_a_line_without_words_stays_as_it_is(tokenizer: Any, line: str) -> None:
         assert (one.text, one.candidates[0].left, len(one.candidates)) == (line, False, 1)
 
 
-def test_a_translation_is_kept_to_a_vocabulary(translator: Translator) -> None:
-    words = translator.vocabulary(["un", "chat", "et", "Zoë"])
-    for beam_size in (1, 3):
-        for one in translator.translate(SOURCES, beam=Beam(beam_size), vocabulary=words):
-            assert set(one.text.split()) <= {"un", "chat", "et"}
-    (refused,) = translator.translate([Request("we", "on")], vocabulary=words, bad_lines="skip")
-    assert refused.text == ""
-    assert refused.problem == "a prefix with words that the vocabulary leaves out"
-    with pytest.raises(DataError, match="got none that the model can write"):
-        translator.vocabulary(["Zoë", ""])
-
-
 # -- long and bad lines -------------------------------------------------------------------------------
 
 

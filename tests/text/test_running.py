@@ -14,11 +14,9 @@ from regard.tasks.text.blocks import (
     BEGIN_ONE_IN,
     BlockPlan,
     TextBlocks,
-    mask_tokens,
-    masked_windows,
+    TextWindow,
     next_token_windows,
     next_tokens,
-    one_masked_windows,
     window_batches,
 )
 from regard.tasks.text.codec import UNPREDICTED, finished_text
@@ -207,49 +205,11 @@ def test_windows_predict_every_token_once_with_at_least_the_overlap_before_it(
         next(next_token_windows(tokens, length=length, stride=length + 1))
 
 
-def test_masks_are_berts() -> None:
-    """15 % chosen; of these 80 % masked, 10 % replaced, 10 % kept; within four standard deviations."""
-    rng = np.random.default_rng(0)
-    text = rng.integers(4, 20, (400, 100))
-    text[:, 50] = BOS
-    batch = mask_tokens(TextBlocks(text, np.arange(400)), vocab_size=20, mask_id=20)
-    tokens, targets = batch.tokens.numpy(), batch.targets.numpy()
-    chosen = targets != UNPREDICTED
-    assert np.array_equal(targets[chosen], text[chosen])
-    assert np.array_equal(tokens[~chosen], text[~chosen])
-    assert not chosen[:, 50].any()
-    count, n = int(chosen.sum()), 400 * 99
-    assert abs(count - 0.15 * n) < 4 * (n * 0.15 * 0.85) ** 0.5
-    mask, other = (tokens == 20)[chosen].sum(), ((tokens != 20) & (tokens != text))[chosen].sum()
-    assert abs(mask - 0.8 * count) < 4 * (count * 0.16) ** 0.5
-    assert abs(other - 0.1 * count * 15 / 16) < 4 * (count * 0.09) ** 0.5  # another token may be the same one
-    assert tokens[chosen].min() >= 4
-    again = mask_tokens(TextBlocks(text[5:9], np.arange(5, 9)), vocab_size=20, mask_id=20)
-    assert np.array_equal(again.tokens.numpy(), tokens[5:9])
-
-
-def test_every_row_has_something_to_predict() -> None:
-    batch = mask_tokens(TextBlocks(np.full((50, 2), 5), np.arange(50)), vocab_size=9, mask_id=9)
-    assert (batch.targets != UNPREDICTED).any(1).all()
-    rows = list(masked_windows(np.full(7, 5), length=3, vocab_size=9, mask_id=9))
-    assert [len(row.tokens) for row in rows] == [3, 3, 1]
-    assert [len(row.tokens) for row in masked_windows(np.array([BOS]), length=3, vocab_size=9, mask_id=9)] == [1]
-
-
-def test_single_masks_and_batches_of_windows() -> None:
-    text = np.array([BOS, 5, 6, 7, 8, EOS, 9])
-    windows = list(one_masked_windows(text, length=3, mask_id=20))
-    assert [w.tokens.tolist() for w in windows] == [[1, 20, 6], [1, 5, 20], [20, 8, 2], [7, 20, 2], [20]]
-    none = UNPREDICTED
-    assert [w.targets.tolist() for w in windows] == [
-        [none, 5, none],
-        [none, none, 6],
-        [7, none, none],
-        [none, 8, none],
-        [9],
-    ]
-    assert len(list(one_masked_windows(text, length=3, mask_id=20, every=2))) == 3
+def test_batches_of_windows() -> None:
+    ends = [slice(0, 3), slice(0, 3), slice(3, 6), slice(3, 6), slice(6, 7)]
+    windows = [TextWindow(*[np.array([BOS, 5, 6, 7, 8, EOS, 9])[part]] * 2) for part in ends]
     batches = list(window_batches(windows, places=7))
     assert [batch.lengths.tolist() for batch in batches] == [[3, 3], [3, 3], [1]]
     (one,) = window_batches(windows[3:], places=99)
-    assert one.tokens.tolist() == [[7, 20, 2], [20, PAD, PAD]]
+    assert one.tokens.tolist() == [[7, 8, EOS], [9, PAD, PAD]]
+    assert one.targets.tolist() == [[7, 8, EOS], [9, UNPREDICTED, UNPREDICTED]]

@@ -3,14 +3,12 @@
 import unicodedata
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from regard.tasks.text.bpe_dropout import BPEDropout
 from regard.tasks.text.tokenizer_recipes import PIECES, ByteLevelBPE, Words
 from regard.tasks.text.tokenizers import SPECIAL_TOKENS, Tokenizer
 from regard.tasks.text.words import boundaries, is_spaced, is_word, lengthens, segments, units
@@ -76,9 +74,6 @@ def test_a_word_with_marks_can_become_one_token() -> None:
     for text in HINDI[:3]:
         assert len(bpe.encode(text)) == len(words.encode(text)) == len(text.split()) + 1  # and the danda
     assert words.encode("می\u200cخواهم") == [3]  # an unknown word is one word
-    ids = [bpe.encode(text) for text in HINDI[:3]]
-    cut = BPEDropout(bpe, 0.5)([*map(np.array, ids)], np.arange(3, dtype=np.uint64))
-    assert [bpe.decode(one.tolist()) for one in cut] == [bpe.decode(one) for one in ids]
 
 
 def test_no_merge_joins_two_words_without_a_space() -> None:

@@ -1,7 +1,5 @@
-"""Margins, distances, positions and training: the drawn numbers are those that other code computes."""
+"""Margins and positions: the drawn numbers are those that other code computes."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +7,8 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-import regard
-from regard.errors import ArgumentError, NonFiniteError, RegardError, RunFolderError, ShapeError
-from regard.views import DARK, alignment, head_distances, position_table, training_curves
+from regard.errors import ArgumentError, NonFiniteError, RegardError, ShapeError
+from regard.views import DARK, alignment, position_table
 from tests.views.written_dates import softmax
 
 
@@ -33,17 +30,6 @@ def test_margins_stand_at_their_cells() -> None:
         assert beside.transData.transform((0, place))[1] == pytest.approx(y, abs=0.5)
 
 
-def test_distances_of_heads() -> None:
-    q = torch.randn(2, 3, 11, 4)
-    maps = [regard.attention(q * n, q, q, return_weights=True).weights for n in (1, 3)]
-    ax: Any = head_distances(maps).axes[0]
-    apart = (torch.arange(11)[:, None] - torch.arange(11)).abs()
-    expected = np.array([(one.dense() * apart).sum(-1).mean((0, 2)).numpy() for one in maps])
-    for head in range(3):
-        np.testing.assert_allclose(ax.lines[head].get_ydata(), expected[:, head], rtol=1e-4)
-    np.testing.assert_allclose(ax.lines[3].get_ydata(), expected.mean(1), rtol=1e-4)
-
-
 def test_a_table_of_positions() -> None:
     table = torch.randn(10, 6)
     figure = position_table(table)
@@ -53,40 +39,15 @@ def test_a_table_of_positions() -> None:
     np.testing.assert_allclose(cosines, pairs, atol=1e-6)
 
 
-def write(path: Path, events: list[Any]) -> Path:
-    path.mkdir()
-    (path / "metrics.jsonl").write_text("\n".join(json.dumps(event) for event in events), encoding="utf-8")
-    return path
-
-
-def test_curves_of_runs(tmp_path: Path) -> None:
-    events = [{"event": "train", "step": n, "loss": 3.0 / n} for n in (1, 2, 3)]
-    valid = [{"event": "valid", "step": n, "loss": loss} for n, loss in ((2, 1.0), (3, 2.0))]
-    one = write(tmp_path / "one", [*events, *valid])
-    other = write(tmp_path / "$\\no$", [*events[:2], {"event": "other"}])
-    ax: Any = training_curves([one, other / "metrics.jsonl"], title="two").axes[0]
-    drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines]
-    assert drawn[:3] == [([1, 2, 3], [3.0, 1.5, 1.0]), ([2, 3], [1.0, 2.0]), ([2], [1.0])]
-    assert drawn[3] == ([1, 2], [3.0, 1.5])
-    FigureCanvasAgg(ax.figure).draw()
-    half = one / "metrics.jsonl"
-    half.write_text(half.read_text() + '\n{"event": "tr')
-    assert len(training_curves(one).axes[0].lines) == 3
-
-
 @pytest.mark.parametrize(
     ("ask", "error", "says"),
     [
-        (lambda folder: training_curves(folder / "none"), RunFolderError, "is missing"),
-        (lambda folder: training_curves([]), ArgumentError, "no runs"),
-        (lambda folder: training_curves(write(folder / "a", [{}, {}])), RunFolderError, "line 1: no event"),
-        (lambda folder: training_curves(write(folder / "b", [{"event": "x"}])), RunFolderError, "holds no loss"),
-        (lambda folder: position_table(torch.ones(3)), ShapeError, r"\(3,\)"),
-        (lambda folder: position_table(torch.full((2, 2), torch.nan)), NonFiniteError, "finite"),
-        (lambda folder: alignment(-np.eye(2)), ArgumentError, "from 0 up"),
-        (lambda folder: alignment(np.eye(300)), ArgumentError, "at most 256"),
+        (lambda: position_table(torch.ones(3)), ShapeError, r"\(3,\)"),
+        (lambda: position_table(torch.full((2, 2), torch.nan)), NonFiniteError, "finite"),
+        (lambda: alignment(-np.eye(2)), ArgumentError, "from 0 up"),
+        (lambda: alignment(np.eye(300)), ArgumentError, "at most 256"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(ask: Any, error: type[RegardError], says: str, tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_is_refused(ask: Any, error: type[RegardError], says: str) -> None:
     with pytest.raises(error, match=says):
-        ask(tmp_path)
+        ask()

@@ -29,8 +29,8 @@ KINDS: dict[type, str] = {
     Tokenizer: "a handle, whose repr says its kind",
 }  # fmt: skip
 NAMES = {
-    "a handle, whose answers show themselves": "Enabled LanguageModel MaskedLanguageModel Translator TokenStore Reader "
-    "Measure ScoreText Translate Atlas MeasuredFolder AttentionMonitor",
+    "a handle, whose answers show themselves": "Enabled LanguageModel Translator TokenStore Reader "
+    "Measure Atlas MeasuredFolder AttentionMonitor",
     "an argument, which the caller wrote": "Beam FitConfig AlignmentOf Request Limits Upsampling Theme Summarize Grid "
     "ForcedPrefix MinP RepetitionPenalty Temperature TopK TopP Vocabulary ByteLevelBPE Characters Words KeepKeys "
     "KeepTokens Sizes Dimensions Statistic AcrossHeads",

@@ -32,7 +32,6 @@ DATA = Heading(
     "What the model learns from, and how text is cut into tokens.",
     (
         *("data", "valid", "valid_share", "data_format", "documents", "bad_lines"),
-        *("alignment_data", "alignment_valid"),
         *("tokenizer", "tokenizers_of", "vocab_size", "shared_vocabulary", "max_length", "block_length"),
     ),
 )

@@ -1,16 +1,16 @@
-"""The flags of a search: the engine (`--engine`, `--precision`), and the ranking of the translations of a sentence."""
+"""The flags of a search: its beam, and the engine (`--engine`, `--precision`)."""
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from regard.cli.loading import speaks
-from regard.cli.shared import Command, Mean, alignment_of, refuse_first
+from regard.cli.shared import Command, below, refuse_first
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.tasks.exports.formats import Engine, SearchPrecision
 from regard.tasks.generation.config import LARGEST, Beam
@@ -18,18 +18,9 @@ from regard.tasks.generation.config import LARGEST, Beam
 if TYPE_CHECKING:
     import torch
 
-    from regard.tasks.language_modelling.causal import LanguageModel
-    from regard.tasks.translation.alignments import AlignmentOf
     from regard.tasks.translation.translator import Translator
 
 OWN = "regard"
-LACKS: Mapping[str, str] = {
-    "--vocabulary": "keeps to no vocabulary",
-    "--length-reward": "has no length reward",
-    "--min-p": "does not draw by a least share",
-    "--repetition-penalty": "does not see the prompt when it weakens repetitions",
-}
-"""Why CTranslate2 cannot follow a flag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +39,6 @@ class OwnSearch:
         _say(self.reason)
         yield OWN
 
-    @contextmanager
-    def writing(self, model: "LanguageModel", run: Path) -> Iterator[None]:
-        """Write for a language model in the block; it was loaded from `run`."""
-        _say(self.reason)
-        yield
-
 
 @dataclass(frozen=True, slots=True)
 class CTranslate2Search:
@@ -68,27 +53,17 @@ class CTranslate2Search:
 
         return {"engine": f"ctranslate2 {library().__version__}", "precision": self.precision}
 
-    def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> AbstractContextManager[str]:
-        """Search by threads of this process, one for each batch."""
+    @contextmanager
+    def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> Iterator[str]:
+        """Search by threads of this process, one for each batch; or where the engine fails and nothing insists on it,
+        with regard's own search."""
         from regard.tasks.exports.engine import searching_by_ctranslate2
 
         threads = workers
         if threads is None:
             threads = usable_cores() if translator.device.type == "cpu" else 1
         or_own = None if self.insists else _say
-        return self._or_own(
-            searching_by_ctranslate2(translator, run, precision=self.precision, threads=threads, or_own=or_own)
-        )
-
-    def writing(self, model: "LanguageModel", run: Path) -> AbstractContextManager[str]:
-        """Write by one thread of this process."""
-        from regard.tasks.exports.text_engine import writing_by_ctranslate2
-
-        return self._or_own(writing_by_ctranslate2(model, run, precision=self.precision))
-
-    @contextmanager
-    def _or_own(self, engine: AbstractContextManager[object]) -> Iterator[str]:
-        """Begin with the engine, or where it fails and nothing insists on it with regard's own search."""
+        engine = searching_by_ctranslate2(translator, run, precision=self.precision, threads=threads, or_own=or_own)
         with ExitStack() as stack:
             try:
                 name = str(stack.enter_context(engine))
@@ -111,35 +86,18 @@ class EngineFlags:
     """None for CTranslate2 where it is installed and can."""
     precision: SearchPrecision | None
     """None for float32."""
-    asked: Collection[str] = ()
-    """The given flags of `LACKS`."""
-
-    @classmethod
-    def of(cls, command: Command, *, rewards: bool = False) -> Self:
-        """The flags of a command; `rewards` says whether its search rewards length."""
-        asked = command.given(*LACKS)
-        return command.part(cls, asked=asked if rewards else set(asked) - {"--length-reward"})
 
     def refuse(self) -> None:
         if self.engine == "regard" and self.precision == "int8":
             raise ArgumentError("--precision int8 is CTranslate2's, and --engine regard searches in float32")
-        flag = self._lacked()
-        if self.insisting is not None and flag is not None:
-            raise ArgumentError(f"{self.insisting} {LACKS[flag]}: leave out {flag}")
-
-    @property
-    def insisting(self) -> str | None:
-        """The flag by which CTranslate2 was insisted on; int8 is in no other search."""
-        if self.engine == "ctranslate2":
-            return "--engine ctranslate2"
-        return "--precision int8 goes by CTranslate2, which" if self.precision == "int8" else None
 
     def chosen(self, device: "torch.device", check: Callable[[], None]) -> SearchBy:
         """The one who searches; if it is regard, where CTranslate2 is installed, it says why on standard error."""
         if self.engine == "regard":
             return OwnSearch()
-        by_ctranslate2 = CTranslate2Search(self.precision or "float32", self.insisting is not None)
-        if by_ctranslate2.insists:
+        insists = self.engine == "ctranslate2" or self.precision == "int8"  # which is in no other search
+        by_ctranslate2 = CTranslate2Search(self.precision or "float32", insists)
+        if insists:
             check()
             return by_ctranslate2
         try:
@@ -148,13 +106,9 @@ class EngineFlags:
             return OwnSearch()
         except ArgumentError as error:
             return OwnSearch(str(error))
-        reason = None if device.type == "cpu" else f"CTranslate2 searches on {device} only by --engine ctranslate2"
-        if flag := self._lacked():
-            reason = f"CTranslate2 {LACKS[flag]} ({flag})"
-        return by_ctranslate2 if reason is None else OwnSearch(reason)
-
-    def _lacked(self) -> str | None:
-        return next((flag for flag in LACKS if flag in self.asked), None)
+        if device.type != "cpu":
+            return OwnSearch(f"CTranslate2 searches on {device} only by --engine ctranslate2")
+        return by_ctranslate2
 
 
 def usable_cores() -> int:
@@ -168,67 +122,32 @@ def _say(reason: str | None) -> None:
         print(f"regard's own search: {reason}", file=sys.stderr)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
-    """The flags of the same names; None for an absent flag."""
-
-    length_penalty: float | None
-    length_reward: float | None
-
-    def refuse(self, size: int) -> None:
-        """Refuse impossible flags, for a beam of the size."""
-        penalty, reward = self.length_penalty, self.length_reward
-        refuse_first(
-            (penalty is not None and not 0 <= penalty < inf, f"--length-penalty must be at least 0, got {penalty}"),
-            (reward is not None and not 0 <= reward < inf, f"--length-reward must be at least 0, got {reward}"),
-            (
-                max(penalty or 0, reward or 0) > LARGEST,
-                f"--length-penalty and --length-reward must be at most {LARGEST}, got {max(penalty or 0, reward or 0)}",
-            ),
-            (
-                bool(reward) and size == 1,
-                "--length-reward is for a beam, and --beam 1 takes the most probable token: leave one of them out",
-            ),
-            (
-                bool(reward) and penalty == 1,
-                "--length-reward changes nothing at a --length-penalty of 1: leave one of them out",
-            ),
-        )
-
-    def beam(self, size: int, *, num_best: int = 1) -> Beam:
-        reward = self.length_reward or 0.0
-        penalty = (0.0 if reward else 1.0) if self.length_penalty is None else self.length_penalty
-        return Beam(size, num_best=num_best, length_penalty=penalty, length_reward=reward)
-
-
 class SearchCommand(Command):
-    """A search for translations, with the flags of `Ranking`, `EngineFlags` and `AlignmentOf`."""
+    """A search for translations, with the flags of a `Beam` and of `EngineFlags`."""
 
     __slots__ = ()
     beam: int | None
     nbest: int = 1
-    alignment_layer: int | Mean | None
-    alignment_head: int | Mean | None
+    length_penalty: float
 
     @property
     def size(self) -> int:
         return Beam().size if self.beam is None else self.beam
 
     @property
-    def ranking(self) -> Ranking:
-        return self.part(Ranking)
-
-    @property
     def search(self) -> Beam:
-        return self.ranking.beam(self.size, num_best=self.nbest)
+        return Beam(self.size, num_best=self.nbest, length_penalty=self.length_penalty)
 
     @property
     def engine_flags(self) -> EngineFlags:
-        return EngineFlags.of(self, rewards=self.search.length_reward > 0)
+        return self.part(EngineFlags)
 
-    @property
-    def names_alignment(self) -> bool:
-        return bool(self.given("--alignment-layer", "--alignment-head"))
-
-    def alignment(self, usual: "AlignmentOf") -> "AlignmentOf":
-        return alignment_of(self.alignment_layer, self.alignment_head, usual)
+    def refuse_search(self) -> None:
+        """Refuse impossible flags of the search."""
+        penalty = self.length_penalty
+        refuse_first(
+            below("--beam", self.size),
+            (not 0 <= penalty < inf, f"--length-penalty must be at least 0, got {penalty}"),
+            (penalty > LARGEST, f"--length-penalty must be at most {LARGEST}, got {penalty}"),
+        )
+        self.engine_flags.refuse()

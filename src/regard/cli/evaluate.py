@@ -13,7 +13,6 @@ from regard.cli.shared import (
     AnyRun,
     Command,
     Device,
-    Mean,
     ReadingCommand,
     Run,
     below,
@@ -23,18 +22,17 @@ from regard.cli.shared import (
 )
 from regard.errors import ArgumentError
 from regard.tasks.exports.formats import Engine, SearchPrecision
-from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of, task_of
 from regard.tasks.runs.refusals import require_files
 from regard.tasks.text.lines import STANDARD_INPUT, Reader, StrPath
 from regard.tasks.training.bleu import BleuTokenize
 
 OF_TRANSLATORS = (
-    *("--beam", "--length-penalty", "--length-reward", "--references"),
-    *("--alignment-data", "--engine", "--precision", "--max-length"),
-    "--bleu-tokenize",
+    *("--beam", "--length-penalty", "--references"),
+    *("--engine", "--precision", "--max-length", "--bleu-tokenize"),
 )
-TASK_OF = {"--stride": LANGUAGE_MODEL, "--singly": MASKED_LANGUAGE_MODEL, **dict.fromkeys(OF_TRANSLATORS, TRANSLATION)}
+TASK_OF = {"--stride": LANGUAGE_MODEL, **dict.fromkeys(OF_TRANSLATORS, TRANSLATION)}
 """The flags for runs of one task alone."""
 
 
@@ -43,7 +41,7 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
     """Score a run on a test set.
 
     The scores of a translator are BLEU, chrF, exact match and loss; of a language model loss, perplexity and bits per
-    byte; of a masked language model loss and accuracy on masked tokens, and pseudo-perplexity.
+    byte.
     """
 
     run: AnyRun
@@ -54,23 +52,10 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
     """translation: files of references, one for each set; --data then has the sources alone."""
     beam: int | None = None
     """translation: hypotheses kept while searching; 5 unless given."""
-    length_penalty: float | None = None
+    length_penalty: float = 1.0
     """translation: above 1 favours longer translations, below 1 shorter ones; as for `translate`."""
-    length_reward: float | None = None
-    """translation: what each token adds to the score of a translation, as for `translate`."""
     stride: int | None = None
     """language model: tokens that each block predicts; its others are context; half a block unless given."""
-    singly: int | None = None
-    """masked language model: tokens, evenly spread over the text, that are masked one at a time for the
-    pseudo-perplexity, in a forward pass each; at most 250 unless given, and the standard error is printed."""
-    alignment_layer: int | Mean | None = None
-    """with --alignment-data: the decoder layer whose attention aligns, or mean. Unless given, that of
-    the head that was taught to align (--alignment-data of `train`), or the last."""
-    alignment_head: int | Mean | None = None
-    """the head in that layer, or mean."""
-    alignment_data: Path | None = None
-    """translation: a file with the links of words in each pair of --data (`0-0 1-2 3?4`, source and target from 0, `?`
-    for possible ones): prints the alignment error rate too."""
     max_length: int | None = None
     """translation: the most tokens of a translation; unless given, some more than twice those of its source."""
     bleu_tokenize: BleuTokenize = "auto"
@@ -91,22 +76,14 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
             if TASK_OF[flag] != task:
                 raise ArgumentError(f"{flag} is not for a run of the task {task}: leave it out")
         self._refuse_contradictions()
-        refuse_first(below("--beam", self.beam), below("--stride", self.stride), below("--singly", self.singly))
-        refuse_first(below("--max-length", self.max_length))
-        self.ranking.refuse(self.size)
+        self.refuse_search()
+        refuse_first(below("--stride", self.stride), below("--max-length", self.max_length))
         require_files(self.data, setting="--data")
         require_files(self.references, setting="--references")
-        require_files([] if self.alignment_data is None else [self.alignment_data], setting="--alignment-data")
-        self.engine_flags.refuse()
 
     def _refuse_contradictions(self) -> None:
-        links, references = self.alignment_data is not None, bool(self.references)
+        references = bool(self.references)
         refuse_first(
-            (links and references, "--alignment-data links one target to each source: leave out --references"),
-            (
-                self.names_alignment and not links,
-                "--alignment-layer and --alignment-head go with --alignment-data",
-            ),
             (references and bool(self.data_format), "--references are files of lines: leave out --data-format"),
             (
                 references and len(self.data) != 1,
@@ -126,7 +103,7 @@ class ScoreCommand(ReadingCommand):
     """Print the log-probability of each pair or line, in nats, and over how many tokens it is summed.
 
     For a translator it is that of the target given the source, end mark included; for a language model that of the
-    line; for a masked language model the pseudo-log-likelihood, the sum over tokens that are masked one at a time.
+    line.
     """
 
     run: Run

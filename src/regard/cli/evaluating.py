@@ -11,18 +11,14 @@ from regard.cli.shared import print_table
 from regard.tasks.exports.engine import refuse_run
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
-from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
 from regard.tasks.names import TRANSLATION
 from regard.tasks.registry import TASKS
 from regard.tasks.telling import Tell
 from regard.tasks.text.lines import Reader
-from regard.tasks.text.links import links_of, read_linked_pairs
 from regard.tasks.text.references import read_judged, read_references
 from regard.tasks.text.texts import RunningText
 from regard.tasks.training.bleu import bleu_caution
 from regard.tasks.training.distributed.devices import find_device
-from regard.tasks.translation.alignment_error import error_of
-from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.translator import Translator
 
 ScoreRow = tuple[str, ...]
@@ -37,24 +33,13 @@ def evaluate(asked: Any) -> None:
     load: Any = TASKS[task].load
     model = load(asked.run, device=asked.device)
     with telling() as tell:
-        match model:
-            case Translator():
-                rows = _translations(asked, model, asked.alignment(model.alignment), search_by, tell)
-            case LanguageModel():
-                rows = _next_tokens(asked, model, tell)
-            case MaskedLanguageModel():
-                rows = _masked_tokens(asked, model, tell)
+        rows = _translations(asked, model, search_by, tell) if task == TRANSLATION else _next_tokens(asked, model, tell)
     print_table(rows)
 
 
-def _translations(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[ScoreRow]:
-    aligned = list[ScoreRow]()
+def _translations(asked: Any, model: Translator, search_by: SearchBy, tell: Tell) -> list[ScoreRow]:
     reader = _judged(asked)
     judged: list[Any] = list(reader)  # read once: it may be a pipe
-    if asked.alignment_data is not None:
-        links = [links_of(pair.links, "the links") for pair in judged]
-        judged = [(pair.source, pair.target) for pair in judged]
-        aligned = [("AER", f"{error_of(model, judged, links, align):.2f}", f"percent, {align}")]
     with search_by.searching(model, asked.run):
         found = model.evaluate(
             judged,
@@ -73,7 +58,6 @@ def _translations(asked: Any, model: Translator, align: AlignmentOf, search_by: 
         ("loss", f"{found.loss:.4f}", "nats a token"),
         *_unknown(found.unknown, "of the references' tokens"),
         *_cut_off(found.cut_off),
-        *aligned,
     ]
 
 
@@ -91,16 +75,14 @@ def _unknown(share: float, of: str) -> list[ScoreRow]:
 
 
 def _judged(asked: Any) -> Reader[Any]:
-    """Read sources and their references, in any of the forms; with links, pairs and their links."""
+    """Read sources and their references, in any of the forms."""
     if asked.references:
         return read_references(asked.data[0], asked.references, bad_lines=asked.bad_lines)
-    if asked.alignment_data is not None:
-        return read_linked_pairs(asked.data, asked.alignment_data, **asked.reading)
     return read_judged(asked.data, **asked.reading)
 
 
 def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[ScoreRow]:
-    found = model.evaluate(text := _text(asked), stride=asked.stride, tell=tell)
+    found = model.evaluate(text := RunningText(asked.data, **asked.reading), stride=asked.stride, tell=tell)
     asked.tell(text)
     return [
         ("tokens", str(found.tokens)),
@@ -115,20 +97,3 @@ def _bits(found: TextEvaluation) -> ScoreRow:
     if found.bits_per_byte is not None:
         return f"{found.bits_per_byte:.4f}", f"{found.text_bytes} bytes"
     return "none", f"it tells nothing where more than {100 * MOST_UNKNOWN:g} percent of the tokens are unknown"
-
-
-def _text(asked: Any) -> RunningText:
-    return RunningText(asked.data, **asked.reading)
-
-
-def _masked_tokens(asked: Any, model: MaskedLanguageModel, tell: Tell) -> list[ScoreRow]:
-    row = model.row(text := _text(asked))
-    asked.tell(text)
-    found = model.fill(row, tell=tell)
-    print(f"loss\t{found.loss:.4f}\tnats a masked token")
-    print(f"masked accuracy\t{found.accuracy:.2f}\tpercent of {found.masked} masked tokens", flush=True)
-    print_table(_unknown(found.unknown, "of the masked tokens"))
-    most = SINGLE_MASKS if asked.singly is None else asked.singly
-    found = found.with_singles(model.fill_singly(row, most=most, tell=tell))
-    sample = f"{found.singly} tokens masked singly, standard error {found.pseudo_perplexity_error:.1%}"
-    return [("pseudo-perplexity", f"{found.pseudo_perplexity:.3f}", sample)]

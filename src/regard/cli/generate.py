@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from regard.cli.engines import EngineFlags
 from regard.cli.loading import loading
 from regard.cli.shared import Command, Device, PositionalPath, below, refuse_first, require_task
-from regard.tasks.exports.formats import Engine, SearchPrecision
 from regard.tasks.names import LANGUAGE_MODEL
 
 if TYPE_CHECKING:
@@ -47,12 +45,8 @@ class GenerateCommand(Command):
     stop: tuple[str, ...] = ()
     """strings that end the text; it ends before the first of them."""
     seed: int = 0
-    """seed of all random numbers; each engine draws others from it."""
+    """seed of all random numbers."""
     device: Device = "auto"
-    engine: Engine | None = None
-    """who writes, regard or ctranslate2, as for `translate`."""
-    precision: SearchPrecision | None = None
-    """of the products of CTranslate2, as for `translate`."""
 
     def check(self) -> None:
         penalty = self.repetition_penalty
@@ -67,25 +61,20 @@ class GenerateCommand(Command):
             (not 0 <= self.seed < 2**64, f"--seed must be from 0 to 2^64 - 1, got {self.seed}"),
             ("" in self.stop, "--stop must be a text that is not empty"),
         )
-        EngineFlags.of(self).refuse()
         require_task(self.run, LANGUAGE_MODEL)
 
     def work(self) -> None:
         with loading():
-            from regard.tasks.exports.text_engine import refuse_text_run
             from regard.tasks.language_modelling.causal import LanguageModel
             from regard.tasks.text.lines import decoded
-            from regard.tasks.training.distributed.devices import find_device
 
-        search = EngineFlags.of(self).chosen(find_device(self.device), partial(refuse_text_run, self.run))
         prompt = decoded("the prompt", os.fsencode(self.prompt))
         model = LanguageModel.load(self.run, device=self.device)
         limits: dict[str, Any] = {"max_tokens": self.max_tokens, "stop": self.stop, "seed": self.seed}
         limits["filters"] = self._filters()
         cut_off = count(1)
         limits["cut_off"] = partial(next, cut_off)
-        with search.writing(model, self.run):
-            self._write(model, prompt, limits)
+        self._write(model, prompt, limits)
         if (cut := next(cut_off) - 1) and model.ends_texts:
             print(f"texts cut off by the limit of their tokens: {cut}; raise --max-tokens", file=sys.stderr)
 

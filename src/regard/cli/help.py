@@ -38,9 +38,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "regard train language-model --data book.txt --out runs/book --epochs 10",
         "regard train language-model --data *.txt --out runs/books --tokenizer characters",
     ),
-    "train masked-language-model": (
-        "regard train masked-language-model --data book.txt --out runs/masked --epochs 10",
-    ),
     "translate": (
         'regard translate runs/mine "a sentence"',
         "regard translate runs/mine --input big.txt --output big.de",
@@ -52,10 +49,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "regard evaluate runs/mine --data test.en --references test.de",
         "regard evaluate runs/book --data other.txt",
     ),
-    "align": (
-        "regard align runs/mine --data pairs.tsv > links",
-        "regard align runs/en-fr --reverse runs/fr-en --data pairs.tsv > links",
-    ),
+    "align": ("regard align runs/mine --data pairs.tsv > links",),
     "score": ("regard score runs/mine --data test.tsv", "regard score runs/book --data lines.txt"),
     "choose": ("regard choose runs/mine --by bleu",),
     "view": (

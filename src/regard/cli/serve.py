@@ -1,10 +1,9 @@
 """`regard serve`: models behind HTTP, and a page to type into."""
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -12,7 +11,6 @@ from regard.cli.engines import usable_cores
 from regard.cli.loading import loading
 from regard.cli.shared import Command, Device, below, refuse_first, say
 from regard.errors import ArgumentError
-from regard.files.model_folder import is_huggingface
 from regard.serving.settings import Entrance, RequestLimits, serve_libraries
 from regard.tasks.registry import task_name_of
 
@@ -47,8 +45,6 @@ class ServeCommand(Command):
     limits: Annotated[RequestLimits, tyro.conf.arg(name="")] = field(default_factory=RequestLimits)
     grace: float = 10.0
     """seconds that running requests have after SIGTERM."""
-    watch_run: bool = False
-    """take each new best checkpoint of the runs, while training goes on: requests that run end on the model before."""
     workers: int | None = None
     """batches of CTranslate2 at a time; unless given, one for each core."""
     log_requests: bool = False
@@ -61,10 +57,6 @@ class ServeCommand(Command):
             (not 0 <= self.port < 2**16, f"--port must be from 0 to 65535, got {self.port}"),
             (not 0 <= self.grace < 3_600, f"--grace must be from 0 to 3600 seconds, got {self.grace}"),
             below("--workers", self.workers),
-            (
-                self.watch_run and any(map(is_huggingface, self.models)),
-                "--watch-run is for runs of `regard train`, not for folders in Hugging Face's format: leave it out",
-            ),
         )
         serve_libraries()
         from regard.serving.guard import refuse_open
@@ -76,14 +68,7 @@ class ServeCommand(Command):
     def work(self) -> None:
         with loading():
             from regard.serving.guard import allowed_hosts
-            from regard.serving.server import (
-                CheckpointWatch,
-                ListeningPlace,
-                listening_at,
-                load_model,
-                load_models,
-                serve_forever,
-            )  # fmt: skip
+            from regard.serving.server import ListeningPlace, listening_at, load_model, load_models, serve_forever
 
         entrance = Entrance(hosts=allowed_hosts(self.host, self.allow_host), token=self._token())
         place = ListeningPlace(self.host, self.port, self.grace, self.log_requests)
@@ -91,15 +76,8 @@ class ServeCommand(Command):
         load = partial(load_model, device=self.device, limits=self.limits, threads=threads, tell=say)
         with listening_at(place) as listening:
             models = load_models(self.models, self.languages, load)
-            runs = dict(zip(models, self.models, strict=True))
-
-            def watched(desk: Any) -> AbstractContextManager[None]:
-                return CheckpointWatch(desk, runs, load, say) if self.watch_run else nullcontext()
-
-            serve_forever(
-                models, listening, place, entrance, self.limits,
-                lambda at: say(f"serving at {at} (Ctrl-C ends it)"), watched,
-            )  # fmt: skip
+            begun = lambda at: say(f"serving at {at} (Ctrl-C ends it)")  # noqa: E731
+            serve_forever(models, listening, place, entrance, self.limits, begun)
 
     def _token(self) -> str | None:
         if self.token_file is None:

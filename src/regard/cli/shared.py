@@ -12,7 +12,7 @@ import tyro
 
 from regard.errors import ArgumentError
 from regard.files.model_folder import snapshot_of
-from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of
 from regard.tasks.text.gate import DataFormat
 from regard.tasks.text.lines import BadLines, Reader, StrPath
@@ -122,20 +122,17 @@ def refuse_first(*wrongs: tuple[bool, str]) -> None:
             raise ArgumentError(message)
 
 
-def alignment_of(layer: int | Mean | None, head: int | Mean | None, usual: "AlignmentOf") -> "AlignmentOf":
-    """The attention of two flags: the usual one if both are None; of a layer alone, the mean over its heads."""
+def alignment_of(layer: int | Mean | None, head: int | Mean | None) -> "AlignmentOf":
+    """The attention of two flags: the last layer and the mean over its heads unless given."""
     from regard.tasks.translation.alignments import AlignmentOf
 
-    if layer is None and head is None:
-        return usual
-    chosen = usual.layer if layer is None else layer
+    chosen = AlignmentOf().layer if layer is None else layer
     return AlignmentOf(layer=None if chosen == "mean" else chosen, head=None if head == "mean" else head)
 
 
 KINDS = {
     TRANSLATION: ("a translator", "translate"),
     LANGUAGE_MODEL: ("a language model", "generate"),
-    MASKED_LANGUAGE_MODEL: ("a masked language model", "view"),
 }
 """The name of a run of each task, and its command."""
 

@@ -22,7 +22,6 @@ from regard.tasks.runs.run_folder import RunFolder
 USES = {
     "translation": "regard translate {}",
     "language-model": 'regard generate {} "a prompt"',
-    "masked-language-model": 'regard view {} "a sentence"',
 }
 """For each task, a command for the trained model."""
 NAMELESS = tyro.conf.arg(name="")

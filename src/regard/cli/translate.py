@@ -40,16 +40,12 @@ class TranslateCommand(SearchCommand):
     """hypotheses kept while searching, 5 unless given; 1 takes the most probable token each time."""
     nbest: int = 1
     """translations of each sentence; above 1, each is printed after its line's number and its score."""
-    length_penalty: float | None = None
-    """in beam search, above 1 favours longer translations, below 1 shorter ones; 1 unless given, and 0 with
-    --length-reward."""
-    length_reward: float | None = None
-    """in beam search, what each token adds to the log-probability of a translation, in nats; none unless given."""
+    length_penalty: float = 1.0
+    """in beam search, above 1 favours longer translations, below 1 shorter ones."""
     alignments: bool = False
     """print JSON: tokens, scores, and how much each token attended to each token of the source."""
     alignment_layer: int | Mean | None = None
-    """the decoder layer whose attention that is, from 0, or from -1 backwards; or mean. Unless given, that of the head
-    that was taught to align (--alignment-data of `train`), or the last."""
+    """the decoder layer whose attention that is, from 0, or from -1 backwards; or mean; the last unless given."""
     alignment_head: int | Mean | None = None
     """the head in that layer, or mean."""
     confidence: bool = False
@@ -63,8 +59,6 @@ class TranslateCommand(SearchCommand):
     """what every translation must begin with."""
     prefix_column: bool = False
     """each line has a sentence, a tab, and what its translation must begin with."""
-    vocabulary: Path | None = None
-    """a file of words or sentences; translations contain their tokens alone."""
     max_length: int | None = None
     """the most tokens of a line, beyond which it is a bad line, and of its translation, which is cut off there; unless
     given, as many as the longest sentence had in training, and some more than twice those of the line."""
@@ -79,12 +73,16 @@ class TranslateCommand(SearchCommand):
     verbose: bool = False
     """say on standard error which engine searches, where and why; a file is always begun so."""
 
+    @property
+    def names_alignment(self) -> bool:
+        return bool(self.given("--alignment-layer", "--alignment-head"))
+
     def check(self) -> None:
         self._refuse_contradictions()
         self._refuse_places()
         size, nbest, workers = self.size, self.nbest, self.workers
+        self.refuse_search()
         refuse_first(
-            below("--beam", size),
             (not 1 <= nbest <= size, f"--nbest must be from 1 to --beam, got {nbest} and {size}"),
             below("--max-length", self.max_length),
             below("--workers", workers),
@@ -93,11 +91,8 @@ class TranslateCommand(SearchCommand):
                 "--workers are threads of CTranslate2: leave out --engine regard",
             ),
         )
-        self.ranking.refuse(self.size)
-        self.engine_flags.refuse()
         require_task(self.run, TRANSLATION)
-        for flag, path in (("--input", self.input), ("--vocabulary", self.vocabulary)):
-            require_files([] if path is None else [path], setting=flag)
+        require_files([] if self.input is None else [self.input], setting="--input")
 
     def _refuse_contradictions(self) -> None:
         sentences, output, resume, overwrite = self.sentences, self.output, self.resume, self.overwrite

@@ -12,12 +12,12 @@ import torch
 
 from regard.cli.engines import OWN, SearchBy
 from regard.cli.progress import counting
+from regard.cli.shared import alignment_of
 from regard.errors import RegardError
 from regard.tasks.exports.engine import refuse_run
 from regard.tasks.text.gate import RunningTextFormat, form_of_text
-from regard.tasks.text.lines import STANDARD_INPUT, Line, Lines, read_lines
+from regard.tasks.text.lines import STANDARD_INPUT, Line, Lines
 from regard.tasks.training.distributed.devices import find_device
-from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.bulk.lines import (
     BulkTranslation,
     answered,
@@ -37,18 +37,17 @@ def translate(asked: Any) -> None:
     """Translate sentences, a file or standard input as the flags say."""
     search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
     translator = Translator.load(asked.run, device=asked.device)
-    align = asked.alignment(translator.alignment)
-    options = _options(asked, translator, align)
+    options = _options(asked, translator)
     translator.check_options(options)  # before the engine exports the model into the run folder
     _translate_lines(asked, translator, options, search_by)
 
 
-def _options(asked: Any, translator: Translator, align: AlignmentOf) -> TranslationOptions:
+def _options(asked: Any, translator: Translator) -> TranslationOptions:
+    align = alignment_of(asked.alignment_layer, asked.alignment_head)
     return TranslationOptions(
         beam=asked.search,
         alignments=align if asked.alignments or asked.names_alignment else None,
         copy_unknown=asked.copy_unknown,
-        vocabulary=None if asked.vocabulary is None else translator.vocabulary(read_lines(asked.vocabulary)),
         max_length=asked.max_length,
         max_target_length=asked.max_length,
         confidence=asked.confidence,

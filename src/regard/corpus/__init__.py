@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from regard.corpus.into_folder import measure_corpus as measure_corpus
     from regard.corpus.measure import Measure as Measure
     from regard.corpus.measured_document import CorpusCounts as CorpusCounts
-    from regard.corpus.text_functions import ScoreText as ScoreText
-    from regard.corpus.text_functions import Translate as Translate
 else:
     __getattr__, __dir__, __all__ = on_demand(
         __name__,
@@ -23,6 +21,5 @@ else:
             "regard.corpus.measure": ("Measure",),
             "regard.corpus.into_folder": ("measure_corpus",),
             "regard.corpus.measured_document": ("CorpusCounts",),
-            "regard.corpus.text_functions": ("ScoreText", "Translate"),
         },
     )

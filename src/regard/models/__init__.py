@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from regard.models.protocol import Step as Step
     from regard.models.rnn import RNNSeq2Seq as RNNSeq2Seq
     from regard.models.sizes import DECODER_ONLY_SIZES as DECODER_ONLY_SIZES
-    from regard.models.sizes import ENCODER_ONLY_SIZES as ENCODER_ONLY_SIZES
     from regard.models.sizes import TRANSFORMER_SIZES as TRANSFORMER_SIZES
     from regard.models.transformer import Transformer as Transformer
 else:

@@ -5,7 +5,7 @@ lists other properties of the original.
 from types import MappingProxyType
 from typing import Literal
 
-from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, TransformerConfig
+from regard.models.config import DecoderOnlyConfig, TransformerConfig
 
 Size = Literal["tiny", "small", "base"]
 
@@ -45,21 +45,6 @@ DECODER_ONLY_SIZES = MappingProxyType[Size, DecoderOnlyConfig](
         # Radford et al. 2019, "Language models are unsupervised multitask learners", table 2, the smallest.
         "base": DecoderOnlyConfig(
             dim=768, num_heads=12, num_layers=12, feed_forward_dim=3072, positions="learned", dropout=0.1
-        ),
-    }
-)
-ENCODER_ONLY_SIZES = MappingProxyType[Size, EncoderOnlyConfig](
-    {
-        # Turc et al. 2019 (arXiv:1908.08962), BERT-Tiny and BERT-Small; Devlin et al. 2018 (arXiv:1810.04805),
-        # section 3, BERT-Base.
-        "tiny": EncoderOnlyConfig(
-            dim=128, num_heads=2, num_layers=2, feed_forward_dim=512, positions="learned", norm_position="post"
-        ),
-        "small": EncoderOnlyConfig(
-            dim=512, num_heads=8, num_layers=4, feed_forward_dim=2048, positions="learned", norm_position="post"
-        ),
-        "base": EncoderOnlyConfig(
-            dim=768, num_heads=12, num_layers=12, feed_forward_dim=3072, positions="learned", norm_position="post"
         ),
     }
 )

@@ -17,7 +17,7 @@ from regard.serving import shapes
 from regard.serving.asking import Desk
 from regard.serving.completions_api import CompletionsApi
 from regard.serving.guard import Guard, refusal
-from regard.serving.own_api import ARROW, OwnApi
+from regard.serving.own_api import OwnApi
 from regard.serving.settings import Entrance
 from regard.serving.ticket import Refused
 from regard.serving.translate_api import TranslateApi
@@ -61,10 +61,7 @@ def served_addresses(desk: Desk) -> list[Address]:
             (JSON, STREAM),
         ),
         Address("/regard/v1/answer", own.answer, "An answer as it is written", s.AnswerQuestion, gives_as=(STREAM,)),
-        Address(
-            "/regard/v1/attention", own.attention, "Numbers of heads", s.AttentionQuestion, s.AttentionNumbers, (JSON,),
-            (JSON, ARROW),
-        ),
+        Address("/regard/v1/attention", own.attention, "Numbers of heads", s.AttentionQuestion, s.AttentionNumbers),
         Address("/regard/v1/view", own.view, "Data of the page", s.ViewQuestion, dict[str, Any]),
         Address("/regard/v1/view/weights", own.weights, "Weights of a view", s.WeightsQuestion, gives_as=(BYTES,)),
     ]  # fmt: skip

@@ -53,11 +53,6 @@ class Desk:
         for worker in self.workers.values():
             worker.close()
 
-    def renew(self, served: Served) -> None:
-        """Put a model in the place of an earlier one of its name, which goes with the last request that has it."""
-        served.languages = self.models[served.name].languages
-        self.models[served.name] = served
-
     def knows(self, request: Request) -> bool:
         """Whether a request brought the token in its header."""
         return bool(request.state.is_known)

@@ -18,8 +18,6 @@ from regard.views.labels import axis_labels
 from regard.views.widget.replies import Replier, Reply
 from regard.views.widget.skeleton import skeleton
 
-MOST_SHOWN = 1_000
-"""The most views whose models are remembered."""
 MOST_WEIGHTS = 2**20
 """The most weights of rows in an answer."""
 
@@ -30,34 +28,25 @@ class Looks:
     def __init__(self, models: Mapping[str, Served], kept: int = 16) -> None:
         self._models = models
         self._seen, self._views = lru_cache(kept)(self._look), lru_cache(kept)(self._drawn)
-        self._shown: dict[bytes, tuple[int, ...]] = {}
 
     def seen(self, asked: LookedAt) -> TextMaps:
         """The attention of a model to a text."""
         one = LookedAt(text=asked.text, model=asked.model, tokens=asked.tokens, target=asked.target, edits=asked.edits)
-        return self._seen(self._serials([one]), msgspec.json.encode(one))
+        return self._seen(msgspec.json.encode(one))
 
     def view(self, subjects: Sequence[LookedAt]) -> dict[str, Any]:
-        """The page's data of texts, without weights: of the models as they are now."""
-        if len(self._shown) > MOST_SHOWN:
-            self._shown.clear()
-        key, serials = msgspec.json.encode(subjects), self._serials(subjects)
-        self._shown[key] = serials
-        return self._views(serials, key)[1]
+        """The page's data of texts, without weights."""
+        return self._views(msgspec.json.encode(subjects))[1]
 
     def weights(self, subjects: Sequence[LookedAt], question: Mapping[str, Any]) -> Reply:
-        """The answer to a question of the page's, of the models whose data it has."""
-        key = msgspec.json.encode(subjects)
-        return self._views(self._shown.get(key) or self._serials(subjects), key)[0].to(question)
+        """The answer to a question of the page's."""
+        return self._views(msgspec.json.encode(subjects))[0].to(question)
 
-    def _serials(self, subjects: Sequence[LookedAt]) -> tuple[int, ...]:
-        return tuple(self._models[one.model or ""].serial for one in subjects)
-
-    def _look(self, _serials: tuple[int, ...], asked: bytes) -> TextMaps:
+    def _look(self, asked: bytes) -> TextMaps:
         one = msgspec.json.decode(asked, type=LookedAt)
         return self._models[one.model or ""].look(one)
 
-    def _drawn(self, _serials: tuple[int, ...], asked: bytes) -> tuple[Replier, dict[str, Any]]:
+    def _drawn(self, asked: bytes) -> tuple[Replier, dict[str, Any]]:
         examples = [
             page_example(_title(one), self.seen(one)) for one in msgspec.json.decode(asked, type=list[LookedAt])
         ]
@@ -140,29 +129,6 @@ def _title(asked: LookedAt) -> str:
     changes = [f"× {one.factor:g}" if one.factor else "cut" for one in asked.edits]
     heads = [f" · {one.map} head {one.head} {change}" for one, change in zip(asked.edits, changes, strict=True)]
     return f"{asked.model}: {asked.text[:60]}{''.join(heads)}"
-
-
-def arrow_bytes(found: AttentionNumbers) -> bytes:
-    """The numbers of heads as a stream of Arrow, a row for each head.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-    """
-    from regard.corpus.settings import extra_package
-
-    pa: Any = extra_package("pyarrow", extra="measure")
-    numbers, places = pa.list_(pa.float32()), pa.list_(pa.int32())
-    schema = pa.schema([
-        ("map", pa.string()), ("head", pa.int32()), ("queries", pa.int32()), ("keys", pa.int32()),
-        ("received", numbers), ("top_keys", pa.list_(places)), ("top_weights", pa.list_(numbers)),
-        ("picture", pa.list_(numbers)), ("rows", pa.list_(numbers)),
-    ])  # fmt: skip
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        rows = [{name: getattr(one, name) for name in schema.names} for one in found.heads]
-        writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-    whole: bytes = sink.getvalue().to_pybytes()
-    return whole
 
 
 def reply_bytes(reply: Reply) -> bytes:

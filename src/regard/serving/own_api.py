@@ -7,14 +7,11 @@ from starlette.responses import Response
 
 from regard.serving.answering import json_answer, sse
 from regard.serving.asking import Desk
-from regard.serving.looking import Looks, arrow_bytes, reply_bytes
+from regard.serving.looking import Looks, reply_bytes
 from regard.serving.served import AnswerPiece, Done, Served
 from regard.serving.shapes import AnswerQuestion, AttentionQuestion, LookedAt, ViewQuestion, WeightsQuestion
 from regard.serving.ticket import Ticket
 from regard.serving.worker import RequestWork
-
-ARROW = "application/vnd.apache.arrow.stream"
-"""The type of Arrow's streams, in the Accept header."""
 
 
 class OwnApi:
@@ -32,20 +29,11 @@ class OwnApi:
         return self._desk.answered(served, work, event=_event)
 
     async def attention(self, request: Request) -> Any:
-        """Numbers of heads, as JSON or as Arrow."""
+        """Numbers of heads."""
         asked = await self._desk.asked(request, AttentionQuestion)
         served = self._checked(asked)
-        is_arrow = ARROW in request.headers.get("accept", "")
         looks = self._desk.looks[served.name]
-
-        def do() -> Any:
-            found = looks.numbers(asked)
-            return arrow_bytes(found) if is_arrow else found
-
-        def render(events: list[Any]) -> Response:
-            return Response(events[0], media_type=ARROW) if is_arrow else json_answer(events[0])
-
-        return self._desk.once(served, do, render=render)
+        return self._desk.once(served, lambda: looks.numbers(asked), render=lambda events: json_answer(events[0]))
 
     async def view(self, request: Request) -> Any:
         """The data of the page for some texts, without weights."""

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from secrets import randbelow
 from threading import Event
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.edits.editing import edit
 from regard.edits.scale_heads import ScaleHeads
-from regard.errors import ArgumentError, RegardError
+from regard.errors import RegardError
 from regard.files.atomic import read_json
 from regard.nn.multi_head import MultiHeadAttention
 from regard.nn.residual import Residual
@@ -81,7 +81,6 @@ def _beginnings(run: RunFolder) -> list[str]:
 
 
 T = TypeVar("T")
-_SERIALS = count()
 
 
 class AnswerPiece(NamedTuple):
@@ -152,8 +151,6 @@ class Served(ABC):
     def __init__(self, name: str, module: nn.Module, limits: RequestLimits) -> None:
         self.name, self.module, self.limits = name, module, limits
         self.maps: list[str] = []
-        self.serial = next(_SERIALS)
-        """Tells it from an earlier model of its name."""
         self.searching = ExitStack()
         """Another engine that searches, as long as this model is there."""
         self.searches = 1
@@ -378,10 +375,8 @@ def served(folder: Path, *, name: str, device: str, limits: RequestLimits) -> Se
     if task == TRANSLATION:
         translator = Translator.load(folder, device=device)
         found: Served = ServedTranslator(name, translator, languages_of(folder), limits)
-    elif task == LANGUAGE_MODEL:
-        found = ServedLanguageModel(name, LanguageModel.load(folder, device=device), limits)
     else:
-        raise ArgumentError(f"translators and language models are served; {folder} is a run of the task {task!r}")
+        found = ServedLanguageModel(name, LanguageModel.load(folder, device=device), limits)
     language = "en" if found.languages is None else found.languages[0]
     found.examples = example_texts(folder, task) or [text for code, text in USUAL.items() if code == language]
     return found

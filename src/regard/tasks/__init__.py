@@ -11,10 +11,7 @@ if TYPE_CHECKING:
     from regard.tasks import training as training
     from regard.tasks.language_modelling.causal import LanguageModel as LanguageModel
     from regard.tasks.language_modelling.config import LanguageModelConfig as LanguageModelConfig
-    from regard.tasks.language_modelling.config import MaskedLanguageModelConfig as MaskedLanguageModelConfig
-    from regard.tasks.language_modelling.masked import MaskedLanguageModel as MaskedLanguageModel
     from regard.tasks.language_modelling.train import train_language_model as train_language_model
-    from regard.tasks.language_modelling.train import train_masked_language_model as train_masked_language_model
     from regard.tasks.training.fit_config import FitConfig as FitConfig
     from regard.tasks.translation.alignments import AlignmentOf as AlignmentOf
     from regard.tasks.translation.config import TranslationConfig as TranslationConfig
@@ -27,9 +24,8 @@ else:
         __name__,
         {
             "regard.tasks.language_modelling.causal": ("LanguageModel",),
-            "regard.tasks.language_modelling.config": ("LanguageModelConfig", "MaskedLanguageModelConfig"),
-            "regard.tasks.language_modelling.masked": ("MaskedLanguageModel",),
-            "regard.tasks.language_modelling.train": ("train_language_model", "train_masked_language_model"),
+            "regard.tasks.language_modelling.config": ("LanguageModelConfig",),
+            "regard.tasks.language_modelling.train": ("train_language_model",),
             "regard.tasks.translation.alignments": ("AlignmentOf",),
             "regard.tasks.translation.config": ("TranslationConfig",),
             "regard.tasks.translation.options": ("Request",),

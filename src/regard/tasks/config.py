@@ -46,8 +46,6 @@ class TrainingConfig(ABC):
     of other data can be compared."""
     pictures: int = 3
     """Validation sentences whose attention is drawn for TensorBoard at every validation; 0 draws none."""
-    log_attention: bool = False
-    """Whether each validation also logs entropy, largest logit and share of the first key of every head."""
     bad_batches: Literal["stop", "skip"] = "stop"
     """Whether a batch whose loss is NaN or infinite ends the run or is passed over; more than ten in a row end it."""
     seed: int = 0

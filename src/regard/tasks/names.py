@@ -2,4 +2,3 @@
 
 TRANSLATION = "translation"
 LANGUAGE_MODEL = "language-model"
-MASKED_LANGUAGE_MODEL = "masked-language-model"

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from regard.errors import RunFolderError
 from regard.files.model_folder import family_of, is_huggingface
-from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
+from regard.models.sizes import DECODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
 from regard.tasks.config import TrainingConfig
-from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
-from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.language_modelling.config import LanguageModelConfig
+from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.runs.foreign_folders import READERS, TRANSLATORS, WRITERS, check_tokenizer
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 
 if TYPE_CHECKING:
     from regard.tasks.language_modelling.causal import LanguageModel
-    from regard.tasks.language_modelling.masked import MaskedLanguageModel
     from regard.tasks.runs.run import TrainingJob
     from regard.tasks.translation.translator import Translator
 
@@ -44,9 +43,9 @@ class Task:
         """Train, and return the name of the device that it ran on; `train_run` has the options."""
         return self.training()[0](config, **options)
 
-    def load(self, folder: Path | str, *, device: str = "auto") -> "Translator | LanguageModel | MaskedLanguageModel":
+    def load(self, folder: Path | str, *, device: str = "auto") -> "Translator | LanguageModel":
         """Read the best model of a run."""
-        found: Translator | LanguageModel | MaskedLanguageModel = self.trained().load(folder, device=device)
+        found: Translator | LanguageModel = self.trained().load(folder, device=device)
         return found
 
     def job(self, config: Any, folder: RunFolder, fabric: Any) -> "TrainingJob":
@@ -66,12 +65,6 @@ def _language_model() -> Any:
     return LanguageModel
 
 
-def _masked_language_model() -> Any:
-    from regard.tasks.language_modelling.masked import MaskedLanguageModel
-
-    return MaskedLanguageModel
-
-
 def _translation() -> Any:
     from regard.tasks.translation import train
 
@@ -84,18 +77,9 @@ def _next_tokens() -> Any:
     return train.run_language_model, train.next_token_job
 
 
-def _masked_tokens() -> Any:
-    from regard.tasks.language_modelling import train
-
-    return train.run_masked_language_model, train.masked_job
-
-
 TASKS: Mapping[str, Task] = {
     TRANSLATION: Task(TranslationConfig, "transformer", TRANSFORMER_SIZES, _translator, _translation),
     LANGUAGE_MODEL: Task(LanguageModelConfig, "model", DECODER_ONLY_SIZES, _language_model, _next_tokens),
-    MASKED_LANGUAGE_MODEL: Task(
-        MaskedLanguageModelConfig, "model", ENCODER_ONLY_SIZES, _masked_language_model, _masked_tokens
-    ),
 }
 
 

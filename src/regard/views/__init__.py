@@ -1,9 +1,7 @@
 """Attention on paper and on screen: pictures with matplotlib, and a page that opens in any browser."""
 
 from regard.views.charts import alignment as alignment
-from regard.views.charts import head_distances as head_distances
 from regard.views.charts import position_table as position_table
-from regard.views.charts import training_curves as training_curves
 from regard.views.drawing import Panel as Panel
 from regard.views.examples import model_example as model_example
 from regard.views.faulty_row import faulty_row as faulty_row
@@ -50,7 +48,7 @@ __all__ = [
     "DARK", "LIGHT", "SMOOTH", "WHOLE_PATCHES", "Carried", "ColourScale", "EachScale", "Example", "HalfBlocks",
     "Limits", "LinearScale", "LogScale", "Map", "Page", "Panel", "PatchGrid", "Printing", "RowArithmetic",
     "RowScale", "SquareRootScale", "Table", "Theme", "Upsampling", "alignment", "arithmetic_of_row", "curves",
-    "faulty_row", "head_distances", "head_panels", "heatmap", "heatmap_grid", "map_text", "model_example",
+    "faulty_row", "head_panels", "heatmap", "heatmap_grid", "map_text", "model_example",
     "model_grid", "overlay", "overlay_grid", "page", "patch_grid", "position_table", "printable", "rotations",
-    "row_arithmetic", "save_figure", "training_curves", "visual_order",
+    "row_arithmetic", "save_figure", "visual_order",
 ]  # fmt: skip

@@ -1,16 +1,13 @@
-"""Plots about maps and runs: margins beside an alignment, head distances, positions, training."""
+"""Plots about maps: margins beside an alignment, positions."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderError, ShapeError, require
-from regard.files.untrusted import parse_json
+from regard.errors import ArgumentError, NonFiniteError, ShapeError
 from regard.views.axis_text import FONT_POINTS
 from regard.views.drawing import Colouring, Panel, drawn
 from regard.views.figures import (
@@ -22,13 +19,9 @@ from regard.views.figures import (
     write_heading,
 )
 from regard.views.heatmap import ALONE, draw_maps, size_of
-from regard.views.layer_names import short_names
 from regard.views.layout import COLOUR_BAR, GAP, MARGIN, NARROWEST, Box
 from regard.views.scales import ColourScale, ScaleName, numeral
 from regard.views.themes import LIGHT, Theme
-from regard.watching.analysis.head_table import head_table
-from regard.watching.analysis.tables import Maps
-from regard.watching.module_names import Names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,51 +115,6 @@ def _bars(ax: "Axes", numbers: Any, theme: Theme, name: str, *, is_flat: bool) -
     ax.set_xlabel(name, fontsize=FONT_POINTS - 1, color=theme.ink)
 
 
-def head_distances(maps: Maps, *, title: str = "", theme: Theme = LIGHT, skip: Names = ()) -> "Figure":
-    r"""Draw how far each head looks: the mean of $\sum_j P_{ij} |i - j|$ over the queries, layer by layer.
-
-    Args:
-        maps: the recording of `regard.watch`, or maps (batch..., H, T, S).
-        title: printed above.
-        theme: `LIGHT` or `DARK`.
-        skip: as for `regard.watching.head_table`.
-
-    Returns:
-        A new figure: a dot for each head with its number, and a line through the means of the layers.
-
-    Raises:
-        RegardError: as `regard.watching.head_table`.
-
-    Source: Raghu et al. 2021 (arXiv:2108.08810), Figure 3.
-
-    >>> import regard
-    >>> q = torch.zeros(1, 2, 3, 1)
-    >>> weights = regard.attention(q, q, q, return_weights=True).weights
-    >>> head_distances([weights]).axes[0].get_ylabel()
-    'distance in tokens'
-    """
-    require_matplotlib()
-    found = head_table(maps, skip=skip)
-    distances = found["distance"].double().cpu().numpy()
-    figure, ax, missing = plot_of_lines(title, theme)
-    layers = np.arange(len(distances))
-    for head in range(distances.shape[1]):
-        ax.plot(layers, distances[:, head], "o", markersize=4, color=theme.accents[0], alpha=0.6, linewidth=0)
-        for layer in layers:
-            if np.isfinite(distances[layer, head]):
-                place = (float(layer), float(distances[layer, head]))
-                ax.annotate(
-                    str(head), place, (4, 0), textcoords="offset points", va="center", fontsize=5, color=theme.ink
-                )
-    ax.plot(layers, np.nanmean(distances, 1), color=theme.accents[1], linewidth=1.2)
-    ax.set(ylim=(0, None), xticks=layers)
-    names = short_names(found.layers)
-    ax.set_xticklabels([name if len(names) <= 8 and len(name) < 12 else str(n) for n, name in enumerate(names)])
-    name_axes(ax, "layer", "distance in tokens", theme)
-    warn_of_missing(missing)
-    return figure
-
-
 def position_table(table: Tensor, *, title: str = "", theme: Theme = LIGHT) -> "Figure":
     """Draw a table of positions: its values, and the cosine similarity of any two positions.
 
@@ -220,80 +168,6 @@ def _side_bar(ax: "Axes", theme: Theme) -> None:
     frame(bar, theme)
     bar.tick_params(labelsize=FONT_POINTS - 1)
     shown.outline.set_linewidth(0.5)
-
-
-def training_curves(runs: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]", *, title: str = "",
-                    theme: Theme = LIGHT) -> "Figure":  # fmt: skip
-    """Draw the losses of one or several runs: a line of training, a dotted line of validation with its best step.
-
-    Args:
-        runs: run folders, or files metrics.jsonl.
-        title: printed above.
-        theme: `LIGHT` or `DARK`.
-
-    Returns:
-        A new figure.
-
-    Raises:
-        RunFolderError: a folder holds no metrics, or a line of them is not JSON.
-        ArgumentError: there are no runs.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     lines = ['{"event": "train", "step": 10, "loss": 2.0}', '{"event": "valid", "step": 10, "loss": 2.5}']
-    ...     _ = Path(folder, "metrics.jsonl").write_text("\\n".join(lines))
-    ...     [line.get_ydata().tolist() for line in training_curves(folder).axes[0].lines[:2]]
-    [[2.0], [2.5]]
-    """
-    require_matplotlib()
-    require(runs, (str, os.PathLike, Sequence), "runs", "a path or a list of paths")
-    given = [runs] if isinstance(runs, (str, os.PathLike)) else runs
-    for run in given:
-        require(run, (str, os.PathLike), "each run", "a path")
-    paths = [Path(run) for run in given]
-    if not paths:
-        raise ArgumentError("there are no runs to draw: give one or more")
-    figure, ax, missing = plot_of_lines(title, theme)
-    for number, path in enumerate(paths):
-        colour = theme.accents[number % len(theme.accents)]
-        losses = _losses(path / "metrics.jsonl" if path.is_dir() else path)
-        name = (path.resolve() if path.is_dir() else path.resolve().parent).name
-        for event, style in (("train", "-"), ("valid", ":")):
-            steps, numbers = losses[event]
-            ax.plot(steps, numbers, style, color=colour, linewidth=1.2, label=f"{name}, {event}")
-        steps, numbers = losses["valid"]
-        if numbers and np.isfinite(numbers).any():
-            best = int(np.nanargmin(numbers))
-            ax.plot(steps[best], numbers[best], "o", color=colour, markersize=4)
-    ax.set_yscale("log")
-    legend = ax.legend(frameon=False, fontsize=FONT_POINTS - 1, labelcolor=theme.ink)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    name_axes(ax, "step", "loss in nats", theme)
-    warn_of_missing(missing)
-    return figure
-
-
-def _losses(path: Path) -> dict[str, tuple[list[int], list[float]]]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing: {path.parent} is no run that trained") from None
-    found: dict[str, tuple[list[int], list[float]]] = {"train": ([], []), "valid": ([], [])}
-    for number, line in enumerate(lines, 1):
-        try:
-            event = parse_json(line)
-            steps, numbers = found.get(event["event"], ([], []))
-            if "loss" in event:
-                steps.append(int(event["step"]))
-                numbers.append(float(event["loss"]))
-        except (DataError, ValueError, TypeError, KeyError) as error:
-            if number == len(lines):
-                break  # The last line of a running run may be incomplete.
-            raise RunFolderError(f"{path}, line {number}: no event of a training ({error})") from None
-    if not found["train"][0] and not found["valid"][0]:
-        raise RunFolderError(f"{path} holds no loss: the run has not come to its first step")
-    return found
 
 
 def plot_of_lines(title: str, theme: Theme) -> "tuple[Figure, Axes, str]":

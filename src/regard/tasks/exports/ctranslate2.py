@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from regard.errors import needs
-from regard.models.config import DecoderOnlyConfig, TransformerConfig
+from regard.models.config import TransformerConfig
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer
 from regard.nn import GatedFeedForward
@@ -22,12 +22,25 @@ def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
     config = trained.config
     refuse_for_ctranslate2(config)
     layers = config.encoder_layers, config.decoder_layers
-    spec = library().specs.TransformerSpec.from_config(layers, config.num_heads, **kinds_of(config))
+    kinds = library().specs
+    spec = kinds.TransformerSpec.from_config(
+        layers,
+        config.num_heads,
+        pre_norm=config.norm_position == "pre",
+        activation=kinds.common_spec.Activation[ACTIVATIONS[config.activation]],
+        ffn_glu=config.activation == "swiglu",
+        rms_norm=config.norm == "rms",
+    )
     _fill(trained, spec)
     spec.register_source_vocabulary(vocabulary_of(trained.source_tokenizer))
     spec.register_target_vocabulary(vocabulary_of(trained.target_tokenizer))
     spec.config.decoder_start_token, spec.config.add_source_eos = SPECIAL_TOKENS[BOS], True
-    save_spec(spec, trained.model, out)
+    spec.config.unk_token, spec.config.bos_token = SPECIAL_TOKENS[UNK], SPECIAL_TOKENS[BOS]
+    spec.config.eos_token = SPECIAL_TOKENS[EOS]
+    spec.config.layer_norm_epsilon = _epsilon_of(trained.model)
+    spec.validate()
+    spec.optimize()
+    spec.save(str(out))
     write_tokenizers(trained, out)
 
 
@@ -41,16 +54,6 @@ def library() -> ModuleType:
     with needs("ctranslate2", extra="train"):
         import ctranslate2
     return ctranslate2
-
-
-def kinds_of(config: TransformerConfig | DecoderOnlyConfig) -> dict[str, Any]:
-    """The kinds of the layers, as the specs of all Transformers take them."""
-    return {
-        "pre_norm": config.norm_position == "pre",
-        "activation": library().specs.common_spec.Activation[ACTIVATIONS[config.activation]],
-        "ffn_glu": config.activation == "swiglu",
-        "rms_norm": config.norm == "rms",
-    }
 
 
 def _fill(trained: ExportedRun, spec: Any) -> None:
@@ -67,10 +70,10 @@ def _fill(trained: ExportedRun, spec: Any) -> None:
         side.position_encodings.encodings = table.numpy()
         side.scale_embeddings = True
         if config.norm_position == "pre":
-            fill_norm(side.layer_norm, final_norm)
+            _fill_norm(side.layer_norm, final_norm)
         for theirs, ours in zip(side.layer, layers, strict=True):
             assert isinstance(ours, SelfAttentionLayer | DecoderLayer)
-            fill_layer(theirs, ours)
+            _fill_layer(theirs, ours)
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> list[str]:
@@ -78,44 +81,34 @@ def vocabulary_of(tokenizer: Tokenizer) -> list[str]:
     return [tokenizer.piece(number) for number in range(len(tokenizer))]
 
 
-def save_spec(spec: Any, model: nn.Module, out: Path) -> None:
-    """Write model.bin, config.json and the vocabularies of a model whose weights the spec has."""
-    spec.config.unk_token, spec.config.bos_token = SPECIAL_TOKENS[UNK], SPECIAL_TOKENS[BOS]
-    spec.config.eos_token = SPECIAL_TOKENS[EOS]
-    spec.config.layer_norm_epsilon = epsilon_of(model)
-    spec.validate()
-    spec.optimize()
-    spec.save(str(out))
-
-
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}
 """CTranslate2's names of our activations; swiglu is its gated network with SWISH."""
 
 
-def fill_layer(theirs: Any, ours: SelfAttentionLayer | DecoderLayer) -> None:
+def _fill_layer(theirs: Any, ours: SelfAttentionLayer | DecoderLayer) -> None:
     """Write a layer: its projections, its feed-forward network and its norms."""
     parts = split_attention(ours.self_attention)
-    fill_linear(theirs.self_attention.linear[0], parts["query"], parts["key"], parts["value"])
-    fill_linear(theirs.self_attention.linear[1], parts["output"])
+    _fill_linear(theirs.self_attention.linear[0], parts["query"], parts["key"], parts["value"])
+    _fill_linear(theirs.self_attention.linear[1], parts["output"])
     norms = [theirs.self_attention.layer_norm]
     if isinstance(ours, DecoderLayer):
         parts = split_attention(ours.cross_attention)
-        fill_linear(theirs.attention.linear[0], parts["query"])
-        fill_linear(theirs.attention.linear[1], parts["key"], parts["value"])
-        fill_linear(theirs.attention.linear[2], parts["output"])
+        _fill_linear(theirs.attention.linear[0], parts["query"])
+        _fill_linear(theirs.attention.linear[1], parts["key"], parts["value"])
+        _fill_linear(theirs.attention.linear[2], parts["output"])
         norms.append(theirs.attention.layer_norm)
     network = ours.feed_forward
     if isinstance(network, GatedFeedForward):
         gate, up = network.gate_and_up.weight.chunk(2)
         theirs.ffn.linear_0.weight, theirs.ffn.linear_0_noact.weight = gate.numpy(), up.numpy()
     else:
-        fill_linear(theirs.ffn.linear_0, network.get_submodule("up"))
-    fill_linear(theirs.ffn.linear_1, network.get_submodule("down"))
+        _fill_linear(theirs.ffn.linear_0, network.get_submodule("up"))
+    _fill_linear(theirs.ffn.linear_1, network.get_submodule("down"))
     for norm, residual in zip([*norms, theirs.ffn.layer_norm], ours.residuals, strict=True):
-        fill_norm(norm, residual.get_submodule("norm"))
+        _fill_norm(norm, residual.get_submodule("norm"))
 
 
-def fill_linear(spec: Any, *linears: nn.Module) -> None:
+def _fill_linear(spec: Any, *linears: nn.Module) -> None:
     """Write layers with the same input as one layer: their rows stand one below the other."""
     parameters = [dict(linear.named_parameters()) for linear in linears]
     spec.weight = torch.cat([each["weight"] for each in parameters]).detach().numpy()
@@ -123,14 +116,14 @@ def fill_linear(spec: Any, *linears: nn.Module) -> None:
         spec.bias = torch.cat([each["bias"] for each in parameters]).detach().numpy()
 
 
-def fill_norm(spec: Any, norm: nn.Module) -> None:
+def _fill_norm(spec: Any, norm: nn.Module) -> None:
     """Write the gain, and of a LayerNorm the offset."""
     spec.gamma = norm.get_parameter("weight").numpy()
     if isinstance(norm, nn.LayerNorm):
         spec.beta = norm.bias.numpy()
 
 
-def epsilon_of(model: nn.Module) -> float:
+def _epsilon_of(model: nn.Module) -> float:
     """The epsilon of a model's norms, of which CTranslate2 has one."""
     norm = next(module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm))
     return torch.finfo(torch.float32).eps if norm.eps is None else norm.eps

@@ -82,8 +82,6 @@ class CTranslate2Engine:
     def why_not(self, job: SearchJob) -> str | None:
         longest = max(job.max_steps, *map(len, job.sources))
         reasons = {
-            "has no length reward": bool(job.beam.length_reward),
-            "keeps to no vocabulary": job.vocabulary is not None,
             f"takes and writes {self.longest} tokens at most": self.longest is not None and longest > self.longest,
         }
         if not any(reasons.values()) and self._plain is not None and (changed := self._plain.why_changed()):

@@ -1,7 +1,7 @@
 """A run's own export for CTranslate2, made once and kept in the run folder.
 
 run/ctranslate2/engine.json     its origin, and the checksum of each file
-run/ctranslate2/model.bin ...   the files of `to_ctranslate2`, or of `text_to_ctranslate2`
+run/ctranslate2/model.bin ...   the files of `to_ctranslate2`
 
 The export is that of a model by its content: the fingerprints of weights and tokenizers, the settings and the versions
 of those that write it, never a date.
@@ -26,7 +26,6 @@ from regard.files.own_files import refuse_links, refuse_links_in, remove_empty
 from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
 from regard.models.fingerprint import fingerprint
 from regard.tasks.exports.ctranslate2 import library, to_ctranslate2
-from regard.tasks.exports.ctranslate2_text import ExportedText, text_to_ctranslate2
 from regard.tasks.exports.trained import ExportedRun
 from regard.tasks.runs.run_folder import ENGINE, ENGINE_FILES, REPLACEMENT
 from regard.tasks.runs.serialisation import to_plain
@@ -49,7 +48,7 @@ class Export:
     write: Callable[[Path], None]
 
     @classmethod
-    def of(cls, trained: ExportedRun | ExportedText) -> Self:
+    def of(cls, trained: ExportedRun) -> Self:
         content = {
             "format": FORMAT,
             "regard": __version__,
@@ -59,8 +58,7 @@ class Export:
             "tokenizers": [one.fingerprint() for one in trained.tokenizers],
             "positions": trained.max_length,
         }
-        write: Callable[..., None] = to_ctranslate2 if isinstance(trained, ExportedRun) else text_to_ctranslate2
-        return cls(content, partial(write, trained))
+        return cls(content, partial(to_ctranslate2, trained))
 
 
 def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:

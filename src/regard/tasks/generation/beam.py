@@ -36,9 +36,8 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     r"""The best hypotheses of a beam search for each source.
 
-    The score is $(\log p(y \mid x) + \gamma |y|) / |y|^\alpha$, where $\alpha$ is the length penalty, $\gamma$ the
-    reward of each token, and $|y|$ includes the end mark (Wu et al. 2016, arXiv:1609.08144, equation 14, divide by
-    $((5 + |y|) / 6)^\alpha$ instead; Murray and Chiang 2018, arXiv:1808.10006, give the reward). At each step the
+    The score is $\log p(y \mid x) / |y|^\alpha$, where $\alpha$ is the length penalty, and $|y|$ includes the end mark
+    (Wu et al. 2016, arXiv:1609.08144, equation 14, divide by $((5 + |y|) / 6)^\alpha$ instead). At each step the
     `beam.size` best unended continuations are continued, and ended ones among the `beam.size` best are finished. Let w
     be the worst score among the `beam.num_best` hypotheses to return. A source is done when no live hypothesis can
     reach a score above w; or, after `beam.size` finished hypotheses, when no live hypothesis has a score above w at its
@@ -153,11 +152,9 @@ class _Hypotheses:
         """Mask of the running sources with a live hypothesis that may still be returned; see `beam_search`."""
         finished, best = self.score[self.sources], self.live[:, 0]
         is_full, worst = finished[:, -1] > -torch.inf, finished[:, self.num_best - 1]
-        # Log-probabilities only fall, the divisor is largest at the greatest length, and the reward's share is largest
-        # at one of the two ends. So this bounds the score of every continuation.
-        penalty, reward = self.beam.length_penalty, self.beam.length_reward
-        most = max(length ** (1 - penalty), self.max_steps ** (1 - penalty))
-        hope = best / self.max_steps**penalty + reward * most
+        # Log-probabilities only fall, and the divisor is largest at the greatest length. So this bounds the score of
+        # every continuation.
+        hope = self.beam.score(best, self.max_steps)
         return torch.where(is_full, self.beam.score(best, length), hope) > worst
 
     def best(self) -> list[list[Hypothesis]]:

@@ -35,8 +35,7 @@ class Hypothesis:
 
     tokens: list[int]
     score: float
-    """The sum of the tokens' log-probabilities, with the reward and divided by the penalty of its length
-    (`Beam.score`)."""
+    """The sum of the tokens' log-probabilities, divided by the penalty of its length (`Beam.score`)."""
     alignment: Float[Tensor, "T S"] | None = None
     """The attention of each token to the source, as a mean over heads; rows sum to 1."""
     log_probabilities: Float[Tensor, " T"] | None = None

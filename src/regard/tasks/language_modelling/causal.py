@@ -1,11 +1,10 @@
 """A trained language model: it continues a text, scores a text, and shows its attention."""
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,23 +30,6 @@ from regard.tasks.text.running_text import DocumentUnit, TextStream
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.pretrained import load_pretrained_text
-
-
-class Writer(Protocol):
-    """Another runtime with the same model."""
-
-    def begin(self, seed: int) -> None:
-        """Begin to draw for some texts, by the random numbers of a seed."""
-
-    def write(
-        self, contexts: Sequence[Sequence[int]], *, most: int, filters: Sequence[Filter]
-    ) -> Generator[tuple[int, int], None, None]:
-        """Continue texts of one length by up to `most` tokens; the caller may stop at any of them.
-
-        Yields:
-            The number of a text and its next token; an end mark is the last of its text.
-        """
-
 
 WINDOW_LINES = 1_024
 """How many lines are read and scored together."""
@@ -89,9 +71,6 @@ class LanguageModel:
         block_length: how many tokens it reads at once.
         documents: the unit of a document in training; for "file", texts have no end mark.
     """
-
-    writer: Writer | None = None
-    """The writer in place of this model; None for the model. The code that sets it must end it."""
 
     def __init__(
         self,
@@ -170,7 +149,8 @@ class LanguageModel:
         Raises:
             ArgumentError: `max_tokens` is below 1, or a stop string is empty.
         """
-        for _, piece in self._write(prompt, 1, max_tokens, filters, stop, self._begin(seed), cut_off, drawn):
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for _, piece in self._write(prompt, 1, max_tokens, filters, stop, generator, cut_off, drawn):
             yield piece
 
     def samples(
@@ -200,17 +180,12 @@ class LanguageModel:
         """
         if count < 1:
             raise ArgumentError(f"count must be at least 1, got {count}")
-        generator = self._begin(seed)
+        generator = torch.Generator(self.device).manual_seed(seed)
         for done in range(0, count, SAMPLES_TOGETHER):
             texts = [""] * min(SAMPLES_TOGETHER, count - done)
             for row, piece in self._write(prompt, len(texts), max_tokens, filters, stop, generator, cut_off):
                 texts[row] += piece
             yield from texts
-
-    def _begin(self, seed: int) -> torch.Generator:
-        if self.writer is not None:
-            self.writer.begin(seed)
-        return torch.Generator(self.device).manual_seed(seed)
 
     def _write(
         self,
@@ -261,33 +236,12 @@ class LanguageModel:
         # Of a full block half is kept: the model reads that half again once, and then has room for as much new text.
         kept = length if length <= self.block_length else max(self.block_length // 2, 1)
         most = min(most, self.block_length - kept + 1)
-        whole = [texts[row] for row in rows]
-        if self.writer is None:
-            written = self._sampled(whole, kept, has_mark, most, filters, generator)
-        else:
-            written = self.writer.write([ids[length - kept :] for ids in whole], most=most, filters=filters)
-        with closing(written):
-            for index, token in written:
-                if rows[index] in texts:
-                    yield rows[index], token
-                if not texts:
-                    return
-
-    def _sampled(
-        self,
-        texts: Sequence[Sequence[int]],
-        kept: int,
-        has_mark: bool,
-        most: int,
-        filters: Sequence[Filter],
-        generator: torch.Generator,
-    ) -> Generator[tuple[int, int], None, None]:
-        whole = torch.tensor(texts, device=self.device, dtype=torch.long)
-        context = whole[:, whole.shape[1] - kept :]
+        whole = torch.tensor([texts[row] for row in rows], device=self.device, dtype=torch.long)
+        context = whole[:, length - kept :]
         steps = sample_steps(
             self.model,
             context[:, :-1],
-            torch.full((len(texts),), kept - 1, device=self.device),
+            torch.full((len(rows),), kept - 1, device=self.device),
             bos_id=context[:, -1],
             eos_id=self.language.end_ids[0],
             max_steps=most,
@@ -297,7 +251,11 @@ class LanguageModel:
             generator=generator,
         )
         for step in steps:
-            yield from zip(step.rows.tolist(), step.tokens.tolist(), strict=True)
+            for index, token in zip(step.rows.tolist(), step.tokens.tolist(), strict=True):
+                if rows[index] in texts:
+                    yield rows[index], token
+                if not texts:
+                    return
 
     def evaluate(self, lines: Iterable[str], *, stride: int | None = None, tell: Tell = tell_nothing) -> TextEvaluation:
         """Measure how well the model predicts a text, read as one row of tokens.

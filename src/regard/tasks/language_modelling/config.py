@@ -1,11 +1,11 @@
-"""The settings of language models and masked language models, which learn from running text."""
+"""The settings of language models, which learn from running text."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from regard.errors import ArgumentError
-from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, StackConfig
+from regard.models.config import DecoderOnlyConfig
 from regard.tasks.config import TrainingConfig
 from regard.tasks.text.gate import RunningTextFormat
 from regard.tasks.text.lines import BadLines
@@ -14,8 +14,8 @@ from regard.tensors.ranges import require_at_least, require_share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextConfig(TrainingConfig):
-    """The settings that both kinds of language model have: the text, and how it is cut."""
+class LanguageModelConfig(TrainingConfig):
+    """Train a language model on running text."""
 
     longest_warmup: ClassVar[int] = 100
 
@@ -31,6 +31,8 @@ class TextConfig(TrainingConfig):
     """The form of these files, if their beginnings do not tell: lines of text, or JSON lines with a `text` each."""
     bad_lines: BadLines = "stop"
     """Whether a line that cannot be read ends the run or is left out."""
+    model: DecoderOnlyConfig = field(default_factory=DecoderOnlyConfig)
+    """The decoder-only Transformer."""
     tokenizer: Literal["bpe", "words", "characters"] = "bpe"
     """How text is cut: byte-level BPE learnt from the data, words, or characters."""
     vocab_size: int = 8_000
@@ -59,43 +61,12 @@ class TextConfig(TrainingConfig):
         for name in ("valid_share", "beta2"):
             if getattr(self, name) in (0.0, 1.0):
                 raise ArgumentError(f"{name} must be above 0 and below 1, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LanguageModelConfig(TextConfig):
-    """Train a language model on running text."""
-
-    model: DecoderOnlyConfig = field(default_factory=DecoderOnlyConfig)
-    """The decoder-only Transformer."""
-
-    def __post_init__(self) -> None:
-        TextConfig.__post_init__(self)
-        _check_positions(self.block_length, self.model)
+        if self.model.positions == "learned" and self.block_length > self.model.max_length:
+            raise ArgumentError(
+                f"the model has {self.model.max_length} positions and trains on blocks of {self.block_length} tokens: "
+                "lower --block-length or raise --model.max-length"
+            )
 
     @property
     def sizes(self) -> DecoderOnlyConfig:
         return self.model
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MaskedLanguageModelConfig(TextConfig):
-    """Train a model to fill in masked tokens of running text."""
-
-    model: EncoderOnlyConfig = field(default_factory=EncoderOnlyConfig)
-    """The encoder-only Transformer."""
-
-    def __post_init__(self) -> None:
-        TextConfig.__post_init__(self)
-        _check_positions(self.block_length, self.model)
-
-    @property
-    def sizes(self) -> EncoderOnlyConfig:
-        return self.model
-
-
-def _check_positions(block_length: int, model: StackConfig) -> None:
-    if model.positions == "learned" and block_length > model.max_length:
-        raise ArgumentError(
-            f"the model has {model.max_length} positions and trains on blocks of {block_length} tokens: "
-            "lower --block-length or raise --model.max-length"
-        )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import DataError, RunFolderError
-from regard.tasks.language_modelling.config import TextConfig
+from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
 from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
@@ -38,7 +38,7 @@ class TextCorpus(NamedTuple):
     valid: TextStore
 
 
-def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
+def prepare_text(config: LanguageModelConfig, folder: RunFolder, say: Say) -> None:
     """Read the text, train the tokenizer, and store the tokens. A run does this once.
 
     Each file is opened once, so that it may be a pipe (`/dev/stdin`).
@@ -103,7 +103,7 @@ def load_tokenizer(folder: RunFolder) -> Tokenizer:
     return tokenizer
 
 
-def _text(paths: tuple[Path, ...], config: TextConfig) -> RunningText:
+def _text(paths: tuple[Path, ...], config: LanguageModelConfig) -> RunningText:
     return RunningText(paths, format=config.data_format, bad_lines=config.bad_lines)
 
 
@@ -124,7 +124,7 @@ def _between(begin: int, end: int, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _store(
-    config: TextConfig, folder: RunFolder, name: str, text: Iterator[TextPiece], tokenizer: Tokenizer
+    config: LanguageModelConfig, folder: RunFolder, name: str, text: Iterator[TextPiece], tokenizer: Tokenizer
 ) -> TextStore:
     path = folder.data / f"{name}.tokens"
     whole = config.documents != "file"
@@ -139,5 +139,5 @@ def _store(
     return store
 
 
-def _names(config: TextConfig) -> str:
+def _names(config: LanguageModelConfig) -> str:
     return ", ".join(map(str, config.data))

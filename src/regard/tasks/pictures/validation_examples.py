@@ -1,29 +1,23 @@
 """A few sentences of the validation data, whose attention is looked at again and again while a model trains."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from regard.maps.attention_map import AttentionMap
+from regard.models.decoder_only import DecoderOnly
 from regard.tasks.language_modelling.corpus import TextCorpus
 from regard.tasks.pictures.save import Look
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
-from regard.tasks.text.batches import collate
 from regard.tasks.text.pair_store import TokenStore
-from regard.tasks.training.reporting.attention_log import Attend
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import Corpus
 from regard.tasks.translation.made_model import Model
 
 LONGEST_TOKENS = 40
 """The most tokens of a sentence: labels of longer ones cannot be read in a small picture."""
-LOGGED_PAIRS = 8
-"""In how many validation pairs heads are measured."""
-LOGGED_TOKENS = 1024
-"""In about how many tokens of validation text heads are measured; in one block at least."""
 
 
 def look_at_pairs(model: Model, corpus: Corpus, count: int) -> Look | None:
@@ -45,13 +39,7 @@ def look_at_pairs(model: Model, corpus: Corpus, count: int) -> Look | None:
     return look
 
 
-def look_at_text(
-    model: nn.Module,
-    corpus: TextCorpus,
-    count: int,
-    block_length: int,
-    attend: Callable[[Tensor], Mapping[str, AttentionMap]],
-) -> Look | None:
+def look_at_text(model: DecoderOnly, corpus: TextCorpus, count: int, block_length: int) -> Look | None:
     """The attention of a model to stretches of the validation text, evenly apart."""
     tokens, length = corpus.valid.tokens, min(block_length, LONGEST_TOKENS, len(corpus.valid))
     starts = [number * (len(tokens) - length) // max(count, 1) for number in range(count)]
@@ -64,47 +52,11 @@ def look_at_text(
             device = next(model.parameters()).device
             for start in dict.fromkeys(starts):
                 ids = tokens[start : start + length].tolist()
-                maps = attend(torch.tensor([ids], device=device))
+                maps = model.attend(torch.tensor([ids], device=device))
                 seen.append((f"from token {start:,}", text_attention(corpus.tokenizer, ids, maps)))
         return seen
 
     return look
-
-
-def attend_to_pairs(model: Model, corpus: Corpus) -> Attend:
-    """Run a translator forced to write the targets over a few validation pairs, one by one, without padding."""
-    count = min(LOGGED_PAIRS, len(corpus.valid))
-    chosen = sorted({number * len(corpus.valid) // count for number in range(count)})
-
-    def attend() -> Iterator[Mapping[str, AttentionMap]]:
-        marks = corpus.source_tokenizer.marks, corpus.target_tokenizer.marks
-        device = next(model.parameters()).device
-        with evaluating(model), torch.no_grad():
-            for index in chosen:
-                pair = [corpus.valid.source(index)], [corpus.valid.target(index)]
-                batch = collate(*pair, source_marks=marks[0], target_marks=marks[1])
-                yield model.attend(
-                    *(part.to(device) for part in (batch.source, batch.source_lengths, batch.target_input))
-                )
-
-    return attend
-
-
-def attend_to_text(
-    model: nn.Module, corpus: TextCorpus, block_length: int, attend_to: Callable[[Tensor], Mapping[str, AttentionMap]]
-) -> Attend:
-    """Run a language model over a few stretches of the validation text, evenly apart, as long as those it trains on."""
-    tokens, length = corpus.valid.tokens, min(block_length, len(corpus.valid))
-    count = max(1, LOGGED_TOKENS // max(length, 1))
-    starts = sorted({number * (len(tokens) - length) // count for number in range(count)})
-
-    def attend() -> Iterator[Mapping[str, AttentionMap]]:
-        device = next(model.parameters()).device
-        rows = torch.tensor([tokens[start : start + length].tolist() for start in starts], device=device)
-        with evaluating(model), torch.no_grad():
-            yield attend_to(rows)
-
-    return attend
 
 
 def short_pairs(store: TokenStore, count: int) -> list[int]:

@@ -27,9 +27,6 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
     if not goes_on or not folder.prepared_file.exists():
         require_files(getattr(config, "data", ()), setting="data")
         require_files(getattr(config, "valid", ()), setting="valid")
-        for setting in ("alignment_data", "alignment_valid"):
-            given = getattr(config, setting, None)
-            require_files(() if given is None else (given,), setting=setting)
         if config.tokenizers_from is not None:
             before = RunFolder(config.tokenizers_from).read_config(task, type(config))
             _refuse_tokenizers(config, before)
@@ -63,10 +60,6 @@ def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
     # Its settings say nothing of them if it took them from another run.
     names = ("tokenizer.json",) if was_shared else ("source_tokenizer.json", "target_tokenizer.json")
     taken = [Tokenizer.load(run / name) for name in names]
-    if getattr(config, "bpe_dropout", 0) and not all(one.has_merges for one in taken):
-        raise ArgumentError(
-            f"bpe_dropout leaves out merges, and the tokenizers of {run}, which it would take, have none: leave it out"
-        )
     if getattr(config, "lowercase", False) and not all(one.lowercases for one in taken):
         raise ArgumentError(
             f"lowercase needs tokenizers that read lower case, and those of {run}, which it would take, "

@@ -39,7 +39,6 @@ from regard.tasks.training.loop import fit
 from regard.tasks.training.losses import Batches, Loss, Validate
 from regard.tasks.training.optimizers import require_muon
 from regard.tasks.training.random_state import seed_everything
-from regard.tasks.training.reporting.attention_log import Attend, AttentionLog
 from regard.tasks.training.reporting.display import PlainLines, watching
 from regard.tasks.training.reporting.events import Callback
 from regard.tasks.training.reporting.logs import MetricsFile, TensorBoard
@@ -49,7 +48,7 @@ Say = Callable[[str], None]
 Prepare = Callable[[C, RunFolder, Say], None]
 """Reads the data of a run and writes its prepared form to the folder, prepared.json last."""
 
-WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep", "log_attention"})
+WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep"})
 """The settings of the display of a training, and of its checkpoints."""
 RESUMABLE = WATCHING | {
     *("out", "steps", "epochs", "patience", "bad_batches", "device", "gradient_checkpointing", "threads")
@@ -76,8 +75,6 @@ class TrainingJob(NamedTuple):
     """The metric of `validate` by which the best model is chosen."""
     look: Look | None = None
     """Returns the present attention of the model to a few fixed sentences."""
-    attend: Attend | None = None
-    """Runs the model as it is now over a few fixed sequences, for the log of its heads."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -159,9 +156,8 @@ def _train(
     if config.gradient_checkpointing:
         recompute_layers(job.model)
     seed_everything(config.seed, rank=fabric.global_rank)  # ... and other dropout
-    attend = job.attend if config.log_attention else None
     config = _in_steps(config, job)
-    with _watchers(folder, fabric, progress, job.look, attend) as (watchers, say):
+    with _watchers(folder, fabric, progress, job.look) as (watchers, say):
         if (rate := _never_reached(config)) and not folder.checkpoints.has("last"):
             say(rate)
         say(place_line(config.device, fabric.device, config.precision, torch.get_num_threads()))
@@ -339,7 +335,7 @@ def _sayer(*files: IO[str] | None) -> Say:
 
 @contextmanager
 def _watchers(
-    folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None, attend: Attend | None
+    folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None
 ) -> Iterator[tuple[list[Callback], Say]]:
     """On rank 0: the files of a run's history, the display of its progress, and the function for a line to both."""
     if not fabric.is_global_zero:
@@ -349,8 +345,7 @@ def _watchers(
         say = _sayer(log, progress)
         boards = _tensorboard(folder, look, say)
         files: list[Callback] = [MetricsFile(folder.metrics_file), *boards]
-        heads: list[Callback] = [] if attend is None else [AttentionLog(attend, files)]
-        kept: list[Callback] = [*files, *heads, PlainLines(log)]
+        kept: list[Callback] = [*files, PlainLines(log)]
         try:
             with nullcontext() if progress is None else watching(progress) as show:
                 yield [*kept, *([] if show is None else [show])], say

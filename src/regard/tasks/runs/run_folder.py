@@ -40,7 +40,7 @@ ENGINE = "ctranslate2"
 """The folder of the run's own export."""
 ENGINE_FILES = (
     *("engine.json", "model.bin", "config.json"),
-    *("vocabulary.json", "shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json"),
+    *("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json"),
     *("tokenizer.json", "target_tokenizer.json", "tokenizer_config.json"),
 )
 """All files of the export. The first names the others with their checksums, and is written last."""
@@ -50,7 +50,7 @@ FILES = (
 )
 """All files of a run, in the order in which a new run gets them: the first makes it a run, the last makes it ready."""
 FOLDERS: dict[str, tuple[str, ...]] = {
-    "data": ("train.tokens", "valid.tokens", "valid.jsonl", "train.links", "valid.aligned.jsonl"),
+    "data": ("train.tokens", "valid.tokens", "valid.jsonl"),
     "tensorboard": ("events.out.tfevents.*",),
     "best": (),
     "last": (),

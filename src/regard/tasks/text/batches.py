@@ -13,7 +13,6 @@ from regard.tasks.text.codec import UNPREDICTED, Marks
 from regard.tasks.text.sections import Indices, Integers
 
 OURS = Marks()
-NO_LINKS = torch.empty((0, 3), dtype=torch.long)
 
 
 class Batch(NamedTuple):
@@ -29,8 +28,6 @@ class Batch(NamedTuple):
     """(B, T): the sentence, then EOS. The decoder has to predict this."""
     target_lengths: Tensor
     """(B,), including EOS."""
-    links: Tensor = NO_LINKS
-    """(L, 3): the pair, the target token and the source token of each link between tokens, if links were given."""
 
     @property
     def expected(self) -> Tensor:
@@ -55,11 +52,8 @@ def collate(
     *,
     source_marks: Marks = OURS,
     target_marks: Marks = OURS,
-    links: Sequence[tuple[Integers, Integers]] | None = None,
 ) -> Batch:
     """One batch of pairs of token lists. The lists have no special tokens; this function adds them.
-
-    `links` holds for each pair its linked source and target tokens.
 
     Raises:
         ArgumentError: there is no pair, or sources and targets differ in number.
@@ -76,15 +70,7 @@ def collate(
     source, source_lengths = _padded([[*sentence, source_marks.end_id] for sentence in sources], source_marks.pad_id)
     target_output, target_lengths = _padded([[*sentence, end] for sentence in targets], pad)
     target_input, _ = _padded([[begin, *sentence] for sentence in targets], pad)
-    return Batch(source, source_lengths, target_input, target_output, target_lengths, _as_rows(links or ()))
-
-
-def _as_rows(links: Sequence[tuple[Integers, Integers]]) -> Tensor:
-    rows = [
-        np.stack([np.full(len(target), pair), target, source], 1).astype(np.int64)
-        for pair, (source, target) in enumerate(links)
-    ]
-    return torch.from_numpy(np.concatenate(rows)) if rows else NO_LINKS
+    return Batch(source, source_lengths, target_input, target_output, target_lengths)
 
 
 def padding_share(batches: Iterable[Batch]) -> float:

@@ -11,14 +11,11 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.text.sections import Integers, sections
-from regard.tasks.text.tokenizers import BOS, EOS, PAD, UNK
+from regard.tasks.text.tokenizers import BOS, PAD
 
 BEGIN_ONE_IN = 16
 """Of the blocks within a document, one in this many has BOS in place of its first token. The model thus learns to begin
 anywhere: a generated text need not begin like a document of the corpus."""
-
-MASKED_SHARE, REPLACED_BY_MASK, REPLACED_BY_ANOTHER = 0.15, 0.8, 0.1
-"""BERT masks 15 % of the tokens. Of these, 80 % become the mask, 10 % another token, and 10 % stay unchanged."""
 
 
 class TextBatch(NamedTuple):
@@ -140,51 +137,6 @@ def next_tokens(blocks: TextBlocks) -> TextBatch:
     tokens = blocks.tokens[:, :-1].copy()
     tokens[blocks.seeds % BEGIN_ONE_IN == 0, 0] = BOS
     return _batch(tokens, _without_marks(blocks.tokens[:, 1:], BOS))
-
-
-def mask_tokens(blocks: TextBlocks, *, vocab_size: int, mask_id: int) -> TextBatch:
-    """Rows with masked tokens to predict.
-
-    15 % of the tokens are chosen, at least one in each row. Of these, 80 % become the mask, 10 % another token of the
-    vocabulary, and 10 % stay unchanged, so that the model has to represent visible tokens too.
-
-    Source: Devlin et al. 2018 (arXiv:1810.04805), section 3.1, task 1.
-    """
-    rows = [_masked(*row, vocab_size=vocab_size, mask_id=mask_id) for row in zip(*blocks, strict=True)]
-    return _batch(np.stack([row.tokens for row in rows]), np.stack([row.targets for row in rows]))
-
-
-def masked_windows(ids: Integers, *, length: int, vocab_size: int, mask_id: int) -> Iterator[TextWindow]:
-    """Consecutive windows of at most `length` tokens, masked as in training, but always in the same places."""
-    for begin in range(0, len(ids), length):
-        row = np.asarray(ids[begin : begin + length]).astype(np.int64)
-        yield _masked(row, begin, vocab_size=vocab_size, mask_id=mask_id)
-
-
-def one_masked_windows(ids: Integers, *, length: int, mask_id: int, every: int = 1) -> Iterator[TextWindow]:
-    """One window for each token (or each `every`-th token): only this token is masked in its window.
-
-    >>> [window.tokens.tolist() for window in one_masked_windows(np.array([1, 5, 6, 2]), length=4, mask_id=9)]
-    [[1, 9, 6, 2], [1, 5, 9, 2]]
-    """
-    for place in range(0, len(ids), every):
-        if ids[place] > EOS:
-            begin = place - place % length
-            row = np.asarray(ids[begin : begin + length]).astype(np.int64)
-            targets = np.full_like(row, UNPREDICTED)
-            targets[place - begin], row[place - begin] = row[place - begin], mask_id
-            yield TextWindow(row, targets)
-
-
-def _masked(row: Integers, seed: int, *, vocab_size: int, mask_id: int) -> TextWindow:
-    generator, tokens, may = np.random.default_rng(seed), row.copy(), row > EOS
-    drawn = np.where(may, generator.random(len(row)), np.inf)
-    chosen = (drawn < MASKED_SHARE) | ((drawn == drawn.min()) & may)
-    fate, others = generator.random(len(row)), generator.integers(UNK + 1, vocab_size, len(row))
-    tokens[chosen & (fate < REPLACED_BY_MASK)] = mask_id
-    another = chosen & (fate >= REPLACED_BY_MASK) & (fate < REPLACED_BY_MASK + REPLACED_BY_ANOTHER)
-    tokens[another] = others[another]
-    return TextWindow(tokens, np.where(chosen, row, UNPREDICTED))
 
 
 def next_token_windows(ids: Integers, *, length: int, stride: int, begin_id: int | None = None) -> Iterator[TextWindow]:

@@ -6,7 +6,7 @@ footer in JSON that describes these; then the footer's length and a signature.
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -169,29 +169,16 @@ class TokenStore(TokenFile[PairFooter]):
                     strict=True,
                 )
 
-        return cls.of_numbers(path, encoded(), *tokenizers, count=max(map(len, tokenizers)))
-
-    @classmethod
-    def of_numbers(
-        cls,
-        path: StrPath,
-        pairs: Iterable[tuple[Sequence[int], Sequence[int]]],
-        source_tokenizer: Tokenizer,
-        target_tokenizer: Tokenizer,
-        *,
-        count: int,
-    ) -> "TokenStore":
-        """Write pairs of integer lists below `count` to a file, such as tokens or their positions, and open it."""
-        dtype = dtype_below(count)
+        dtype = dtype_below(max(map(len, tokenizers)))
         with replacing(path) as file, tempfile.TemporaryFile(dir=Path(path).parent) as starts:
             ends = np.zeros(1, np.int64)
             starts.write(ends.tobytes())
-            for chunk in chunks(pairs, CHUNK_PAIRS):
-                pieces = [numbers for pair in chunk for numbers in pair]
+            for chunk in chunks(encoded(), CHUNK_PAIRS):
+                pieces = [tokens for pair in chunk for tokens in pair]
                 file.write(np.fromiter(chain.from_iterable(pieces), dtype).tobytes())
-                ends = ends[-1] + np.cumsum([len(numbers) for numbers in pieces], dtype=np.int64)
+                ends = ends[-1] + np.cumsum([len(tokens) for tokens in pieces], dtype=np.int64)
                 starts.write(ends.tobytes())
-            _finish(file, starts, dtype.str, fingerprints(source_tokenizer, target_tokenizer))
+            _finish(file, starts, dtype.str, fingerprints(*tokenizers))
         return cls(path)
 
     def _piece(self, index: int, side: int) -> Tokens:

@@ -91,16 +91,6 @@ class Tokenizer:
         return None if self._byte_level else UNK
 
     @property
-    def has_merges(self) -> bool:
-        """True for a BPE, which supports dropout of merges.
-
-        >>> from regard.tasks.text import ByteLevelBPE, Words
-        >>> ByteLevelBPE().train(["to be"]).has_merges, Words().train(["to be"]).has_merges
-        (True, False)
-        """
-        return isinstance(self._backend.model, tokenizers_library().models.BPE)
-
-    @property
     def lowercases(self) -> bool:
         """True if text is lowercased before it is tokenised, so that decoded text is in lower case too.
 

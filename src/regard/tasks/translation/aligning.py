@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.tasks.generation.protocol import Hypothesis, precise
 from regard.tasks.text.batches import Batch
+from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.searching import Begun
 from regard.tasks.translation.translation_model import TranslationModel
@@ -31,7 +32,7 @@ class Align:
         batch = self.model.collate([begun[n].ids for n, _ in rows], [written[:-1] for written in tokens])
         with torch.inference_mode():
             maps = model.attend(batch.source, batch.source_lengths, batch.target_input)
-            weights = (self.options.alignments or self.model.alignment).of(maps, model.alignment_names).cpu()
+            weights = (self.options.alignments or AlignmentOf()).of(maps, model.alignment_names).cpu()
             gains = self._gains(batch, tokens) if self.options.confidence else [None] * len(rows)
         for (n, k), row, written, gained in zip(rows, weights, tokens, gains, strict=True):
             # The slices leave out the padding of the batch.

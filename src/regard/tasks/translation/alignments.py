@@ -8,7 +8,6 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
-from regard.tasks.translation.config import TranslationConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +51,6 @@ class AlignmentOf:
             return weights.dense().mean(1)
         head = _index("head", self.head, weights.shape[1])
         return weights.only(heads=[head]).dense()[:, 0]
-
-
-def taught_head(config: TranslationConfig) -> AlignmentOf:
-    """The head that was taught to align; the mean over the last layer's heads if none was."""
-    if config.alignment_data is None:
-        return AlignmentOf()
-    return AlignmentOf(layer=config.alignment_layer, head=config.alignment_head)
 
 
 def _index(what: str, index: int, count: int) -> int:

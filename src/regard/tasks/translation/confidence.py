@@ -65,23 +65,3 @@ def _untranslated(columns: Tensor, source: str, surfaces: Sequence[str]) -> list
     sums = (columns[: len(places)].double() @ shares(places, words).double()).tolist()
     found = [source[begin:end] for (begin, end), total in zip(words, sums, strict=True) if total < LITTLE]
     return [word for word in found if is_word(word)]
-
-
-def word_numbers(surfaces: Sequence[str]) -> list[int]:
-    """For each token the number of its word, as spaces part them; -1 for spaces alone.
-
-    >>> word_numbers(["to", " be", ",", " ", "or"])
-    [0, 1, 1, -1, 2]
-    >>> word_numbers(["to ", "be"])
-    [0, 1]
-    """
-    is_blank = [bool(surface) and not surface.strip() for surface in surfaces]
-    begins = [
-        not is_blank[n] and (n == 0 or is_blank[n - 1] or surface[:1].isspace() or surfaces[n - 1][-1:].isspace())
-        for n, surface in enumerate(surfaces)
-    ]
-    numbers, last = [], -1
-    for blank, begin in zip(is_blank, begins, strict=True):
-        last += begin
-        numbers.append(-1 if blank else last)
-    return numbers

@@ -1,6 +1,6 @@
 """The settings of a translator."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +11,7 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.text.gate import PairFormat
 from regard.tasks.text.lines import BadLines
 from regard.tasks.training.bleu import BleuTokenize
-from regard.tensors.ranges import require_above, require_at_least, require_share
+from regard.tensors.ranges import require_at_least, require_share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,11 +26,6 @@ class TranslationConfig(TrainingConfig):
     """The form of these files, if their beginnings do not tell; tsv-extra has further columns, which are ignored."""
     bad_lines: BadLines = "stop"
     """Whether a line that cannot be read ends the run or is left out."""
-    alignment_data: Path | None = None
-    """Links between the words of each pair of --data (`0-0 1-2`, source and target from 0): one head is taught to
-    attend as they say."""
-    alignment_valid: Path | None = None
-    """The same for the pairs of --valid, for the alignment error rate of that head at each validation."""
 
     model: Literal["transformer", "rnn"] = "transformer"
     """The Transformer, or the recurrent model with attention."""
@@ -50,16 +45,6 @@ class TranslationConfig(TrainingConfig):
     max_length: int = 256
     """The most tokens of a source or target in training; pairs with longer ones are left out and counted."""
 
-    alignment_weight: float = 0.05
-    """What the loss of the taught head is multiplied with."""
-    alignment_layer: int = -1
-    """The decoder layer in which a head is taught, from 0, or from -1 backwards."""
-    alignment_head: int = 0
-    """The head that is taught."""
-
-    bpe_dropout: float = 0.0
-    """BPE dropout: the probability with which each merge is left out when training pairs are cut, anew in every
-    epoch, 0 to 1."""
     label_smoothing: float = 0.1
     """Share of a target's probability that is spread over the vocabulary, 0 to 1."""
     best_by: Literal["loss", "bleu"] = "loss"
@@ -80,12 +65,9 @@ class TranslationConfig(TrainingConfig):
         counts = {"vocab_size": self.vocab_size, "validation_beam": self.validation_beam}
         require_at_least(1, **counts, max_length=self.max_length)
         Beam(self.validation_beam)  # It refuses sizes that no machine has room for, before training begins.
-        require_share(label_smoothing=self.label_smoothing, bpe_dropout=self.bpe_dropout)
-        if self.bpe_dropout and self.tokenizer != "bpe":
-            raise ArgumentError(f"bpe_dropout leaves out merges, which only --tokenizer bpe has, got {self.tokenizer}")
+        require_share(label_smoothing=self.label_smoothing)
         if self.model == "transformer" and self.transformer.shared_embeddings and not self.shared_vocabulary:
             raise ArgumentError("shared embeddings need one vocabulary: add --shared-vocabulary")
-        self._check_alignment()
         learned = self.model == "transformer" and self.transformer.positions == "learned"
         if learned and self.max_length > self.transformer.max_length:
             raise ArgumentError(
@@ -96,25 +78,3 @@ class TranslationConfig(TrainingConfig):
     @property
     def sizes(self) -> TransformerConfig | RNNConfig:
         return self.rnn if self.model == "rnn" else self.transformer
-
-    def _check_alignment(self) -> None:
-        require_above(0, alignment_weight=self.alignment_weight)
-        if self.alignment_valid is not None and not (self.valid and self.alignment_data):
-            raise ArgumentError(
-                "alignment_valid links the pairs of --valid, with those of --data linked by --alignment-data: give all "
-                "three; without --valid, the links of the pairs that are held out are used"
-            )
-        if self.alignment_data is None:
-            for one in fields(self):
-                if one.name.startswith("alignment_") and getattr(self, one.name) != one.default:
-                    raise ArgumentError(f"{one.name} is for a head that is taught to align: add --alignment-data")
-            return
-        if self.bpe_dropout:
-            raise ArgumentError("bpe_dropout cuts words anew, and links are of tokens as they were cut: leave out one")
-        is_transformer = self.model == "transformer"
-        layers, heads = (self.transformer.decoder_layers, self.transformer.num_heads) if is_transformer else (1, 1)
-        for name, index, count in (("layer", self.alignment_layer, layers), ("head", self.alignment_head, heads)):
-            if not -count <= index < count:
-                raise ArgumentError(
-                    f"alignment_{name} must be from {-count} to {count - 1}, as the decoder has {count}, got {index}"
-                )

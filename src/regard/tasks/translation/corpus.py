@@ -6,7 +6,7 @@ they can cut the first sentence. So the pairs go to a file without a name in the
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -17,10 +17,8 @@ from regard.files.atomic import replacing
 from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.text.bpe_dropout import BPEDropout, NewCuts
 from regard.tasks.text.held_out import held_out_sources, seen_sources
 from regard.tasks.text.lines import Reader
-from regard.tasks.text.links import LinkedPair, read_linked_pairs
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.pairs import Pair, read_pairs
 from regard.tasks.text.spool import Spool
@@ -28,11 +26,10 @@ from regard.tasks.text.tokenizer_files import read_as
 from regard.tasks.text.tokenizer_recipes import recipe
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.training.bleu import BleuCounts, bleu_caution
-from regard.tasks.translation.aligned_corpus import AlignedPair, read_aligned, store_links, write_aligned
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.token_batches import TokenBatches
 
-TEXTS, LINKS, ALIGNED = "valid.jsonl", "train.links", "valid.aligned.jsonl"
+TEXTS = "valid.jsonl"
 MOST_TOKENIZER_PAIRS = 2_000_000
 """The most pairs, evenly spread, that tokenizers learn from: their trainers keep every word they have met."""
 
@@ -44,11 +41,7 @@ class Corpus(NamedTuple):
     target_tokenizer: Tokenizer
     train: TokenStore
     valid: TokenStore
-    links: TokenStore | None = None
-    """The places of the tokens linked in each pair for training, if links were given."""
-    aligned: Sequence[AlignedPair] = ()
-    """The pairs for validation with their links, if links were given for them."""
-    valid_texts: Sequence[Pair] = ()
+    valid_texts: Sequence[Pair]
     """The pairs for validation as they were read: texts that tokens give back lack the unknown words."""
 
 
@@ -58,8 +51,8 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
     Each file is opened once, so that it may be a pipe (`/dev/stdin`).
     """
     folder.data.mkdir(exist_ok=True)
-    files = ((config.data, config.alignment_data), (config.valid, config.alignment_valid))
-    read, *given = (_read(paths, links, config) for paths, links in files if paths)
+    how: dict[str, Any] = {"format": config.data_format, "bad_lines": config.bad_lines}
+    read, *given = (read_pairs(paths, **how) for paths in (config.data, config.valid) if paths)
     with Spool(read, folder.data) as pairs:
         is_held_out = (lambda _source: False) if config.valid else _held_out(config, pairs)
         of_training = partial(_those, pairs, is_held_out, wanted=False)
@@ -67,16 +60,12 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
         train = _store(folder, "train", of_training(), tokenizers, config)
         held_out = given[0] if given else _unseen(_those(pairs, is_held_out, wanted=True), train, tokenizers[0], say)
         with Spool(held_out, folder.data) as held:
-            valid = _store(folder, "valid", map(LinkedPair._make, held), tokenizers, config)
+            valid = _store(folder, "valid", map(Pair._make, held), tokenizers, config)
             with replacing(folder.data / TEXTS) as file:
-                for source, target, _ in held:
+                for source, target in held:
                     record = {"source": source, "target": target}
                     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             _say_of_figures(config, [pair[1] for pair in held], valid, tokenizers[1], say)
-            if config.alignment_data is not None:
-                store_links(folder.data / LINKS, of_training(), tokenizers)
-            if _has_valid_links(config):
-                write_aligned(folder.data / ALIGNED, map(LinkedPair._make, held), tokenizers)
     too_long = [_too_long(config, part, store) for part, store in (("train", train), ("valid", valid))]
     told = [f"{len(train):,} pairs to train on, {len(valid):,} {'' if config.valid else 'held out '}for validation"]
     told += [
@@ -115,24 +104,12 @@ def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
     """The corpus that `prepare_corpus` left."""
     tokenizers = load_tokenizers(config, folder)
     train, valid = (TokenStore.open(folder.data / f"{part}.tokens", *tokenizers) for part in ("train", "valid"))
-    links = None if config.alignment_data is None else TokenStore.open(folder.data / LINKS, *tokenizers)
-    aligned = read_aligned(folder.data / ALIGNED, valid) if _has_valid_links(config) else []
-    return Corpus(*tokenizers, train, valid, links, aligned, list(held_out_pairs(folder)))
+    return Corpus(*tokenizers, train, valid, list(held_out_pairs(folder)))
 
 
 def held_out_pairs(folder: RunFolder) -> Reader[Pair]:
     """The pairs for validation as they were written."""
     return read_pairs(folder.data / TEXTS, format="jsonl")
-
-
-def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:
-    """Tokenises the training pairs anew in each epoch, if the settings want BPE dropout."""
-    if not config.bpe_dropout:
-        return None
-    source = BPEDropout(corpus.source_tokenizer, config.bpe_dropout)
-    target = BPEDropout(corpus.target_tokenizer, config.bpe_dropout)
-    limits: dict[str, Any] = {"max_length": config.max_length, "max_tokens": config.batch_tokens}
-    return NewCuts(source, target, seed=config.seed, **limits)
 
 
 def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Tokenizer, Tokenizer]:
@@ -163,14 +140,10 @@ def _say_of_figures(
             say(caution)
 
 
-def _has_valid_links(config: TranslationConfig) -> bool:
-    return config.alignment_valid is not None or (config.alignment_data is not None and not config.valid)
-
-
 def _store(
     folder: RunFolder,
     part: str,
-    pairs: Iterator[LinkedPair],
+    pairs: Iterator[Pair],
     tokenizers: tuple[Tokenizer, Tokenizer],
     config: TranslationConfig,
 ) -> TokenStore:
@@ -183,15 +156,15 @@ def _store(
         )
     return TokenStore.build(
         folder.data / f"{part}.tokens",
-        ((pair.source, pair.target) for pair in chain([first], pairs)),
+        chain([first], pairs),
         source_tokenizer=tokenizers[0],
         target_tokenizer=tokenizers[1],
     )
 
 
-def _those(pairs: Spool, is_held_out: Callable[[str], bool], *, wanted: bool) -> Iterator[LinkedPair]:
+def _those(pairs: Spool, is_held_out: Callable[[str], bool], *, wanted: bool) -> Iterator[Pair]:
     """The pairs for validation, or the others."""
-    return (pair for pair in map(LinkedPair._make, pairs) if is_held_out(pair.source) == wanted)
+    return (pair for pair in map(Pair._make, pairs) if is_held_out(pair.source) == wanted)
 
 
 def _held_out(config: TranslationConfig, pairs: Spool) -> Callable[[str], bool]:
@@ -203,7 +176,7 @@ def _held_out(config: TranslationConfig, pairs: Spool) -> Callable[[str], bool]:
     return held_out_sources((pair[0] for pair in pairs), len(pairs), read_as(normalizer))
 
 
-def _unseen(held_out: Iterator[LinkedPair], train: TokenStore, tokenizer: Tokenizer, say: Say) -> list[LinkedPair]:
+def _unseen(held_out: Iterator[Pair], train: TokenStore, tokenizer: Tokenizer, say: Say) -> list[Pair]:
     """The held-out pairs whose sources are not in training as the same tokens."""
     pairs = list(held_out)
     seen = seen_sources((pair.source for pair in pairs), train, tokenizer)
@@ -222,7 +195,7 @@ def _unseen(held_out: Iterator[LinkedPair], train: TokenStore, tokenizer: Tokeni
 
 
 def _train_tokenizers(
-    config: TranslationConfig, folder: RunFolder, of_training: Callable[[], Iterator[LinkedPair]], count: int
+    config: TranslationConfig, folder: RunFolder, of_training: Callable[[], Iterator[Pair]], count: int
 ) -> tuple[Tokenizer, Tokenizer]:
     source_file, target_file = _tokenizer_files(config, folder)
     if config.tokenizers_from is not None:
@@ -233,7 +206,7 @@ def _train_tokenizers(
     recipe_ = recipe(config.tokenizer, config.vocab_size, lowercase=config.lowercase)
     every = -(-count // MOST_TOKENIZER_PAIRS)
 
-    def pairs() -> Iterator[LinkedPair]:
+    def pairs() -> Iterator[Pair]:
         return islice(of_training(), None, None, every)
 
     if config.shared_vocabulary:
@@ -250,7 +223,3 @@ def _train_tokenizers(
 def _tokenizer_files(config: TranslationConfig, folder: RunFolder) -> tuple[Path, Path]:
     names = ("tokenizer.json",) * 2 if config.shared_vocabulary else ("source_tokenizer.json", "target_tokenizer.json")
     return folder.path / names[0], folder.path / names[1]
-
-
-def _read(paths: Iterable[Path], links: Path | None, config: TranslationConfig) -> Reader[LinkedPair]:
-    return read_linked_pairs(list(paths), links, format=config.data_format, bad_lines=config.bad_lines)

@@ -6,7 +6,6 @@ from html import escape
 from typing import Any, NamedTuple
 
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.text.unicode import normalise
 from regard.tasks.text.words import is_blank
@@ -50,8 +49,6 @@ class TranslationOptions:
     copy_unknown: bool = False
     """Whether each token that stands for a word outside the vocabulary is printed as the word of the source that it
     attends to most."""
-    vocabulary: Vocabulary | None = None
-    """The tokens that translations may contain; see `Translator.vocabulary`."""
     max_length: int | None = None
     """The most tokens of a sentence, its end mark counted; None means as many as the longest had in training. The model
     saw no longer ones, and a search takes a time that grows with their square."""
@@ -73,16 +70,13 @@ class TranslationOptions:
 
     def settings(self) -> dict[str, Any]:
         """The options that decide the answers, as values for JSON."""
-        chosen = None if self.vocabulary is None else self.vocabulary.tokens.nonzero()[:, 0].tolist()
         alignments = None if self.alignments is None else str(self.alignments)
         return {
             "beam": self.beam.size,
             "nbest": self.beam.num_best,
             "length-penalty": self.beam.length_penalty,
-            "length-reward": self.beam.length_reward,
             "alignments": alignments,
             "copy-unknown": self.copy_unknown,
-            "vocabulary": chosen,
             "max-length": self.max_length,
             "max-target-length": self.max_target_length,
             "confidence": self.confidence,
@@ -125,6 +119,6 @@ def drafts_of(model: TranslationModel, lines: Sequence[str | Request], options: 
         prefixes = model.target_tokenizer.encode_batch([one.prefix for one in asked])
     drafts = []
     for one, (text, tags), ids, prefix in zip(asked, plain, sources, prefixes, strict=True):
-        problem = model.problem(ids, prefix, options.vocabulary, options.max_length, options.max_target_length)
+        problem = model.problem(ids, prefix, options.max_length, options.max_target_length)
         drafts.append(Draft(one, text, tags, [] if problem or is_blank(text) else ids, prefix, problem))
     return drafts

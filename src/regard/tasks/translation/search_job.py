@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.tasks.generation.beam import beam_search
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.filters import Constraint, ForcedPrefix, StillWanted, Vocabulary
+from regard.tasks.generation.filters import Constraint, ForcedPrefix, StillWanted
 from regard.tasks.generation.greedy_search import greedy
 from regard.tasks.generation.protocol import Decodable, Hypothesis
 
@@ -26,8 +26,6 @@ class SearchJob:
     beam: Beam = Beam()
     prefixes: Sequence[Sequence[int]] = ()
     """The tokens with which each answer begins; empty, or one prefix for each source."""
-    vocabulary: Vocabulary | None = None
-    """The tokens that answers may contain; None for any."""
     wanted: Sequence[Callable[[], bool] | None] = ()
     """Asked at each step; an answer that is no longer wanted ends. Empty, or one or None for each source."""
 
@@ -66,7 +64,7 @@ def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
 def _constraints(job: SearchJob) -> list[Constraint]:
     forced = ForcedPrefix(job.prefixes) if any(job.prefixes) else None
     wanted = StillWanted(job.wanted, job.end_id) if job.wanted else None
-    return [one for one in (forced, job.vocabulary, wanted) if one is not None]
+    return [one for one in (forced, wanted) if one is not None]
 
 
 def _padded(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

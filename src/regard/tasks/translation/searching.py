@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.translation_model import BATCH_PLACES, TranslationModel, by_length
@@ -36,7 +35,6 @@ class Search:
 
     model: TranslationModel
     beam: Beam
-    vocabulary: Vocabulary | None = None
     after: Sequence[AfterSearch] = ()
     longest: int | None = None
     """The most tokens of a translation; None for twice the sentence's and some."""
@@ -79,6 +77,5 @@ class Search:
             max_steps=self.limit_of(begun[0]),
             beam=self.beam,
             prefixes=prefixes if any(prefixes) else (),
-            vocabulary=self.vocabulary,
             wanted=[one.is_wanted for one in begun] if any(one.is_wanted for one in begun) else (),
         )

@@ -10,21 +10,17 @@ from torch import nn
 from regard.models.config import RNNConfig, TransformerConfig
 from regard.tasks.generation.config import Beam
 from regard.tasks.names import TRANSLATION
-from regard.tasks.pictures.validation_examples import attend_to_pairs, look_at_pairs
+from regard.tasks.pictures.validation_examples import look_at_pairs
 from regard.tasks.runs.model_size import chosen_optimizer, made_for_training
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.pairs import Pair
 from regard.tasks.training.bleu import BleuCounts
 from regard.tasks.training.distributed.ranks import Ranks
-from regard.tasks.training.losses import Loss, LossSum
-from regard.tasks.translation.aligned_corpus import AlignedPair
-from regard.tasks.translation.alignment_error import TOGETHER_PAIRS, links_counted, links_found
-from regard.tasks.translation.alignments import taught_head
+from regard.tasks.training.losses import LossSum
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
-from regard.tasks.translation.corpus import new_cuts, open_corpus, prepare_corpus
-from regard.tasks.translation.forcing import GuidedAlignment, TeacherForcing
+from regard.tasks.translation.corpus import open_corpus, prepare_corpus
+from regard.tasks.translation.forcing import TeacherForcing
 from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation as Translation
@@ -44,17 +40,13 @@ class Validation:
         texts: Sequence[Pair],
         config: TranslationConfig,
         fabric: Any,
-        aligned: Sequence[AlignedPair] = (),
     ) -> None:
-        self._aligned = [one for one in aligned if max(len(one.pair.source), len(one.pair.target)) < config.max_length]
         self._model, self._loss, self._batches = model, loss, batches
         self._translator, self._texts, self._config, self._fabric = translator, texts, config, fabric
 
     def __call__(self) -> dict[str, float]:
-        """The mean loss in nats; with links the alignment error rate (percent); if wanted BLEU (0..100)."""
+        """The mean loss in nats; if wanted BLEU (0..100)."""
         metrics = {"loss": self._mean_loss()}
-        if self._aligned and (rate := self._alignment_error()) is not None:
-            metrics["aer"] = rate
         return metrics | {"bleu": self._bleu()} if self._config.best_by == "bleu" else metrics
 
     @property
@@ -76,16 +68,6 @@ class Validation:
             sums += torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
         total, count = Ranks.of(self._fabric).sum(sums).tolist()
         return total / max(count, 1.0)
-
-    def _alignment_error(self) -> float | None:
-        """The alignment error rate of the taught head; None if there is no link at all."""
-        counts, alignment = torch.zeros(2, dtype=torch.float64), taught_head(self._config)
-        mine = self._aligned[self._fabric.global_rank :: self._fabric.world_size]
-        for some in chunks(mine, TOGETHER_PAIRS):
-            found = links_found(self._model, [one.pair for one in some], alignment)
-            counts += torch.tensor(links_counted(found, [one.links for one in some]), dtype=torch.float64)
-        right, total = Ranks.of(self._fabric).sum(counts).tolist()
-        return 100.0 * (1 - right / total) if total else None
 
     def _bleu(self) -> float:
         translator, config, ranks, counts = self._translator, self._config, Ranks.of(self._fabric), self._counts
@@ -138,12 +120,11 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
     model = made_for_training(make, config.sizes, config)
     warm_up(model, config, folder)
     shares: dict[str, Any] = {"rank": fabric.global_rank, "world_size": fabric.world_size}
-    cuts = new_cuts(config, corpus)
-    batches = TokenBatches(corpus.train, corpus.links, **_limits(config), **shares, cuts=cuts)
+    batches = TokenBatches(corpus.train, **_limits(config), **shares)
     return TrainingJob(
         model,
         batches,
-        _loss(config, model),
+        TeacherForcing(config.label_smoothing),
         chosen_optimizer(config, model, model.output),
         Validation(
             model,
@@ -153,19 +134,10 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
             corpus.valid_texts,
             config,
             fabric,
-            corpus.aligned,
         ),
         config.best_by,
         look_at_pairs(model, corpus, config.pictures),
-        attend_to_pairs(model, corpus),
     )
-
-
-def _loss(config: TranslationConfig, model: Model) -> Loss:
-    translation = TeacherForcing(config.label_smoothing)
-    if config.alignment_data is None:
-        return translation
-    return GuidedAlignment(translation, taught_head(config), model.alignment_names, config.alignment_weight)
 
 
 def _limits(config: TranslationConfig) -> dict[str, Any]:

@@ -6,12 +6,10 @@ import torch
 
 from regard.errors import DataError
 from regard.models.fingerprint import fingerprint
-from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
 from regard.tasks.text.batches import Batch, collate
 from regard.tasks.text.codec import Codec
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.made_model import Model
 from regard.tasks.translation.search_job import Searcher
 
@@ -35,15 +33,12 @@ class TranslationModel:
         target_tokenizer: Codec,
         *,
         longest: int | None = None,
-        alignment: AlignmentOf | None = None,
     ) -> None:
         self.model = model.eval()
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
         self.longest = longest
         """The most tokens of a sentence in training, its end mark counted; None if that is not known."""
-        self.alignment = alignment or AlignmentOf()
-        """The attention that aligns unless another is asked for: the head that was taught to, if one was."""
 
     @property
     def device(self) -> torch.device:
@@ -70,7 +65,6 @@ class TranslationModel:
         self,
         source: Sequence[int],
         prefix: Sequence[int] = (),
-        vocabulary: Vocabulary | None = None,
         longest: int | None = None,
         most: int | None = None,
     ) -> str | None:
@@ -84,8 +78,6 @@ class TranslationModel:
         most = min((one for one in (limit, most) if one is not None), default=None)
         if most is not None and len(prefix) + 1 > most:
             return f"a prefix of {len(prefix) + 1} tokens, and the model writes {most} at most"
-        if vocabulary is not None and not bool(vocabulary.tokens[list(prefix)].all()):
-            return "a prefix with words that the vocabulary leaves out"
         return None
 
     def encode_pairs(

@@ -14,7 +14,6 @@ from torch import nn
 from regard.errors import ArgumentError, DataError
 from regard.files.model_folder import is_huggingface, snapshot_of
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.language_modelling.likelihood import together
 from regard.tasks.names import TRANSLATION
@@ -28,7 +27,6 @@ from regard.tasks.training.bleu import BleuTokenize, bleu
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.training.metrics import chrf, exact_match
 from regard.tasks.translation.aligning import Align
-from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import load_tokenizers
@@ -146,23 +144,7 @@ class Translator(TranslationModel):
             )
 
     def _search(self, options: TranslationOptions) -> Search:
-        return Search(self, options.beam, options.vocabulary, [Align(self, options)], options.max_target_length)
-
-    def vocabulary(self, texts: Iterable[str]) -> Vocabulary:
-        """The tokens of some words or sentences, and the end mark: `translate` can be limited to them.
-
-        Each text is cut twice, as at the beginning of a sentence and as after a space. Unknown words are
-        left out.
-
-        Raises:
-            DataError: the texts have no token.
-        """
-        both = [form for text in texts for form in (text, f" {text}")]
-        marks, unknown = self.target_tokenizer.marks, self.target_tokenizer.unknown_id
-        tokens = {token for ids in self.target_tokenizer.encode_batch(both) for token in ids} - {unknown, *marks}
-        if not tokens:
-            raise DataError("expected words that translations may be made of, got none that the model can write")
-        return Vocabulary.of(sorted({*tokens, marks.end_id}), self.model.output.out_features)
+        return Search(self, options.beam, [Align(self, options)], options.max_target_length)
 
     def evaluate(
         self,
@@ -275,8 +257,7 @@ def _loaded(folder: Path, device: str, checkpoint: Literal["best", "last"]) -> T
     vocabularies = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
     tensors, make_it = run.checkpoints.load_model(checkpoint), partial(make_model, config.sizes, **vocabularies)
     model = _frozen(filled(make_it, config.sizes, tensors, source=run.path / checkpoint), device)
-    longest, alignment = config.max_length, taught_head(config)
-    return Translator(model, source_tokenizer, target_tokenizer, longest=longest, alignment=alignment)
+    return Translator(model, source_tokenizer, target_tokenizer, longest=config.max_length)
 
 
 def _frozen(model: N, device: str) -> N:

@@ -4,10 +4,7 @@ from typing import Any
 
 from regard.errors import ArgumentError
 from regard.tasks.language_modelling.causal import LanguageModel
-from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.pictures.token_maps import TextMaps
-from regard.tasks.text.running_text import encode_text
-from regard.tasks.text.tokenizers import BOS
 from regard.tasks.translation.translator import Translator
 from regard.tasks.viewing.view_input import ViewInput
 
@@ -15,7 +12,7 @@ from regard.tasks.viewing.view_input import ViewInput
 class OwnModel:
     """A translator or a language model of a run."""
 
-    def __init__(self, model: Translator | LanguageModel | MaskedLanguageModel, *, sequence: int = 0) -> None:
+    def __init__(self, model: Translator | LanguageModel, *, sequence: int = 0) -> None:
         if sequence != 0:
             raise ArgumentError(f"--sequence must be 0, got {sequence}: a run reads one sequence at a time")
         self.model: Any = model
@@ -23,8 +20,6 @@ class OwnModel:
     def encode(self, text: str) -> list[int]:
         if isinstance(self.model, LanguageModel):
             return self.model.language.prompt(text)
-        if isinstance(self.model, MaskedLanguageModel):
-            return [BOS, *encode_text(self.model.tokenizer, text)]
         raise ArgumentError("a translator of a run reads pairs: name a language model, or a folder of transformers")
 
     def attend(self, asked: ViewInput) -> TextMaps:

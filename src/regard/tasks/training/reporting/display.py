@@ -10,7 +10,6 @@ from regard.tasks.training.reporting.events import (
     Callback,
     Event,
     Finished,
-    HeadsMeasured,
     Saved,
     Skipped,
     Started,
@@ -123,7 +122,7 @@ def describe_milestone(event: Event) -> str:
             return f"step {event.step:>7,}  stopped: the validation loss no longer falls{_skipped(event)}"
         case Finished(skipped_batches=skipped) if skipped:
             return f"step {event.step:>7,}  done{_skipped(event)}"
-        case Finished() | Saved() | HeadsMeasured() | Started() | Stepped():
+        case Finished() | Saved() | Started() | Stepped():
             return ""
 
 

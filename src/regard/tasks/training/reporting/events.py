@@ -1,6 +1,6 @@
 """The events of the training loop. They are plain values, so that a callback cannot change a result."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,19 +65,6 @@ class Validated:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeadsMeasured:
-    """Measures of each head on a few fixed sequences, by the name of the layer."""
-
-    step: int
-    entropy: Mapping[str, Sequence[float]]
-    """The mean entropy of a query's weights, in nats: 0 for one key, ln S for all alike."""
-    largest_logit: Mapping[str, Sequence[float]]
-    """The largest score of any query with any key, as the softmax gets it."""
-    sink_share: Mapping[str, Sequence[float]]
-    """The mean share of a query's weight on the first key, 0..1."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
     """A checkpoint is on the disk."""
 
@@ -96,5 +83,5 @@ class Finished:
     """Batches skipped in the whole run."""
 
 
-Event = Started | Stepped | Skipped | Validated | HeadsMeasured | Saved | Finished
+Event = Started | Stepped | Skipped | Validated | Saved | Finished
 Callback = Callable[[Event], None]

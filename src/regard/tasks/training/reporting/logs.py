@@ -14,12 +14,12 @@ from regard.errors import needs
 from regard.files.atomic import write_atomically
 from regard.files.own_files import appended_to
 from regard.files.untrusted import parse_json
-from regard.tasks.training.reporting.events import Event, HeadsMeasured, Saved, Skipped, Started, Stepped, Validated
+from regard.tasks.training.reporting.events import Event, Saved, Skipped, Started, Stepped, Validated
 
 
 class MetricsFile:
-    """A callback that appends one line of JSON for each report, skipped update, validation and measure of heads. A run
-    resumed from step n removes the lines after step n, because they will be written again."""
+    """A callback that appends one line of JSON for each report, skipped update and validation. A run resumed from step
+    n removes the lines after step n, because they will be written again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,8 +35,6 @@ class MetricsFile:
             case Validated():
                 scores = {"step": event.step, "is_best": event.is_best, "patience_used": event.patience_used}
                 self._append({"event": "valid", **scores, **event.metrics})
-            case HeadsMeasured():
-                self._append({"event": "attention", **asdict(event)})
             case _:
                 pass
 
@@ -55,10 +53,6 @@ class MetricsFile:
 
 def _finite(value: Any) -> Any:
     """None for NaN and infinity, which JSON lacks; a perplexity may overflow."""
-    if isinstance(value, Mapping):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -96,11 +90,6 @@ class TensorBoard:
                 self._add("valid", event.metrics, event.step)
                 for name, picture in (self._pictures() if self._pictures else {}).items():
                     self._writer.add_image(name, picture, event.step, dataformats="HWC")
-            case HeadsMeasured():
-                for statistic in ("entropy", "largest_logit", "sink_share"):
-                    for layer, heads in getattr(event, statistic).items():
-                        names = {f"{layer}/head {number}": value for number, value in enumerate(heads)}
-                        self._add(f"attention/{statistic}", names, event.step)
             case Saved():
                 self._writer.flush()
             case Skipped():

@@ -89,6 +89,12 @@ def _generates(call: Any) -> bool:
     return is_own and config is call.config and not is_pair(config) and not sees_both_sides(config)
 
 
+def reads_memory(modules: Mapping[str, nn.Module], path: str) -> bool:
+    """True for the attention of a torch decoder to its memory."""
+    around = modules.get(path.rpartition(".")[0])
+    return isinstance(around, nn.TransformerDecoderLayer) and around.multihead_attn is modules.get(path)
+
+
 def _is_of_torchs_decoder(call: Any) -> bool:
     around = call.modules.get(call.name.rpartition(".")[0])
     if not isinstance(around, nn.TransformerDecoderLayer) or around.self_attn is not call.module:
@@ -130,23 +136,22 @@ def is_causal(modules: Mapping[str, nn.Module], path: str, crosses: bool | None 
 def _writes_text(modules: Mapping[str, nn.Module], path: str, config: Any) -> bool:
     """True for the text part of a model around it that writes text about images, sounds or videos."""
     library: Any = sys.modules.get("transformers.models.auto.modeling_auto")
-    while library is not None and path:
-        path = path.rpartition(".")[0]
-        around: Any = getattr(modules.get(path), "config", None)
-        if getattr(around, "model_type", None) in library.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
-            return type(around.get_text_config()) is type(config) is not type(around)
+    for one in around(modules, path) if library is not None else ():
+        other: Any = getattr(one, "config", None)
+        if getattr(other, "model_type", None) in library.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
+            return type(other.get_text_config()) is type(config) is not type(other)
     return False
 
 
 def is_of_decoder(modules: Mapping[str, nn.Module], path: str) -> bool | None:
     """Whether a module of a pair is of its decoder, as it or the nearest module around it says; None if none says."""
-    while path:
-        module = modules.get(path)
-        for owner in (module, getattr(module, "config", None)):
+    for module in around(modules, path):
+        if isinstance(module, nn.TransformerDecoderLayer | nn.TransformerEncoderLayer):
+            return isinstance(module, nn.TransformerDecoderLayer)
+        for owner in (module, getattr(module, "config", None)) if module is not modules.get("") else ():
             said = getattr(owner, "is_decoder", None)
             if isinstance(said, bool) and (said or owner is module):
                 return said
-        path = path.rpartition(".")[0]
     return None
 
 
@@ -189,14 +194,15 @@ def sees_both_sides(config: Any) -> bool:
 
 
 def config_of(modules: Mapping[str, nn.Module], path: str) -> Any:
-    """The config of a module, or of the nearest parent with one, or None."""
-    while True:
-        config = getattr(modules.get(path), "config", None)
-        if getattr(config, "model_type", None) is not None:
-            return config
-        if not path:
-            return None
-        path = path.rpartition(".")[0]
+    """The config of transformers of a module, or of the nearest parent with one; None for other models."""
+    configs = (getattr(module, "config", None) for module in around(modules, path))
+    return next((one for one in configs if getattr(one, "model_type", None) is not None), None)
+
+
+def around(modules: Mapping[str, nn.Module], path: str) -> Iterator[nn.Module]:
+    """A module and those around it, the innermost first."""
+    places = [path.rsplit(".", n)[0] for n in range(path.count(".") + 1)] if path else []
+    return (modules[place] for place in (*places, "") if place in modules)
 
 
 def nested_configs(config: Any) -> Iterator[Any]:

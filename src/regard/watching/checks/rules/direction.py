@@ -11,7 +11,7 @@ from regard.watching.checks.breach import LEAST, breach
 from regard.watching.checks.finding import Finding, Severity
 from regard.watching.checks.rules.base import CallRule
 from regard.watching.checks.rules.padding import TRUE
-from regard.watching.checks.rules.token_kinds import two_way_blocks
+from regard.watching.checks.rules.token_kinds import same_block, two_way_blocks
 
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted", "documents, causal")
 """Patterns that show each query nothing after its own position, or nothing before."""
@@ -50,10 +50,7 @@ class FutureRule(CallRule):
         def later_keys(rows: range) -> Tensor:
             later = (call.back(rows, offset) < 0)[None]
             if blocks is not None:
-                of = blocks[1]
-                later = later & ~(
-                    (of[:, rows.start : rows.stop, None] >= 0) & (of[:, rows.start : rows.stop, None] == of[:, None])
-                )
+                later = later & ~same_block(blocks[1], rows)
             return later
 
         found = breach(call, later_keys, of="of a later position")
@@ -79,9 +76,7 @@ class FutureRule(CallRule):
 def _offset(call: AuditedCall) -> int | None:
     """The position of the first query: as the calls tell, or else the mask."""
     mask = call.facts.mask
-    if call.offset is not None:
-        return call.offset
-    return None if mask.pattern in ("none", "dense of no known kind", "no key at all") else mask.offset
+    return call.offset if call.offset is not None else mask.offset if mask.tells_positions else None
 
 
 def _is_off_by_one(call: AuditedCall) -> bool:

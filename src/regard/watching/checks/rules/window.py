@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import breach, hidden_pairs
 from regard.watching.checks.finding import Finding
+from regard.watching.checks.roles import around
 from regard.watching.checks.rules.base import CallRule
 
 
@@ -43,7 +44,8 @@ class WindowRule(CallRule):
         said = window_of(call)
         assert said is not None
         assert call.offset is not None
-        size, offset, most = said.size, call.offset, call.sizes.keys + 1 if said.size is None else said.size
+        size, offset = said.size, call.offset
+        most = call.sizes.keys + 1 if size is None else size
 
         def beyond(rows: range) -> Tensor:
             return (call.back(rows, offset) >= most)[None]
@@ -55,37 +57,18 @@ class WindowRule(CallRule):
         arrived = (
             f"{said.words}: each query sees {'all earlier keys' if size is None else f'{size} keys, its own included'}"
         )
-        found = None if size is None else breach(call, beyond, of="beyond the window")
+        found, width = None if size is None else breach(call, beyond, of="beyond the window"), _widest(call)
+        given: dict[str, Any] = {"window": float(size or 0), "seen": float(width), "cause": _cause(width, size)}
         if found is not None:
-            width = _widest(call)
-            yield found.finding(
-                call, "window", f"is beyond the window, where {arrived}", window=float(size or 0), seen=float(width),
-                cause=_cause(width, size), remedy="hand this layer the mask of its window",
-            )  # fmt: skip
+            remedy = "hand this layer the mask of its window"
+            yield found.finding(call, "window", f"is beyond the window, where {arrived}", remedy=remedy, **given)
             return
-        if call.documents is not None or call.call.chooser is not None:
-            return
-        mask = call.facts.mask
-        if (
-            not call.is_exact
-            and mask.pattern == "window"
-            and mask.size is not None
-            and (size is None or mask.size < size)
-        ):
-            yield Finding(
-                "window", "error", f"its weights are those of {mask}, where {arrived}",
-                numbers={"window": float(size or 0), "seen": float(mask.size)}, cause=_cause(mask.size, size),
-                remedy="hand this layer the mask that its config says",
-            )  # fmt: skip
-            return
-        hidden = hidden_pairs(call, within)
-        if hidden is not None:
-            width = _widest(call)
+        is_free = call.documents is None and call.call.chooser is None
+        if is_free and (hidden := hidden_pairs(call, within)) is not None:
+            remedy = "hand this layer the mask that its config says"
             yield hidden.finding(
-                call, "window", f"pairs within the window are hidden, where {arrived}",
-                window=float(size or 0), seen=float(width), cause=_cause(width, size),
-                remedy="hand this layer the mask that its config says",
-            )  # fmt: skip
+                call, "window", f"pairs within the window are hidden, where {arrived}", remedy=remedy, **given
+            )
 
 
 def _widest(call: AuditedCall) -> int:
@@ -139,12 +122,5 @@ def _is_size(size: Any) -> bool:
 
 def _layer(call: AuditedCall) -> int | None:
     """The number of the layer, as the nearest module around says that has one."""
-    path = call.name
-    while True:
-        for name in ("layer_idx", "layer_id"):
-            number = getattr(call.modules.get(path), name, None)
-            if isinstance(number, int):
-                return number
-        if not path:
-            return None
-        path = path.rpartition(".")[0]
+    said = (getattr(one, name, None) for one in around(call.modules, call.name) for name in ("layer_idx", "layer_id"))
+    return next((number for number in said if isinstance(number, int)), None)

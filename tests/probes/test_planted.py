@@ -338,7 +338,7 @@ def test_a_convolution_over_padding_is_told_apart_from_attention_to_it() -> None
     batch = {"x": torch.randn(2, 9, 8), "keep": torch.arange(9) < torch.tensor([9, 5])[:, None]}
     checked = check(Mixing(hides=True), batch)
     assert not checked.faults
-    assert [finding.reason for finding in checked.findings if "convolution" in finding.says] == ["batch"]
+    assert [finding.reason for finding in checked.findings if "such as a convolution" in finding.says] == ["batch"]
     assert found(check(Mixing(hides=False), batch)) == {"padding"}
 
 

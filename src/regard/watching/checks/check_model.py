@@ -1,6 +1,5 @@
 """`check`: run a model on generated sequences, under changes without effect on a sound model, and audit its kernels."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from regard.watching.checks.given_subject import GivenSubject
 from regard.watching.checks.huggingface_subject import HuggingFaceSubject, is_huggingface_model
 from regard.watching.checks.own_subject import OwnSubject, is_own_model
 from regard.watching.checks.reference import compared, like, on_batch
-from regard.watching.checks.subject import Subject
+from regard.watching.checks.subject import Subject, called
 from regard.watching.checks.trials import Trials
 from regard.watching.evaluated import evaluated
 from regard.watching.watch import Seen, watch
@@ -86,10 +85,7 @@ def _run_on(model: nn.Module, batch: Any) -> Seen:
     """The watch of one call with a batch as it was given."""
     torch.manual_seed(0)
     with watch(model) as seen:
-        if isinstance(batch, Mapping):
-            model(**batch)
-        else:
-            model(*(batch if isinstance(batch, list | tuple) else (batch,)))
+        called(model, batch)
     return seen
 
 

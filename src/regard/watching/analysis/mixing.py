@@ -119,7 +119,8 @@ class _RecordedRun:
     def entered(self, call: NumberedCall, inputs: Any) -> Any:
         self.given[call] = [t.detach().clone() for t in _floats(inputs)], []
         if not call[0]:
-            self.lengths |= {x.shape[1] for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.dim() > 1}
+            dense = (x for x in tree_leaves(inputs) if isinstance(x, Tensor) and not x.is_nested)
+            self.lengths |= {x.shape[1] for x in dense if x.dim() > 1}
 
     def left(self, call: NumberedCall, output: Any) -> Any:
         self.given[call][1].extend(t.detach().clone() for t in _floats(output))
@@ -173,7 +174,7 @@ class _ChangedRun(_RecordedRun):
 
 
 def _is_float(x: object) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
+    return isinstance(x, Tensor) and not x.is_nested and x.is_floating_point()
 
 
 def _floats(given: object) -> list[Tensor]:

@@ -17,7 +17,6 @@ from regard.watching.checks.told import (
     SequencePart,
     Told,
     documents_told,
-    end_runs,
     handed,
     ids_of,
     masks_of,
@@ -334,8 +333,9 @@ class PadToken:
         A single token at an end may be a word, and a token that has another meaning may begin or end a text: the
         innermost of its run is then that mark.
         """
-        left, right = end_runs(ids, self.id)
-        is_inside = bool(((ids == self.id) & ~left & ~right).any())
+        is_pad = ids == self.id
+        left, right = is_pad.long().cumprod(-1).bool(), is_pad.flip(-1).long().cumprod(-1).flip(-1).bool()
+        is_inside = bool((is_pad & ~left & ~right).any())
         if self.is_other:
             if is_inside:
                 return torch.zeros_like(left), False

@@ -55,8 +55,8 @@ def check(
     >>> x = torch.randn(2, 6, 4)
     >>> check(Model(), x)
     Model: 1 layer, 6 questions, 3 trials, nothing found
-    >>> [finding.reason for finding in check(Model(), x, causal=True)]
-    ['future']
+    >>> {finding.reason for finding in check(Model(), x, causal=True)}
+    {'future'}
     >>> class Port(nn.Module):
     ...     def forward(self, x):
     ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x, scale=1.0)

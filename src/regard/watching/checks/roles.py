@@ -39,7 +39,7 @@ def role_of(call: Any) -> Role:
             return Role("unknown", "the steps of a series are no tokens")
         if is_causal(modules, path, call.call.crosses):
             return Role("causal", f"the config of {config.model_type} is of a causal model")
-        if _generates(call):
+        if generates(modules) and config is getattr(modules.get(""), "config", None):
             return Role("causal", "its model generates, by transformers' GenerationMixin")
         kind = encoder_kind(modules, path, config)
         return Role("both", f"it is part of {kind}, which sees both sides") if kind else UNKNOWN
@@ -77,16 +77,15 @@ def is_masked_encoder(config: Any) -> bool:
     return is_masked and has_tokens and not getattr(config, "is_decoder", False)
 
 
-def _generates(call: Any) -> bool:
+def generates(modules: Mapping[str, nn.Module]) -> bool:
     """True for a model of one's own that generates with transformers, and is no pair."""
     library: Any = sys.modules.get("transformers.generation.utils")
     mappings: Any = sys.modules.get("transformers.models.auto.configuration_auto")
-    root: Any = call.modules.get("")
+    root: Any = modules.get("")
     if library is None or mappings is None or not isinstance(root, library.GenerationMixin):
         return False
-    config = getattr(root, "config", None)
-    is_own = getattr(config, "model_type", None) not in mappings.CONFIG_MAPPING_NAMES
-    return is_own and config is call.config and not is_pair(config) and not sees_both_sides(config)
+    is_own = getattr(root.config, "model_type", None) not in mappings.CONFIG_MAPPING_NAMES
+    return is_own and not is_pair(root.config) and not sees_both_sides(root.config)
 
 
 def reads_memory(modules: Mapping[str, nn.Module], path: str) -> bool:
@@ -157,7 +156,7 @@ def is_of_decoder(modules: Mapping[str, nn.Module], path: str) -> bool | None:
 
 def is_causal_model(modules: Mapping[str, nn.Module], config: Any) -> bool:
     """True if the config of a model, of its text part, or any attention module in it is causal."""
-    if is_causal_config(config):
+    if is_causal_config(config) or generates(modules):
         return True
     return not is_pair(config) and any(is_causal(modules, path) for path in modules)
 

@@ -167,16 +167,6 @@ def _restarts(positions: Tensor, real: Tensor) -> Tensor | None:
     return begins.long().cumsum(-1) if bool(goes_back.any()) else None
 
 
-def end_runs(ids: Tensor, pad: int) -> tuple[Tensor, Tensor]:
-    """True for the run of a token at the beginning of each row, and for that at its end, (B, L) each.
-
-    >>> [run.int().tolist() for run in end_runs(torch.tensor([[0, 0, 5, 0, 6, 0]]), 0)]
-    [[[1, 1, 0, 0, 0, 0]], [[0, 0, 0, 0, 0, 1]]]
-    """
-    is_pad = (ids == pad).long()
-    return is_pad.cumprod(-1).bool(), is_pad.flip(-1).cumprod(-1).flip(-1).bool()
-
-
 def _is_pair(frame: KeptArguments) -> bool:
     return any(IDS.get(name) == "target" for name in frame.tensors)
 

@@ -18,11 +18,12 @@ from tests.families.__main__ import in_a_process
 from tests.families.architectures import architectures, build, inputs_for, library, tiny_config
 from tests.families.examine import Row, told
 
+TIES = "top-k among equal scores, which relu made 0: others win at another width; without relu the check is clean"
 KNOWN: Mapping[str, Mapping[str, str]] = {
     # What stands in the padding changes results.
     "canine": {"padding": "unmasked convolutions over characters (modeling_canine.py:204, 262)"},
     "convbert": {"padding": "an unmasked convolution beside attention (modeling_convbert.py:202-220)"},
-    "deepseek_v4": {"padding": "blocks of tokens are pooled with the padding in them (modeling_deepseek_v4.py:423-431)"},
+    "deepseek_v4": {"padding": "blocks of tokens are pooled with padding in them (modeling_deepseek_v4.py:423-431)"},
     "diffusion_gemma": {
         "padding": "the decoder takes decoder_attention_mask alone, and without it no mask of the prompt "
         "(modeling_diffusion_gemma.py:1277-1284, 1357-1362)"
@@ -39,42 +40,40 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "(modeling_yoso.py:356, 684)"
     },
     # A padded batch, or one of two sequences, gives other results.
-    "aimv2": {"batch": "a causal mask is made where an attention_mask is given, and none without (modeling_aimv2.py:575)"},
+    "aimv2": {"batch": "a causal mask is made with an attention_mask, and none without (modeling_aimv2.py:575)"},
     "autoformer": {
         "batch": "delays are tiled over heads first, values over sequences first: a sequence gets those of another "
         "(modeling_autoformer.py:561-570)"
     },
-    **dict.fromkeys(
-        ("dots3_note_text", "glm_moe_dsa", "hy_v4"),
-        {"batch": "top-k among equal scores, which relu made 0: others win at another width (dots3_note:262-275, "
-         "glm_moe_dsa:229-242, hy_v4:240-258). Without relu they are clean"},
-    ),
-    "udop": {"batch": "image patches stand behind the padding, and positions count columns (modeling_udop.py:247, 969)"},
-    **dict.fromkeys(
-        ("colpali", "paligemma"),
-        {"batch": "without token_type_ids, SDPA is not causal and a mask for padding is (modeling_paligemma.py:256-261)",
-         "kernel and eager": "as before: eager attention gets the causal mask",
-         "prefix": "as before, where a mask is made"},
-    ),
+    "dots3_note_text": {"batch": f"{TIES} (modeling_dots3_note.py:262-275)"},
+    "glm_moe_dsa": {"batch": f"{TIES} (modeling_glm_moe_dsa.py:229-242)"},
+    "hy_v4": {"batch": f"{TIES} (modeling_hy_v4.py:240-258)"},
+    "udop": {"batch": "image patches stand behind the padding, and positions are columns (modeling_udop.py:247, 969)"},
+    "colpali": {"batch": "as paligemma, of which it is made", "kernel and eager": "as paligemma"},
+    "paligemma": {
+        "batch": "without token_type_ids, SDPA is not causal and a mask for padding is (modeling_paligemma.py:256-261)",
+        "kernel and eager": "eager attention gets the causal mask",
+        "prefix": "where a mask is made, it is causal",
+    },
     # A cache gives other results.
     "bamba": {"cache": "positions begin anew at each step (modeling_bamba.py:970)"},
     "jamba": {"cache": "several tokens after a cache are scanned without its state (modeling_jamba.py:596-608)"},
     "kyutai_speech_to_text": {"cache": "the cache has the window of the config, and the mask has none (:593, 605)"},
     "moshi": {"cache": "the cache has the window of the config, and the mask has none (modeling_moshi.py:775, 787)",
               "window": "the same"},
-    **dict.fromkeys(
-        ("nemo_speechlm", "nemotron_h"),
-        {"cache": "a step leaves out time_step_limit, which the scan of a whole sequence keeps "
-         "(modeling_nemotron_h.py:563-577, 593)"},
-    ),
+    "nemo_speechlm": {"cache": "as nemotron_h, its model of text"},
+    "nemotron_h": {
+        "cache": "a step leaves out time_step_limit, which the scan of a whole sequence keeps "
+        "(modeling_nemotron_h.py:563-577, 593)"
+    },
     "prophetnet": {"cache": "the stream of later tokens changes with the length of the target (by runs; not located)"},
     "unlimited_ocr": {"cache": "by design: a window over decoded tokens, none over the prompt (:1297-1336)"},
     # What this table made.
     "encoder-decoder": {"future": "made of two encoders here"},
     "mistral_large4": {"first key dropped": "the indexer has random weights"},
 }  # fmt: skip
-"""The reasons of findings, without infos, of architectures in transformers 5.23 with random weights, each with its place
-in the source of transformers."""
+"""The reasons of findings, without infos, of architectures in transformers 5.23 with random weights, each with its
+place in the source of transformers."""
 
 
 def check(key: str) -> Row:

@@ -324,6 +324,50 @@ def test_padding_of_torchs_own_layers() -> None:
     assert places(checked, "padding") == {"", "layer.self_attn"}
 
 
+class Translator(nn.Module):
+    """An encoder and a decoder of torch."""
+
+    def __init__(self, *, hands_it_on: bool = True) -> None:
+        super().__init__()
+        self.hands_it_on = hands_it_on
+        self.tokens, self.pair = nn.Embedding(20, 8, padding_idx=0), nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+
+    def forward(self, src: Tensor, tgt: Tensor, src_key_padding_mask: Tensor, tgt_key_padding_mask: Tensor) -> Tensor:
+        later = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).triu(1)
+        found: Tensor = self.pair(
+            self.tokens(src), self.tokens(tgt), tgt_mask=later, src_key_padding_mask=src_key_padding_mask,
+            tgt_key_padding_mask=tgt_key_padding_mask, tgt_is_causal=True,
+            memory_key_padding_mask=src_key_padding_mask if self.hands_it_on else None,
+        )  # fmt: skip
+        return found
+
+
+def translated(source: int, target: int) -> dict[str, Tensor]:
+    """A batch of pairs, with padding of another number of tokens on either side."""
+    given: dict[str, Tensor] = {}
+    for name, lengths in (("src", [source, source - 3]), ("tgt", [target, target - 1])):
+        pads = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+        ids = torch.randint(1, 20, pads.shape, generator=torch.Generator().manual_seed(1))
+        given |= {name: ids.masked_fill(pads, 0), f"{name}_key_padding_mask": pads}
+    return given
+
+
+def test_a_decoder_of_torch_that_sees_the_padding_of_its_memory() -> None:
+    given = translated(9, 7)
+    for hands_it_on in (True, False):
+        with torch.no_grad(), regard.watch(model := sharp(Translator(hands_it_on=hands_it_on))) as seen:
+            model(**given)
+        faults = {(one.reason, one.path) for one in seen.audit().errors}
+        assert faults == (set() if hands_it_on else {("padding", "pair.decoder.layers.0.multihead_attn")})
+
+
+def test_two_sequences_of_one_length_have_masks_of_their_own() -> None:
+    checked = check(sharp(Translator()), translated(8, 8), causal=True)
+    assert not checked, str(checked)
+    assert "the last positions replaced, padded right" in checked.tried
+    assert not [one for one in checked.infos if one.reason == "not checked"]
+
+
 def test_a_convolution_over_padding_is_told_apart_from_attention_to_it() -> None:
     class Mixing(nn.Module):
         def __init__(self, *, hides: bool) -> None:
@@ -527,6 +571,19 @@ def test_a_pair_that_is_said_to_be_causal_has_an_encoder_that_sees_both_sides() 
     assert not found, str(found)
     (both,) = [one for one in found.questions if one.name == "both sides"]
     assert {path.split(".")[1] for path in both.asked} == {"encoder"}
+
+
+def test_a_model_of_ones_own_that_generates_is_causal() -> None:
+    class Config(transformers.LlamaConfig):
+        model_type = "of_ones_own"
+
+    class Own(transformers.LlamaForCausalLM):
+        config_class = Config
+
+    checked = check(sharp(Own(Config(**LLAMA))))
+    assert not checked, str(checked)
+    assert "the last positions replaced" in checked.tried
+    assert len(next(one for one in checked.questions if one.name == "future").asked) == 2
 
 
 def test_the_text_of_a_model_that_writes_about_images_is_causal() -> None:

@@ -149,12 +149,13 @@ class Trials:
                 self._unless_rounding("padding", other_filler, PADDING.format(side), LEAK)
 
     def _hides_padding(self) -> bool:
-        """True if every call of the last watched batch was seen, and none has weight on padding."""
+        """True if the last watched batch made calls of attention alone, all of them seen, none with weight on padding."""
         seen, keep = self.seen[-1]
+        if missed_by(seen.record) or any(call.kind != "attention" for call in seen.calls):
+            return False
         audit = seen.audit(padding=keep, skip="*")
-        (padding,) = (question for question in audit.questions if question.name == PaddingRule.name)
-        is_whole = bool(padding.asked) and not padding.not_asked and not missed_by(seen.record)
-        return is_whole and not any(finding.reason == "padding" for finding in audit)
+        asked = [one for one in audit.questions if one.name == PaddingRule.name and one.asked and not one.not_asked]
+        return bool(asked) and not any(finding.reason == "padding" for finding in audit)
 
     def _future(self) -> None:
         """The last positions replaced, alone and under every other form of mask."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RegardError
 from regard.watching.analysis.mixing import measure_mixing
+from regard.watching.checks.audited_call import UserTold, run_of
 from regard.watching.checks.checked import Checked
 from regard.watching.checks.differences import DifferenceMeasure, Judge, largest_difference, worst_of
 from regard.watching.checks.finding import Finding, Reason, Severity
@@ -149,13 +150,12 @@ class Trials:
                 self._unless_rounding("padding", other_filler, PADDING.format(side), LEAK)
 
     def _hides_padding(self) -> bool:
-        """True if the last watched batch made calls of attention alone, all of them seen, none with weight on padding."""
+        """True if every call of the last watched batch was seen, and has no weight on the padding of its keys."""
         seen, keep = self.seen[-1]
-        if missed_by(seen.record) or any(call.kind != "attention" for call in seen.calls):
+        run = run_of(seen.record, UserTold(keep=keep))
+        if missed_by(seen.record) or not run.calls or any(call.keep is None for call in run.calls):
             return False
-        audit = seen.audit(padding=keep, skip="*")
-        asked = [one for one in audit.questions if one.name == PaddingRule.name and one.asked and not one.not_asked]
-        return bool(asked) and not any(finding.reason == "padding" for finding in audit)
+        return not PaddingRule().ask(run)[1]
 
     def _future(self) -> None:
         """The last positions replaced, alone and under every other form of mask."""

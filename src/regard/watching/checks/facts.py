@@ -97,10 +97,11 @@ def facts_of(call: Observed) -> Facts:
     # (`scores * mask - 1e4 * (1 - mask)` hides keys.)
     changed = next((clause for clause, is_true in call.changed if kind.pattern == "none" and is_true), "")
     kind = replace(kind, added=changed if factors is None else _two_numbers(factors.call.bias))
-    crosses, no_key = call.crosses is True, (~seen.live).unflatten(0, seen.shape).any(1)
+    is_known = call.sizes.queries == call.sizes.keys or kind.tells_positions
+    no_key = (~seen.live).unflatten(0, seen.shape).any(1)
     return Facts(
         mask=kind,
-        later=None if crosses or not _is_known(call, kind) else _later(call, kind, seen),
+        later=None if call.crosses is True or not is_known else _later(call, kind, seen),
         first=_on_first(call, seen),
         no_key=int(no_key.sum()) * (call.sizes.flat_batch // len(no_key)),
         rows=call.sizes.flat_batch * no_key.shape[1],
@@ -127,11 +128,6 @@ def _two_numbers(bias: Bias | None) -> str:
     low, high = tensor.where(tensor > HIDDEN, torch.inf).min(), tensor.max()
     is_of_two = bool(((tensor == low) | (tensor == high) | (tensor <= HIDDEN)).all()) and low < high
     return f"{float(low):g} and {float(high):g} are added to the scores" if is_of_two else ""
-
-
-def _is_known(call: Observed, kind: MaskKind) -> bool:
-    """True if the query positions are known: from the mask, or from as many queries as keys."""
-    return call.sizes.queries == call.sizes.keys or kind.tells_positions
 
 
 def _mean(call: Observed, seen: Visible, of_rows: Tensor) -> float | None:

@@ -57,8 +57,6 @@ def encoder_kind(modules: Mapping[str, nn.Module], path: str, config: Any) -> st
         says = getattr(config, "use_bidirectional_attention", None)
         is_told = says is True or says == "all" or getattr(config, "is_causal", True) is False
         return "a model whose config turns causality off: an encoder" if is_whole and is_told else ""
-    if is_causal_config(config):
-        return ""
     if is_masked_encoder(config):
         return "an encoder of text"
     has_tokens = getattr(config, "vocab_size", None) is not None

@@ -19,7 +19,6 @@ class SaidWindow(NamedTuple):
     """The keys that a query sees, its own included; None for all."""
     words: str
     """The words of the config."""
-    layer: int
 
 
 class WindowRule(CallRule):
@@ -94,19 +93,19 @@ def window_of(call: AuditedCall) -> SaidWindow | None:
     if isinstance(kinds, list | tuple) and layer < len(kinds):
         size = _said(config, "sliding_window", layer)
         if kinds[layer] == "sliding_attention" and _is_size(size):
-            return SaidWindow(size, f"the config says sliding_window={size} for layer {layer}", layer)
+            return SaidWindow(size, f"the config says sliding_window={size} for layer {layer}")
         has_windows = "sliding_attention" in kinds and _is_size(size)
         if kinds[layer] == "full_attention" and has_windows:
-            return SaidWindow(None, f"the config says full_attention for layer {layer}", layer)
+            return SaidWindow(None, f"the config says full_attention for layer {layer}")
         return None
     kinds, size = getattr(config, "attention_layers", None), getattr(config, "window_size", None)
     if isinstance(kinds, list | tuple) and layer < len(kinds) and _is_size(size):
         is_local = kinds[layer] == "local"
         said = f"the config says {kinds[layer]} attention for layer {layer}, with window_size={size}"
-        return SaidWindow(size if is_local else None, said, layer)
+        return SaidWindow(size if is_local else None, said)
     size = _said(config, "sliding_window", layer)
     if _is_size(size) and not hasattr(config, "layer_types") and getattr(config, "use_sliding_window", True):
-        return SaidWindow(size, f"the config says sliding_window={size}", layer)
+        return SaidWindow(size, f"the config says sliding_window={size}")
     return None
 
 

@@ -297,6 +297,8 @@ def test_findings_are_gathered_by_module_and_the_gravest_comes_first() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-1.0, 0.0), (-10000.0, 0.0)])
 def test_a_mask_that_is_added_to_the_scores_hides_nothing_and_is_named(low: float, high: float) -> None:
+    """Source: huggingface/transformers PR 41443, vllm-project/speculators#691."""
+
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             keep = torch.ones(T, T, dtype=torch.bool).tril()

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 import regard
 from regard.nn.compat import MultiheadAttention
 from regard.watching.analysis.rollout import rollout
-from regard.watching.checks import check
 
 # transformers calls functions that torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -139,31 +138,6 @@ def test_rows_of_false_and_an_added_mask_of_0_and_1() -> None:
     output.sum().backward()
     assert q.grad is not None
     assert q.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("how", ["written", "kernel"])
-def test_a_bool_mask_added_to_the_scores_is_found(how: str) -> None:
-    """Source: huggingface/transformers PR 41443, vllm-project/speculators#691. The future is then only less likely."""
-
-    class Attend(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.qkv = nn.Linear(8, 24)
-
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-            if how == "written":
-                return ((q @ k.mT / 2 + mask).softmax(-1) @ v).transpose(1, 2).flatten(2)
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.float()).transpose(1, 2).flatten(2)
-
-    model, x = Attend(), torch.randn(2, 9, 8)
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(x)
-    q, k, _ = model.qkv(x).detach().double().unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-    close(seen[""].dense(), (q @ k.mT / 2 + torch.ones(9, 9).tril()).softmax(-1), 1e-6)
-    assert "future" in [finding.reason for finding in seen.audit(causal=True)]
-    assert check(model, x, causal=True).faults
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 12, 33, 71])

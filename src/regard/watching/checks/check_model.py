@@ -11,7 +11,7 @@ from regard.watching.checks.given_subject import GivenSubject
 from regard.watching.checks.huggingface_subject import HuggingFaceSubject, is_huggingface_model
 from regard.watching.checks.own_subject import OwnSubject, is_own_model
 from regard.watching.checks.reference import compared, like, on_batch
-from regard.watching.checks.subject import Subject, called
+from regard.watching.checks.subject import Subject, output_of
 from regard.watching.checks.trials import Trials
 from regard.watching.evaluated import evaluated
 from regard.watching.watch import Seen, watch
@@ -85,7 +85,7 @@ def _run_on(model: nn.Module, batch: Any) -> Seen:
     """The watch of one call with a batch as it was given."""
     torch.manual_seed(0)
     with watch(model) as seen:
-        called(model, batch)
+        output_of(model, batch)
     return seen
 
 

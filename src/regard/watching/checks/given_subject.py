@@ -23,7 +23,7 @@ from regard.watching.checks.subject import (
     Side,
     Subject,
     by_row,
-    called,
+    output_of,
     read_in_steps,
     tensors_of,
 )
@@ -72,7 +72,7 @@ class GivenSubject(Subject):
 
     def _called(self, batch: Mapping[str, Any]) -> Any:
         given = {**self._shared, **batch}
-        return called(self.model, given if self._by_name else [given[str(number)] for number in range(len(given))])
+        return output_of(self.model, given if self._by_name else [given[str(number)] for number in range(len(given))])
 
     def steps(self, row: Sample, chunk: int) -> Outputs:
         """By the names of transformers: `forward` takes a cache and `use_cache`, and its output has the cache."""

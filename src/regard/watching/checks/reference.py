@@ -17,7 +17,7 @@ from regard.watching.checks.checked import AuditQuestion, Checked
 from regard.watching.checks.departures import TOLERANCE, Departure, PairedCalls, departure, turns
 from regard.watching.checks.differences import largest_difference
 from regard.watching.checks.finding import FaultyWeight, Finding
-from regard.watching.checks.subject import Output, Subject, called, tensors_of
+from regard.watching.checks.subject import Output, Subject, output_of, tensors_of
 from regard.watching.evaluated import evaluated
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 from regard.watching.watch import watch
@@ -40,7 +40,7 @@ class Runnable:
 
 def on_batch(model: nn.Module, batch: Any) -> Runnable:
     """The model on a batch as it was given."""
-    return Runnable(model, lambda model: called(model, batch))
+    return Runnable(model, lambda model: output_of(model, batch))
 
 
 def on_rows(subject: Subject, rows: list[Mapping[str, Tensor]]) -> Runnable:

@@ -144,7 +144,7 @@ def tensors_of(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors_of(part, f"{name}.{number}" if name else str(number))
 
 
-def called(model: Any, batch: Any) -> Any:
+def output_of(model: Any, batch: Any) -> Any:
     """The output of a model for a mapping of arguments, a tuple of them or one tensor: on the device of its parameters,
     and numbers in their dtype."""
     own = next((p for p in model.parameters()), torch.empty(0))

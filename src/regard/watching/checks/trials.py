@@ -335,15 +335,12 @@ def _in_training(measure: DifferenceMeasure) -> DifferenceMeasure:
 
     def training(subject: Subject) -> float:
         subject.model.train()
-        dropouts = [one for one in subject.model.modules() if isinstance(one, DROPOUTS)]
-        rates = [one.p for one in dropouts]
+        for one in subject.model.modules():
+            if isinstance(one, DROPOUTS):
+                one.eval()
         try:
-            for one in dropouts:
-                one.p = 0.0
             return measure(subject)
         finally:
-            for one, rate in zip(dropouts, rates, strict=True):
-                one.p = rate
             subject.model.eval()
 
     return training

@@ -188,29 +188,3 @@ def test_rollout_of_a_vit_with_two_tokens(fused: bool) -> None:
         dense = (0.5 * block.truth.mean(1) + half) @ dense
     found = rollout(seen.maps, [0, 1])
     close(found.reshape(2, 2, 51), dense[:, :2], 1e-6)
-
-
-def test_packed_rows_leak_where_a_mask_of_ones_comes_beside_positions() -> None:
-    """Source: huggingface/transformers PR 46634."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.Qwen2Config(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64,
-    )  # fmt: skip
-    model = transformers.Qwen2ForCausalLM(config).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.2)
-    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]])
-    documents, ids = (positions[0] == 0).cumsum(0), torch.randint(3, 64, (1, 10))
-    keep = (documents[:, None] == documents) & torch.ones(10, 10, dtype=torch.bool).tril()
-    for mask, leaks in ((None, False), (torch.ones(1, 10, dtype=torch.long), True)):
-        for implementation in ("sdpa", "eager"):
-            model.set_attn_implementation(implementation)
-            given: dict[str, Any] = {"position_ids": positions, "use_cache": False, "attention_mask": mask}
-            with torch.no_grad(), regard.watch(model, verify=True) as seen:
-                model(ids, **given)
-            assert all(isinstance(call.error, float) and call.error < 1e-5 for call in seen.calls)
-            found = seen["model.layers.1.self_attn"].dense()
-            assert (float(found[..., ~keep].max()) > 0.1) == leaks
-            assert ("documents" in str(seen.report())) == (not leaks)

@@ -279,25 +279,6 @@ def test_results_that_are_not_numbers() -> None:
     assert "not finite" in found(check(Sees(), torch.randn(2, 9, 8)))
 
 
-def test_padding_of_torchs_own_layers() -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-
-    class Encoder(nn.Module):
-        def __init__(self, *, hands_it_on: bool) -> None:
-            super().__init__()
-            self.layer, self.hands_it_on = layer, hands_it_on
-
-        def forward(self, x: Tensor, src_key_padding_mask: Tensor) -> Tensor:
-            output: Tensor = self.layer(x, src_key_padding_mask=src_key_padding_mask if self.hands_it_on else None)
-            return output
-
-    batch = {"x": torch.randn(3, 9, 8), "src_key_padding_mask": torch.arange(9) >= torch.tensor([9, 5, 7])[:, None]}
-    assert not check(Encoder(hands_it_on=True), batch).faults
-    checked = check(Encoder(hands_it_on=False), batch)
-    assert found(checked) == {"padding"}
-    assert places(checked, "padding") == {"", "layer.self_attn"}
-
-
 class Translator(nn.Module):
     """An encoder and a decoder of torch, which do not get all masks."""
 

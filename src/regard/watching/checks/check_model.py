@@ -31,8 +31,8 @@ def check(
     Args:
         model: a Hugging Face model, a model of `regard.models`, or any module if `batch` is given.
         batch: the arguments for any other module: a mapping, a tuple or a tensor, batch first. Padding masks (B, L) are
-            recognised by name: `attention_mask`, `padding_mask` and `keep` have True for real tokens,
-            `key_padding_mask`, `src_key_padding_mask` and `tgt_key_padding_mask` have True for padding.
+            recognised by name: `attention_mask` (of an encoder or a decoder too), `padding_mask`, `context_mask` and
+            `keep` have True for real tokens, `key_padding_mask` (of `src`, `tgt` or `memory` too) True for padding.
         causal: the expected causality. None takes it from the config of a Hugging Face model, and expects nothing of
             other modules.
         reference: a second implementation with the same weights, such as the one that was ported or optimized. Both run

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.kernels.base import Call
 from regard.tensors.tile_sizes import fitting
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import breach
@@ -49,11 +48,6 @@ class PairedCalls(NamedTuple):
         """The weights of some rows in both, (B, H, rows, S)."""
         own, other = (call.block(rows).reshape(*self.heads, len(rows), -1) for call in self)
         return own, other.to(own.device)
-
-    def calls(self) -> tuple[Call, Call] | None:
-        """The queries and keys of both, if the watch has them."""
-        own, other = self.own.call.factors, self.other.call.factors
-        return None if own is None or other is None else (own.call, other.call)
 
 
 class SomeRows(NamedTuple):
@@ -165,8 +159,8 @@ def other_mask(pair: PairedCalls) -> Departure | None:
 
 def other_vectors(pair: PairedCalls) -> Departure | None:
     """Keys in another order of heads, or rotary positions that are others, by the vectors that the kernels got."""
-    calls = pair.calls()
-    if calls is None or calls[0].query.shape != calls[1].query.shape:
+    calls = [call.call.factors.call for call in pair if call.call.factors is not None]
+    if len(calls) < 2 or calls[0].query.shape != calls[1].query.shape:
         return None
     if calls[0].key.shape[2:] != calls[1].key.shape[2:]:
         return None

@@ -63,7 +63,7 @@ class AuditedCall:
     def name(self) -> str:
         return self.call.name
 
-    @property
+    @cached_property
     def crosses(self) -> bool:
         """True if its keys are of another sequence."""
         return self.call.crosses is True or reads_memory(self.modules, self.name)
@@ -188,7 +188,7 @@ class AuditedCall:
         own = next(masks_of(self.call, "target", queries), None) if self.crosses and self.part == "target" else None
         return torch.ones(batch, queries, dtype=torch.bool, device=self.device) if own is None else own.values
 
-    @property
+    @cached_property
     def counted(self) -> Tensor:
         """The rows of real tokens with a key, bool (B, T)."""
         return self.real_queries & self.live_rows

@@ -86,8 +86,9 @@ def hidden_pairs(call: AuditedCall, required: Pairs) -> HiddenPairs | None:
     mask, count, first = call.facts.mask, 0, None
     if not call.is_exact and mask.pattern not in ("causal", "window"):
         return None
+    counted = call.counted
     for rows in call.chunks():
-        wanted = required(rows) & call.counted[:, rows.start : rows.stop, None]
+        wanted = required(rows) & counted[:, rows.start : rows.stop, None]
         if not bool(wanted.any()):
             continue
         away = call.back(rows, mask.offset)

@@ -44,10 +44,10 @@ class TokenKindsRule(CallRule):
         hidden = hidden_pairs(call, within)
         if hidden is None:
             return
-        marks = "an input without token_type_ids is" if call.types is None else f"{call.types.source} marks"
+        by = "all of an input without token_type_ids" if call.types is None else f"by {call.types.source}"
         what = "tokens of one image" if kind == IMAGES else "tokens of the prefix"
         yield hidden.finding(
-            call, kind, f"pairs of {what} are hidden, which {marks}",
+            call, kind, f"pairs of {what} ({by}) are hidden",
             cause="a plain causal mask hides what comes later in the block",
             remedy="let the tokens of a block see each other in both directions, beside the causal mask",
         )  # fmt: skip

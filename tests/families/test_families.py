@@ -74,7 +74,7 @@ def test_a_check_of_an_architecture_finds_what_is_known_of_it(name: str) -> None
     library()
     row = in_a_process(name, 150, checks.check)
     found = {reason for way in ("made up", "given") for reason in row[way].get("reasons", ())}
-    assert found == checks.KNOWN.get(name, set()), row
+    assert found == set(checks.KNOWN.get(name, ())), row
 
 
 def test_a_wrong_row_is_told() -> None:

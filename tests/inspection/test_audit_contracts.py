@@ -110,10 +110,7 @@ def test_the_cause_of_a_wrong_padding_mask(mask: Tensor | None, cause: str) -> N
     assert cause in finding.cause
 
 
-NAMES: list[tuple[str, bool]] = [("attention_mask", True), ("key_padding_mask", False), ("padding_mask", True)]
-
-
-@pytest.mark.parametrize(("name", "is_real"), NAMES)
+@pytest.mark.parametrize(("name", "is_real"), [("attention_mask", True), ("key_padding_mask", False)])
 def test_the_name_of_a_mask_tells_its_meaning(name: str, is_real: bool) -> None:
     given = {name: keep() if is_real else ~keep()}
     assert reasons(audited(Model(), input_ids=ids().clamp_min(1), **given)) == [("padding", "error")]
@@ -195,10 +192,34 @@ def test_a_user_says_the_direction() -> None:
     assert reasons(audited(Model(), {"causal": True}, input_ids=ids()[:1])) == [("future", "error")]
 
 
-def test_masks_that_are_off_by_one_need_no_hint() -> None:
+class WrittenOut(Model):
+    """The same, written out, with a mask before or behind its softmax."""
+
+    def __init__(self, mask: Tensor, *, is_behind: bool = False) -> None:
+        super().__init__(mask)
+        self.is_behind = is_behind
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any) -> Tensor:
+        q, k, v = self.into(self.tokens(input_ids)).chunk(3, -1)
+        scores = q @ k.mT / 8**0.5
+        if self.is_behind:
+            return (scores.softmax(-1) * self.mask) @ v
+        return scores.masked_fill(~self.mask, -torch.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("kind", [Model, WrittenOut])
+def test_masks_that_are_off_by_one_need_no_hint(kind: type[Any]) -> None:
     later = torch.ones(T, T, dtype=torch.bool).tril(1)
-    (found,) = audited(Model(later), input_ids=ids()[:1]).errors
+    (found,) = audited(kind(later), input_ids=ids()[:1]).errors
     assert (found.reason, found.cause[:32]) == ("future", "the causal mask is off by one (a")
+
+
+def test_weights_that_are_hidden_after_their_softmax() -> None:
+    assert reasons(audited(WrittenOut(CAUSAL, is_behind=True), input_ids=ids()[:1])) == [("row sums", "warning")]
+    assert not audited(WrittenOut(CAUSAL), input_ids=ids()[:1])
+
+
+def test_a_strict_triangle_needs_no_hint() -> None:
     strict = torch.ones(T, T, dtype=torch.bool).tril(-1)
     strict[0, 0] = True
     (found,) = audited(Model(strict), input_ids=ids()[:1]).errors

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 import regard
 from regard.nn.compat import MultiheadAttention
 from regard.watching.analysis.rollout import rollout
-from regard.watching.checks import check
 
 # transformers calls functions that torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -141,31 +140,6 @@ def test_rows_of_false_and_an_added_mask_of_0_and_1() -> None:
     assert q.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("how", ["written", "kernel"])
-def test_a_bool_mask_added_to_the_scores_is_found(how: str) -> None:
-    """Source: huggingface/transformers PR 41443, vllm-project/speculators#691. The future is then only less likely."""
-
-    class Attend(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.qkv = nn.Linear(8, 24)
-
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-            if how == "written":
-                return ((q @ k.mT / 2 + mask).softmax(-1) @ v).transpose(1, 2).flatten(2)
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.float()).transpose(1, 2).flatten(2)
-
-    model, x = Attend(), torch.randn(2, 9, 8)
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(x)
-    q, k, _ = model.qkv(x).detach().double().unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-    close(seen[""].dense(), (q @ k.mT / 2 + torch.ones(9, 9).tril()).softmax(-1), 1e-6)
-    assert "future" in [finding.reason for finding in seen.audit(causal=True)]
-    assert check(model, x, causal=True).faults
-
-
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 12, 33, 71])
 def test_slopes_of_any_number_of_heads(heads: int) -> None:
     """Source: ml-explore/mlx#343, baichuan-inc/Baichuan-13B#172."""
@@ -214,29 +188,3 @@ def test_rollout_of_a_vit_with_two_tokens(fused: bool) -> None:
         dense = (0.5 * block.truth.mean(1) + half) @ dense
     found = rollout(seen.maps, [0, 1])
     close(found.reshape(2, 2, 51), dense[:, :2], 1e-6)
-
-
-def test_packed_rows_leak_where_a_mask_of_ones_comes_beside_positions() -> None:
-    """Source: huggingface/transformers PR 46634."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.Qwen2Config(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64,
-    )  # fmt: skip
-    model = transformers.Qwen2ForCausalLM(config).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.2)
-    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]])
-    documents, ids = (positions[0] == 0).cumsum(0), torch.randint(3, 64, (1, 10))
-    keep = (documents[:, None] == documents) & torch.ones(10, 10, dtype=torch.bool).tril()
-    for mask, leaks in ((None, False), (torch.ones(1, 10, dtype=torch.long), True)):
-        for implementation in ("sdpa", "eager"):
-            model.set_attn_implementation(implementation)
-            given: dict[str, Any] = {"position_ids": positions, "use_cache": False, "attention_mask": mask}
-            with torch.no_grad(), regard.watch(model, verify=True) as seen:
-                model(ids, **given)
-            assert all(isinstance(call.error, float) and call.error < 1e-5 for call in seen.calls)
-            found = seen["model.layers.1.self_attn"].dense()
-            assert (float(found[..., ~keep].max()) > 0.1) == leaks
-            assert ("documents" in str(seen.report())) == (not leaks)

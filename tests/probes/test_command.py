@@ -68,13 +68,14 @@ def test_a_function(check: Call) -> None:
     assert "\ntried: two together, " in out
     status, out, err = check(f"{MODULE}:everywhere", "--causal")
     assert (status, err) == (1, "")
-    first, second = out.splitlines()[:2]
-    assert first == "SeesAll: 1 layer, 7 questions, 4 trials, 1 error"
-    assert second.startswith("  error: the model and 1 more: what comes later changes earlier results")
+    first, second, third = out.splitlines()[:3]
+    assert first == "SeesAll: 1 layer, 7 questions, 4 trials, 2 errors"
+    assert second.startswith("  error: the model: what comes later changes earlier results")
+    assert third.startswith("  error: the model, call 0 and 1 more: ")
     status, out, err = check(f"{MODULE}:everywhere", "--causal", "--json")
     record = json.loads(out)
     assert (status, record["model"], record["layers"]) == (1, "SeesAll", 1)
-    assert [one["reason"] for one in record["findings"]] == ["future"]
+    assert [one["reason"] for one in record["findings"]] == ["future", "future"]
 
 
 def test_a_reference(check: Call) -> None:

@@ -195,15 +195,6 @@ def test_a_model_that_forgets_its_padding_mask(monkeypatch: pytest.MonkeyPatch) 
     assert places(checked, "padding") == {"", *(f"encoder.layer.{n}.attention.self" for n in range(2))}
 
 
-def test_a_single_layer_that_forgets_its_padding_mask() -> None:
-    model = FAMILIES["bert"].build()
-    layer: Any = model.get_submodule("encoder.layer.1")
-    forward = layer.forward
-    layer.forward = lambda states, mask=None, *args, **kwargs: forward(states, None, *args, **kwargs)
-    checked = check(model)
-    assert places(checked, "padding") == {"", "encoder.layer.1.attention.self"}
-
-
 def test_a_decoder_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers#48745: the attention of some decoders was built for an encoder."""
     config = transformers.RoFormerConfig(
@@ -279,23 +270,6 @@ def test_a_kernel_with_another_scale_than_eager() -> None:
     assert found(check(model)) == {"kernel and eager"}
 
 
-def test_rows_without_a_key() -> None:
-    class Sees(nn.Module):
-        def __init__(self, *, own: bool) -> None:
-            super().__init__()
-            self.own = own
-
-        def forward(self, x: Tensor) -> Tensor:
-            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(0 if self.own else -1)
-            return sdpa(x, x, x, attn_mask=mask)
-
-    x = torch.randn(2, 9, 8)
-    assert not check(Sees(own=True), x, causal=True).faults
-    checked = check(Sees(own=False), x, causal=True)
-    assert found(checked) == {"no key", "itself hidden"}
-    assert "strict triangle" in next(one for one in checked if one.reason == "itself hidden").cause
-
-
 def test_results_that_are_not_numbers() -> None:
     class Sees(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -305,23 +279,45 @@ def test_results_that_are_not_numbers() -> None:
     assert "not finite" in found(check(Sees(), torch.randn(2, 9, 8)))
 
 
-def test_padding_of_torchs_own_layers() -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+class Translator(nn.Module):
+    """An encoder and a decoder of torch, which do not get all masks."""
 
-    class Encoder(nn.Module):
-        def __init__(self, *, hands_it_on: bool) -> None:
-            super().__init__()
-            self.layer, self.hands_it_on = layer, hands_it_on
+    def __init__(self, *lost: str) -> None:
+        super().__init__()
+        self.lost = lost
+        self.tokens, self.pair = nn.Embedding(20, 8, padding_idx=0), nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
 
-        def forward(self, x: Tensor, src_key_padding_mask: Tensor) -> Tensor:
-            output: Tensor = self.layer(x, src_key_padding_mask=src_key_padding_mask if self.hands_it_on else None)
-            return output
+    def forward(self, src: Tensor, tgt: Tensor, **masks: Tensor) -> Tensor:
+        later = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).triu(1)
+        masks = {name: mask for name, mask in masks.items() if name not in self.lost}
+        found: Tensor = self.pair(self.tokens(src), self.tokens(tgt), tgt_mask=later, tgt_is_causal=True, **masks)
+        return found
 
-    batch = {"x": torch.randn(3, 9, 8), "src_key_padding_mask": torch.arange(9) >= torch.tensor([9, 5, 7])[:, None]}
-    assert not check(Encoder(hands_it_on=True), batch).faults
-    checked = check(Encoder(hands_it_on=False), batch)
-    assert found(checked) == {"padding"}
-    assert places(checked, "padding") == {"", "layer.self_attn"}
+
+def translated(source: int, target: int) -> dict[str, Tensor]:
+    """A batch of pairs, with padding of another number of tokens on either side."""
+    given: dict[str, Tensor] = {}
+    for name, lengths in (("src", [source, source - 3]), ("tgt", [target, target - 1])):
+        pads = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+        ids = torch.randint(1, 20, pads.shape, generator=torch.Generator().manual_seed(1))
+        given |= {name: ids.masked_fill(pads, 0), f"{name}_key_padding_mask": pads}
+    return {**given, "memory_key_padding_mask": given["src_key_padding_mask"]}
+
+
+def test_a_decoder_of_torch_that_sees_the_padding_of_its_memory() -> None:
+    given = translated(9, 7)
+    for lost in ((), ("memory_key_padding_mask",)):
+        with torch.no_grad(), regard.watch(model := sharp(Translator(*lost))) as seen:
+            model(**given)
+        faults = [(one.reason, one.path) for one in seen.audit().errors]
+        assert faults == [("padding", "pair.decoder.layers.0.multihead_attn")] * len(lost)
+
+
+def test_two_sequences_of_one_length_have_masks_of_their_own() -> None:
+    checked = check(sharp(Translator()), translated(8, 8), causal=True)
+    assert not checked, str(checked)
+    assert "the last positions replaced, padded right" in checked.tried
+    assert not [one for one in checked.infos if one.reason == "not checked"]
 
 
 def test_a_convolution_over_padding_is_told_apart_from_attention_to_it() -> None:
@@ -338,7 +334,7 @@ def test_a_convolution_over_padding_is_told_apart_from_attention_to_it() -> None
     batch = {"x": torch.randn(2, 9, 8), "keep": torch.arange(9) < torch.tensor([9, 5])[:, None]}
     checked = check(Mixing(hides=True), batch)
     assert not checked.faults
-    assert [finding.reason for finding in checked.findings if "convolution" in finding.says] == ["batch"]
+    assert [finding.reason for finding in checked.findings if "such as a convolution" in finding.says] == ["batch"]
     assert found(check(Mixing(hides=False), batch)) == {"padding"}
 
 
@@ -527,6 +523,19 @@ def test_a_pair_that_is_said_to_be_causal_has_an_encoder_that_sees_both_sides() 
     assert not found, str(found)
     (both,) = [one for one in found.questions if one.name == "both sides"]
     assert {path.split(".")[1] for path in both.asked} == {"encoder"}
+
+
+def test_a_model_of_ones_own_that_generates_is_causal() -> None:
+    class Config(transformers.LlamaConfig):
+        model_type = "of_ones_own"
+
+    class Own(transformers.LlamaForCausalLM):
+        config_class = Config
+
+    checked = check(sharp(Own(Config(**LLAMA))))
+    assert not checked, str(checked)
+    assert "the last positions replaced" in checked.tried
+    assert len(next(one for one in checked.questions if one.name == "future").asked) == 2
 
 
 def test_the_text_of_a_model_that_writes_about_images_is_causal() -> None:

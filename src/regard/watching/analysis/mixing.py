@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -154,7 +154,7 @@ class _ChangedRun(_RecordedRun):
             self.mixes[call[0]] = self.mixes.get(call[0], False) or any(told)
         kept = iter(before)
         same = len(before) == len(outputs)
-        return tree_map(lambda x: next(kept) if isinstance(x, Tensor) else x, output) if same else None
+        return tree_map(lambda x: next(kept) if _is_dense(x) else x, output) if same else None
 
     def _axes(self, x: Tensor) -> list[int]:
         """The axes that may be those of tokens."""
@@ -196,12 +196,16 @@ def _told_by(
             return changed.mixes
 
 
-def _is_float(x: object) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
+def _is_float(x: object) -> TypeGuard[Tensor]:
+    return _is_dense(x) and x.is_floating_point()
+
+
+def _is_dense(x: object) -> TypeGuard[Tensor]:
+    return isinstance(x, Tensor) and not x.is_nested
 
 
 def _tensors(given: object) -> list[Tensor]:
-    return [x for x in tree_leaves(given) if isinstance(x, Tensor)]
+    return [x for x in tree_leaves(given) if _is_dense(x)]
 
 
 def _deepest(path: str, mixing: set[str], modules: dict[str, nn.Module]) -> str:

@@ -1,15 +1,18 @@
 """The audit of a watch: every rule is asked of every call."""
 
+from collections.abc import Iterator
+
 import torch
 
 from regard.errors import ShapeError
 from regard.watching.checks.audited_call import AuditedRun, UserTold, run_of
-from regard.watching.checks.checked import AuditQuestion, Checked
+from regard.watching.checks.checked import Checked
 from regard.watching.checks.finding import Finding, by_module
 from regard.watching.checks.rules import FIRST, RULES
 from regard.watching.checks.rules.rows import is_finite
-from regard.watching.checks.unread import of_unread
 from regard.watching.observed import Record
+from regard.watching.readers.product_calls import OVER_ANOTHER_AXIS
+from regard.watching.report import mixers_in
 
 
 @torch.no_grad()
@@ -28,18 +31,31 @@ def audit(record: Record, told: UserTold) -> Checked:
             f"{documents.shape}"
         )
     run = run_of(record, told)
-    found = [Finding("not seen", "info", reason, call.name, call.index) for call, reason in run.unread]
-    found += of_unread(record)
-    questions: list[AuditQuestion] = []
-    for rule in (FIRST, *RULES):
-        question, findings = rule.ask(
-            run if rule is FIRST else AuditedRun([one for one in run.calls if is_finite(one)])
-        )
-        questions.append(question)
-        found += findings
+    found = list(_not_seen(record, run))
+    whole = AuditedRun([call for call in run.calls if is_finite(call)])
+    asked = [rule.ask(run if rule is FIRST else whole) for rule in (FIRST, *RULES)]
+    found += [finding for _, findings in asked for finding in findings]
+    questions = [question for question, _ in asked if question.asked or question.not_asked]
     model = type(record.modules[""]).__name__
     layers = len({call.name for call in run.calls})
     return Checked(model, layers, tuple(by_module(without_echoes(found))), tuple(questions))
+
+
+def _not_seen(record: Record, run: AuditedRun) -> Iterator[Finding]:
+    """Calls and modules without facts, and the faults that this shows: a softmax over another axis than the keys."""
+    for call, reason in run.unread:
+        yield Finding("not seen", "info", call.notes[0] if call.map is None else reason, call.name, call.index)
+    for path, reason in record.unreadable:
+        if reason.startswith(OVER_ANOTHER_AXIS):
+            yield Finding(
+                "softmax over the wrong axis", "error", reason, path,
+                cause="it is the axis of heads, or of the sequences of a batch",
+                remedy="softmax(dim=-1) over scores (..., queries, keys)",
+            )  # fmt: skip
+        else:
+            yield Finding("not seen", "info", reason, path)
+    for path, how in mixers_in(record).items():
+        yield Finding("not seen", "info", f"it mixes positions, and no map shows how: {how}", path)
 
 
 def without_echoes(findings: list[Finding]) -> list[Finding]:

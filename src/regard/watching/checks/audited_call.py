@@ -1,7 +1,7 @@
 """One call under audit: its facts, the positions of its queries, and what its model was told of its sequences."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -9,20 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.facts import Facts, facts_of
-from regard.watching.checks.roles import Role, config_of, is_of_decoder, role_of
+from regard.watching.checks.finding import Finding
+from regard.watching.checks.roles import Role, config_of, is_of_decoder, reads_memory, role_of
 from regard.watching.checks.told import (
     SequencePart,
     Told,
     documents_told,
-    end_runs,
+    handed,
     ids_of,
     masks_of,
     part_of,
-    place,
     types_of,
 )
 from regard.watching.checks.visible import allowed_pairs
+from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 from regard.watching.kept.sequences import CallSequence, SequenceStep
 from regard.watching.observed import EmbeddedIds, Observed, Record
 
@@ -61,10 +63,10 @@ class AuditedCall:
     def name(self) -> str:
         return self.call.name
 
-    @property
+    @cached_property
     def crosses(self) -> bool:
         """True if its keys are of another sequence."""
-        return self.call.crosses is True
+        return self.call.crosses is True or reads_memory(self.modules, self.name)
 
     @property
     def sizes(self) -> Any:
@@ -73,6 +75,10 @@ class AuditedCall:
     @property
     def weights(self) -> Any:
         return self.call.map
+
+    def placed(self, finding: Finding) -> Finding:
+        """A finding of this call."""
+        return replace(finding, path=self.name, call=self.call.index, observed=self.call)
 
     @property
     def device(self) -> torch.device:
@@ -99,13 +105,12 @@ class AuditedCall:
     @cached_property
     def part(self) -> SequencePart | None:
         """The sequence of the queries."""
-        return part_of(self.call, is_of_decoder(self.modules, self.name))
+        return part_of(self.call, crosses=self.crosses, module_is_decoder=is_of_decoder(self.modules, self.name))
 
     @cached_property
     def key_part(self) -> SequencePart | None:
         """The sequence of the keys."""
-        has_target = self.part == "target"
-        return self.part if not self.crosses else "source" if has_target or self.part == "own" else None
+        return self.part if not self.crosses else "source" if self.part in ("own", "target") else None
 
     @cached_property
     def offset(self) -> int | None:
@@ -127,18 +132,20 @@ class AuditedCall:
     @cached_property
     def keep(self) -> Told | None:
         """The real tokens among the keys, bool (B, S); None if nothing tells of any padding."""
-        shape = (self.sizes.flat_batch, self.sizes.keys)
-        given = self.user.keep
-        if given is not None:
-            return Told(given.to(self.device), "padding=") if given.shape == shape else None
+        if self.user.keep is not None:
+            return self._by_user(self.user.keep, "padding=")
         if not self.is_attention or self.key_part is None or self._is_of_another_tower:
             return None
-        masks = [told for told in masks_of(self.call, self.key_part) if told.values.device == self.device]
-        first = masks[0] if masks else self._kept_before()
+        first = next(masks_of(self.call, self.key_part, self.sizes.keys), None) or self._kept_before()
         if first is not None and not bool(first.values.all()):
             return first
-        told = self._told_by_ids(first)
-        return told if told is not None else first
+        return self._told_by_ids(first) or first
+
+    def _by_user(self, given: Tensor, source: str) -> Told | None:
+        """What the user says of each key; None for a call of another shape."""
+        shape = (self.sizes.flat_batch, self.sizes.keys)
+        fits = given.shape in (shape, (1, self.sizes.keys))
+        return Told(given.to(self.device).expand(shape), source) if fits else None
 
     @property
     def _is_of_another_tower(self) -> bool:
@@ -162,7 +169,7 @@ class AuditedCall:
         if pads is None or part is None:
             return None
         ids = ids_of(self.call, part, self.sizes.keys)
-        if ids is None or ids.values.device != self.device:
+        if ids is None:
             return None
         runs, is_sure = pads.found(ids.values)
         if not bool(runs.any()) or bool(runs.all(-1).any()):
@@ -176,13 +183,15 @@ class AuditedCall:
     def real_queries(self) -> Tensor:
         """The rows of real tokens, bool (B, T)."""
         batch, queries = self.sizes.flat_batch, self.sizes.queries
-        everything = torch.ones(batch, queries, dtype=torch.bool, device=self.device)
         if self.keep is not None and self.offset is not None and 0 <= self.offset <= self.sizes.keys - queries:
             return self.keep.values[:, self.offset : self.offset + queries]
-        if self.crosses and self.part is not None:
-            own = next((t for t in masks_of_queries(self.call, self.part) if t.device == self.device), None)
-            return everything if own is None else own
-        return everything
+        own = next(masks_of(self.call, "target", queries), None) if self.crosses and self.part == "target" else None
+        return torch.ones(batch, queries, dtype=torch.bool, device=self.device) if own is None else own.values
+
+    @cached_property
+    def counted(self) -> Tensor:
+        """The rows of real tokens with a key, bool (B, T)."""
+        return self.real_queries & self.live_rows
 
     # -- documents and kinds of tokens -------------------------------------------------------------------
 
@@ -191,22 +200,17 @@ class AuditedCall:
         """The document of each key, (B, S); None if nothing tells of more than one."""
         if self.crosses or not self.is_attention or self.offset != 0:
             return None
-        given, shape = self.user.documents, (self.sizes.flat_batch, self.sizes.keys)
-        if given is not None:
-            given = given.expand(shape) if given.dim() == 2 and given.shape[1] == shape[1] else given
-            return Told(given.to(self.device), "documents=") if given.shape == shape else None
-        if self._is_of_another_tower:
-            return None
-        told = documents_told(self.call, None if self.keep is None else self.keep.values)
-        return told if told is None or told.values.device == self.device else None
+        if self.user.documents is not None:
+            return self._by_user(self.user.documents, "documents=")
+        told = None if self._is_of_another_tower else documents_told(self.call, self.real_keys)
+        return told and replace(told, values=told.values.to(self.device))
 
     @cached_property
     def types(self) -> Told | None:
         """The kinds of the tokens, (B, S)."""
         if self.crosses or not self.is_attention or self.offset != 0 or self._is_of_another_tower:
             return None
-        told = types_of(self.call)
-        return told if told is None or told.values.device == self.device else None
+        return types_of(self.call)
 
     @cached_property
     def position_table(self) -> int | None:
@@ -223,18 +227,14 @@ class AuditedCall:
 
     @cached_property
     def positions(self) -> Told | None:
-        """The positions (B or 1, T) that the model gives its queries: by the table of positions, or an argument."""
-        batch, queries, table = self.sizes.flat_batch, self.sizes.queries, self.position_table
-        for one in self._embedded() if table is not None else ():
-            if one.table == table:
+        """The positions (B, T) that the model gives its queries: by the table of positions, or an argument."""
+        shape = (self.sizes.flat_batch, self.sizes.queries)
+        for one in self._embedded() if self.position_table is not None else ():
+            if one.table == self.position_table:
                 ids = torch.atleast_2d(one.ids.tensor)
-                return Told(ids, "the table of positions") if len(ids) in (1, batch) else None
-        for frame in reversed(self.call.arguments):
-            given = frame.read("position_ids")
-            if given is not None:
-                fits = given.dim() == 2 and given.shape[1] == queries and len(given) in (1, batch)
-                return Told(given, place(frame, "position_ids")) if fits else None
-        return None
+                return Told(ids.expand(shape), "the table of positions") if len(ids) in (1, shape[0]) else None
+        given = list(handed(self.call, ("position_ids",), self.sizes.queries))
+        return given[-1].told() if given else None
 
     @property
     def are_types_embedded(self) -> bool:
@@ -252,6 +252,11 @@ class AuditedCall:
 
     # -- visible pairs -----------------------------------------------------------------------------------
 
+    def chunks(self) -> Iterator[range]:
+        """The rows, a few at a time."""
+        sizes = self.sizes
+        yield from ranges(sizes.queries, fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys))
+
     def sees(self, rows: range) -> Tensor:
         """The pairs that reached the kernel, bool (B or 1, H or 1, rows, S): by the mask, or by weights but 0."""
         factors = self.call.factors
@@ -259,10 +264,10 @@ class AuditedCall:
             return allowed_pairs(factors.call, rows)
         return self.block(rows) != 0
 
-    def block(self, rows: range) -> Tensor:
-        """The weights of some rows, (B, H, rows, S)."""
+    def block(self, rows: range, of: Any = None) -> Tensor:
+        """The weights of some rows, (B, H, rows, S), or those of another map `of` the call."""
         sizes = self.sizes
-        found: Tensor = self.weights.block(rows, range(sizes.keys))
+        found: Tensor = (self.weights if of is None else of).block(rows, range(sizes.keys))
         return found.reshape(sizes.flat_batch, sizes.heads, len(rows), sizes.keys)
 
     @property
@@ -298,15 +303,6 @@ class AuditedCall:
         return self.facts.seen.is_exact
 
 
-def masks_of_queries(call: Observed, part: SequencePart) -> Iterator[Tensor]:
-    """Masks of the sequence of the queries, where that is not the sequence of the keys: bool (B, T)."""
-    for frame in call.arguments:
-        for name in ("decoder_attention_mask",) if part == "target" else ():
-            tensor = frame.read(name)
-            if tensor is not None and tensor.shape == (call.sizes.flat_batch, call.sizes.queries):
-                yield tensor > 0 if tensor.dtype != torch.bool else tensor
-
-
 @dataclass(frozen=True, slots=True)
 class PadToken:
     """The token of padding."""
@@ -337,8 +333,9 @@ class PadToken:
         A single token at an end may be a word, and a token that has another meaning may begin or end a text: the
         innermost of its run is then that mark.
         """
-        left, right = end_runs(ids, self.id)
-        is_inside = bool(((ids == self.id) & ~left & ~right).any())
+        is_pad = ids == self.id
+        left, right = is_pad.long().cumprod(-1).bool(), is_pad.flip(-1).long().cumprod(-1).flip(-1).bool()
+        is_inside = bool((is_pad & ~left & ~right).any())
         if self.is_other:
             if is_inside:
                 return torch.zeros_like(left), False
@@ -377,10 +374,8 @@ def run_of(record: Record, user: UserTold) -> AuditedRun:
     known: dict[tuple[str, int], AuditedCall] = {}
     latest: dict[str, AuditedCall] = {}
     for call in (call for call in record.calls if call.kind not in NOT_AUDITED):
-        keep = user.keep
-        fits = keep is not None and call.map is not None and keep.shape == (call.sizes.flat_batch, call.sizes.keys)
         try:
-            facts = facts_of(call, keep if fits else None, crosses=call.crosses is True)
+            facts = facts_of(call)
         except RegardError as error:
             run.unread.append((call, str(error)))
             continue

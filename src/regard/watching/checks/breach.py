@@ -7,10 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.finding import FaultyWeight, Finding, Reason, Severity
-from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 
 LEAST = 1e-6
 """A share of weight below this is rounding."""
@@ -24,8 +22,6 @@ class Breach:
 
     share: float
     """The share of the weight of the counted rows, over all heads and sequences."""
-    rows: int
-    """How many rows have some, in any head."""
     example: FaultyWeight
 
     def finding(
@@ -59,54 +55,45 @@ class HiddenPairs(NamedTuple):
 
 
 @torch.no_grad()
-def breach(call: AuditedCall, forbidden: Pairs, *, of: str = "", counted: Tensor | None = None) -> Breach | None:
-    """Measure the weight on forbidden pairs; None if there is none.
+def breach(call: AuditedCall, forbidden: Pairs, *, of: str = "") -> Breach | None:
+    """Measure the weight on forbidden pairs, in the rows of real tokens; None if there is none.
 
     Args:
         call: the call.
         forbidden: the pairs, for some rows.
         of: the kind of the forbidden keys, for the example.
-        counted: the rows that count, bool (B, T); those of real tokens by default.
     """
-    sizes, counted = call.sizes, call.real_queries if counted is None else counted
-    counted = counted & call.live_rows
-    step = fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys)
-    total, rows_with, best = 0.0, 0, None
-    for rows in ranges(sizes.queries, step):
+    counted, total, best = call.counted, 0.0, None
+    for rows in call.chunks():
         bad = forbidden(rows) & counted[:, rows.start : rows.stop, None]
-        if not bool(bad.any()):
-            continue
-        pairs = bad[:, None] & call.sees(rows)
+        pairs = bad[:, None] & call.sees(rows) if bool(bad.any()) else bad
         if not bool(pairs.any()):
             continue
         block = call.block(rows).masked_fill(~pairs, 0.0)
         total += float(block.sum(dtype=torch.float64))
-        by_row = block.amax((1, 3))
-        rows_with += int((by_row > LEAST).sum())
-        largest = block.flatten().argmax()
-        at = [int(n) for n in torch.unravel_index(largest, block.shape)]
-        weight = float(block[tuple(at)])
+        sequence, head, query, key = (int(n) for n in torch.unravel_index(block.argmax(), block.shape))
+        weight = float(block[sequence, head, query, key])
         if best is None or weight > best.weight:
-            best = FaultyWeight(at[0], at[1], at[2] + rows.start, at[3], weight, of)
-    share = total / max(1, int(counted.sum()) * sizes.heads)
-    return None if best is None or not share > LEAST else Breach(min(1.0, share), rows_with, best)
+            best = FaultyWeight(sequence, head, query + rows.start, key, weight, of)
+    share = total / max(1, int(counted.sum()) * call.sizes.heads)
+    return None if best is None or not share > LEAST else Breach(min(1.0, share), best)
 
 
 @torch.no_grad()
 def hidden_pairs(call: AuditedCall, required: Pairs) -> HiddenPairs | None:
-    """The required pairs that are hidden, of rows of real tokens; None if there are none. Nothing is told by weights,
-    where an allowed pair may have the weight 0."""
-    if not call.is_exact:
+    """The required pairs that are hidden, of rows of real tokens; None if there are none. Weights tell of the pattern
+    alone that they have as a whole, because an allowed pair may have the weight 0."""
+    mask, count, first = call.facts.mask, 0, None
+    if not call.is_exact and mask.pattern not in ("causal", "window"):
         return None
-    sizes, count, first = call.sizes, 0, None
-    for rows in ranges(sizes.queries, fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys)):
-        wanted = required(rows) & call.real_queries[:, rows.start : rows.stop, None]
+    counted = call.counted
+    for rows in call.chunks():
+        wanted = required(rows) & counted[:, rows.start : rows.stop, None]
         if not bool(wanted.any()):
             continue
-        lost = wanted & ~call.sees(rows).any(1)
-        if call.facts.seen.even.any():
-            even = call.facts.seen.even.unflatten(0, call.facts.seen.shape).any(1)
-            lost = lost & ~(even if even.shape[-1] == 1 else even[:, rows.start : rows.stop])[..., None]
+        away = call.back(rows, mask.offset)
+        seen = call.sees(rows).any(1) if call.is_exact else (away >= 0) & (away < (mask.size or call.sizes.keys + 1))
+        lost = wanted & ~seen
         if bool(lost.any()):
             count += int(lost.sum())
             if first is None:

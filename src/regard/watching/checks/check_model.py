@@ -1,6 +1,5 @@
 """`check`: run a model on generated sequences, under changes without effect on a sound model, and audit its kernels."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from regard.watching.checks.given_subject import GivenSubject
 from regard.watching.checks.huggingface_subject import HuggingFaceSubject, is_huggingface_model
 from regard.watching.checks.own_subject import OwnSubject, is_own_model
 from regard.watching.checks.reference import compared, like, on_batch
-from regard.watching.checks.subject import Subject
+from regard.watching.checks.subject import Subject, output_of
 from regard.watching.checks.trials import Trials
 from regard.watching.evaluated import evaluated
 from regard.watching.watch import Seen, watch
@@ -32,8 +31,8 @@ def check(
     Args:
         model: a Hugging Face model, a model of `regard.models`, or any module if `batch` is given.
         batch: the arguments for any other module: a mapping, a tuple or a tensor, batch first. Padding masks (B, L) are
-            recognised by name: `attention_mask`, `padding_mask` and `keep` have True for real tokens,
-            `key_padding_mask`, `src_key_padding_mask` and `tgt_key_padding_mask` have True for padding.
+            recognised by name: `attention_mask` (of an encoder or a decoder too), `padding_mask`, `context_mask` and
+            `keep` have True for real tokens, `key_padding_mask` (of `src`, `tgt` or `memory` too) True for padding.
         causal: the expected causality. None takes it from the config of a Hugging Face model, and expects nothing of
             other modules.
         reference: a second implementation with the same weights, such as the one that was ported or optimized. Both run
@@ -56,8 +55,8 @@ def check(
     >>> x = torch.randn(2, 6, 4)
     >>> check(Model(), x)
     Model: 1 layer, 6 questions, 3 trials, nothing found
-    >>> [finding.reason for finding in check(Model(), x, causal=True)]
-    ['future']
+    >>> {finding.reason for finding in check(Model(), x, causal=True)}
+    {'future'}
     >>> class Port(nn.Module):
     ...     def forward(self, x):
     ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x, scale=1.0)
@@ -86,10 +85,7 @@ def _run_on(model: nn.Module, batch: Any) -> Seen:
     """The watch of one call with a batch as it was given."""
     torch.manual_seed(0)
     with watch(model) as seen:
-        if isinstance(batch, Mapping):
-            model(**batch)
-        else:
-            model(*(batch if isinstance(batch, list | tuple) else (batch,)))
+        output_of(model, batch)
     return seen
 
 

@@ -7,6 +7,7 @@ from typing import Any, overload
 
 from regard.lazy import Displayed
 from regard.watching.checks.finding import Finding, Severity, by_module, grouped
+from regard.watching.report import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,9 @@ class Checked(Displayed, Sequence[Finding]):
         asked = sum(bool(question.asked) for question in self.questions)
         sizes = [(self.layers, "layer"), (asked, "question"), *([(len(self.tried), "trial")] if self.tried else [])]
         named = (("error", len(self.errors)), ("warning", len(self.warnings)))
-        found = ", ".join(_count(n, what) for what, n in named if n) or "nothing found"
-        infos = f" ({_count(len(self.infos), 'info')})" if self.infos else ""
-        return f"{self.model}: {', '.join(_count(n, what) for n, what in sizes)}, {found}{infos}"
+        found = ", ".join(count(n, what) for what, n in named if n) or "nothing found"
+        infos = f" ({count(len(self.infos), 'info')})" if self.infos else ""
+        return f"{self.model}: {', '.join(count(n, what) for n, what in sizes)}, {found}{infos}"
 
     def __str__(self) -> str:
         asked = [question for question in self.questions if question.asked]
@@ -123,10 +124,6 @@ class Checked(Displayed, Sequence[Finding]):
 def _listed(title: str, questions: Iterable[AuditQuestion]) -> list[str]:
     lines = [f"  {question}" for question in questions]
     return [title, *lines] if lines else []
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def as_one(model: str, audits: Sequence[Checked], found: Iterable[Finding], tried: Iterable[str]) -> Checked:

@@ -70,12 +70,9 @@ def _recalled(call: Observed, offset: int, real: Tensor, first_key: Tensor) -> t
     if not isinstance(source, CallSource) or call.is_stored:
         return None
     own, chosen = source.factors.reading
-    if not isinstance(own.normalization, Softmax) or isinstance(own.bias, ShiftedBias) or not _is_choice(own):
+    is_plain = isinstance(own.normalization, Softmax) and not own.normalization.has_base
+    if not is_plain or isinstance(own.bias, ShiftedBias) or not _is_choice(own):
         return None
-    if own.normalization.has_base:  # (A sink gets no part of either.)
-        own = replace(own, normalization=own.normalization.base)
-        with undisturbed():
-            chosen = row_state(own)
     rest = [one for one in (own.mask.factors() if own.mask is not None else ()) if not isinstance(one, DenseMask)]
     bias = None if isinstance(own.bias, DenseBias) else own.bias
     first = torch.nn.functional.one_hot(first_key, own.sizes.keys).bool()

@@ -37,8 +37,6 @@ class Facts:
     mask: MaskKind
     later: float | None
     """The share on keys after the query's own position; None for unknown query positions, as in cross-attention."""
-    padding: float | None
-    """The share on keys of padding; None without padding or if it is unknown."""
     first: float | None
     """The share on the first visible key (large for a sink)."""
     no_key: int
@@ -53,7 +51,7 @@ class Facts:
     """The range that a factor of a linear recurrence does not keep."""
 
     def __str__(self) -> str:
-        shares = (("later positions", self.later), ("padding", self.padding), ("the first key", self.first))
+        shares = (("later positions", self.later), ("the first key", self.first))
         said = [f"{_percent(share)} on {what}" for what, share in shares if share is not None]
         rows = [f"{self.no_key} of {self.rows} rows without a key"] if self.no_key else []
         mask = f"mask: {self.mask}{' (read from the weights)' if self.mask.of_weights else ''}"
@@ -63,13 +61,8 @@ class Facts:
 
 
 @torch.no_grad()
-def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = False) -> Facts:
-    """Compute the facts of a call, in at most two passes over the map, in linear memory.
-
-    Args:
-        call: a call of `seen.calls`.
-        keep: the real tokens among the keys, bool (B, S); None if unknown.
-        crosses: True if the keys are of another sequence than the queries.
+def facts_of(call: Observed) -> Facts:
+    """Compute the facts of a call of `seen.calls`, in at most two passes over the map, in linear memory.
 
     Raises:
         NotKeptError: only statistics of the call were recorded, or it could not be read.
@@ -91,7 +84,7 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
     if call.kind == "compression":
         raise NotKeptError(f"{call.name!r} makes blocks of tokens, and has no mask")
     if call.blocks is not None:
-        return _with_blocks(call, keep, call.map.shape[-1] - call.blocks.number)
+        return _with_blocks(call, call.map.shape[-1] - call.blocks.number)
     if not min(call.sizes.map_shape):
         raise NotKeptError(f"{call.name!r} has an empty map {tuple(call.map.shape)}")
     factors = call.factors
@@ -99,33 +92,29 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
     if isinstance(call.map.source, LinearSource):
         count, source = seen.first.shape[1] * call.sizes.flat_batch, call.map.source
         fault = fault_of(source.recurrence) if isinstance(source, LinearRecurrent) else None
-        return Facts(kind_of(seen), 0.0, None, None, 0, count, seen, fault=str(fault or ""))
+        return Facts(kind_of(seen), 0.0, None, 0, count, seen, fault=str(fault or ""))
     kind = chosen_by(kind_of(seen), seen, call.chooser)
     # (`scores * mask - 1e4 * (1 - mask)` hides keys.)
     changed = next((clause for clause, is_true in call.changed if kind.pattern == "none" and is_true), "")
     kind = replace(kind, added=changed if factors is None else _two_numbers(factors.call.bias))
-    rows = _Counted(call, seen, _real_queries(call, keep))
-    later = None if crosses or not _is_known(call, kind) else 0.0 if not kind.ahead else rows.later(kind.offset)
+    is_known = call.sizes.queries == call.sizes.keys or kind.tells_positions
     no_key = (~seen.live).unflatten(0, seen.shape).any(1)
-    batch = call.sizes.flat_batch
     return Facts(
         mask=kind,
-        later=later,
-        padding=0.0 if keep is None and kind.padding and not kind.is_unknown else rows.on_padding(keep),
-        first=rows.on_first(),
-        no_key=int(no_key.sum()) * (batch // len(no_key)),
-        rows=batch * no_key.shape[1],
+        later=None if call.crosses is True or not is_known else _later(call, kind, seen),
+        first=_on_first(call, seen),
+        no_key=int(no_key.sum()) * (call.sizes.flat_batch // len(no_key)),
+        rows=call.sizes.flat_batch * no_key.shape[1],
         seen=seen,
         choice=choice_of(call, kind, seen),
     )
 
 
-def _with_blocks(call: Observed, keep: Tensor | None, positions: int) -> Facts:
+def _with_blocks(call: Observed, positions: int) -> Facts:
     """The facts of the keys that are positions, with those of the blocks behind them."""
     assert call.map is not None
     own: AttentionMap = call.map[..., :positions]
-    rest = replace(call, made=own, factors=None, is_stored=True, blocks=None, chooser=None)
-    facts = facts_of(rest, keep)
+    facts = facts_of(replace(call, made=own, factors=None, is_stored=True, blocks=None, chooser=None))
     on_blocks = call.map[..., positions:].sum(-1).reshape(call.sizes.flat_batch, -1, facts.seen.count.shape[-1])
     seen = replace(facts.seen, count=facts.seen.count + (on_blocks > 0).any(1))
     return replace(facts, seen=seen, no_key=int((~seen.live).sum()), blocks=blocks_of(call))
@@ -141,68 +130,35 @@ def _two_numbers(bias: Bias | None) -> str:
     return f"{float(low):g} and {float(high):g} are added to the scores" if is_of_two else ""
 
 
-def _is_known(call: Observed, kind: MaskKind) -> bool:
-    """True if the query positions are known: from the mask, or from as many queries as keys."""
+def _mean(call: Observed, seen: Visible, of_rows: Tensor) -> float | None:
+    """The mean of values (..., T) over the rows with a key."""
+    sizes = call.sizes
+    live = seen.live.unflatten(0, seen.shape).expand(sizes.flat_batch, sizes.heads, sizes.queries)
+    counted = of_rows.reshape(live.shape)[live]
+    return float(counted.mean(dtype=widest_dtype(counted.device)).clamp(0.0, 1.0)) if counted.numel() else None
+
+
+def _on_first(call: Observed, seen: Visible) -> float | None:
+    """The share on the first key that any row of the sequence sees."""
     assert call.map is not None
-    queries, keys = call.map.shape[-2:]
-    return queries == keys or (kind.pattern not in ("none", "dense of no known kind", "no key at all"))
+    weights, sizes = call.map, call.sizes
+    first = seen.keys.unflatten(0, seen.shape).any(1).expand(sizes.flat_batch, sizes.keys).long().argmax(-1)
+    if int(first.min()) == int(first.max()):
+        return _mean(call, seen, weights.block(range(sizes.queries), range(int(first[0]), int(first[0]) + 1)))
+    chosen = torch.nn.functional.one_hot(first, sizes.keys).to(weights.dtype)
+    x = chosen[:, None, :, None].expand(-1, sizes.heads, -1, -1).reshape(*weights.leading, sizes.keys, 1)
+    return _mean(call, seen, weights @ x)
 
 
-def _real_queries(call: Observed, keep: Tensor | None) -> Tensor | None:
-    """The real tokens among the queries, (B, T), if queries and keys are the same tokens."""
+def _later(call: Observed, kind: MaskKind, seen: Visible) -> float | None:
+    """The share on later positions."""
     assert call.map is not None
-    return keep if keep is not None and call.map.shape[-2] == call.map.shape[-1] == keep.shape[-1] else None
-
-
-class _Counted:
-    """The shares of a call's weight, over the counted rows."""
-
-    def __init__(self, call: Observed, seen: Visible, real: Tensor | None) -> None:
-        assert call.map is not None
-        self.weights, self.call = call.map, call
-        sizes = call.sizes
-        batch, heads, self.queries, self.keys = sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys
-        self.flat_heads = (batch, heads)
-        live = seen.live.unflatten(0, seen.shape).expand(batch, heads, self.queries)
-        self.counts = live if real is None else live & real[:, None].to(live.device)
-        self.seen_keys = seen.keys.unflatten(0, seen.shape).any(1).expand(batch, self.keys)
-
-    def mean(self, of_rows: Tensor) -> float | None:
-        """The mean of values (..., T) over the counted rows."""
-        if not bool(self.counts.any()):
-            return None
-        counted = of_rows.reshape(*self.flat_heads, self.queries)[self.counts]
-        return float(counted.mean(dtype=widest_dtype(counted.device)).clamp(0.0, 1.0))
-
-    def later(self, offset: int) -> float | None:
-        source = self.weights.source
-        if isinstance(source, CallSource) and not self.call.is_stored:
-            found = _later_by_state(source, offset)
-            if found is not None:
-                return self.mean(found)
-        return self.mean(_later_by_rows(self.weights, offset))
-
-    def on_padding(self, keep: Tensor | None) -> float | None:
-        if keep is None:
-            return None
-        dropped = ~keep.to(self.weights.device)
-        if not bool(dropped.any()):
-            return None
-        if not bool((dropped & self.seen_keys).any()):
-            return 0.0
-        return self._on(dropped)
-
-    def on_first(self) -> float | None:
-        """The share on the first key any row of the sequence sees."""
-        first = self.seen_keys.long().argmax(-1)
-        if int(first.min()) == int(first.max()):
-            return self.mean(self.weights.block(range(self.queries), range(int(first[0]), int(first[0]) + 1)))
-        return self._on(torch.nn.functional.one_hot(first, self.keys).bool())
-
-    def _on(self, chosen: Tensor) -> float | None:
-        """The share on chosen keys (B, S), as one product with the map."""
-        x = chosen.to(self.weights.dtype)[:, None, :, None].expand(*self.flat_heads, self.keys, 1)
-        return self.mean(self.weights @ x.reshape(*self.weights.leading, self.keys, 1))
+    if not kind.ahead:
+        return 0.0
+    source, found = call.map.source, None
+    if isinstance(source, CallSource) and not call.is_stored:
+        found = _later_by_state(source, kind.offset)
+    return _mean(call, seen, _later_by_rows(call.map, kind.offset) if found is None else found)
 
 
 def _later_by_state(source: CallSource, offset: int) -> Tensor | None:
@@ -248,7 +204,7 @@ def facts_by_mask(calls: Sequence[Observed]) -> list[str]:
     read = _spread(calls, MOST_CALLS)
     for call in read:
         try:
-            facts = facts_of(call, crosses=call.crosses is True)
+            facts = facts_of(call)
         except OverwrittenError as error:
             call.notes.append(f"not read: {error}")
             continue
@@ -259,9 +215,8 @@ def facts_by_mask(calls: Sequence[Observed]) -> list[str]:
     for alike in kinds.values():
         mean = replace(
             alike[-1],
-            later=_mean([one.later for one in alike]),
-            padding=_mean([one.padding for one in alike]),
-            first=_mean([one.first for one in alike]),
+            later=_mean_of([one.later for one in alike]),
+            first=_mean_of([one.first for one in alike]),
             no_key=sum(one.no_key for one in alike),
             rows=sum(one.rows for one in alike),
         )
@@ -278,6 +233,6 @@ def _spread(calls: Sequence[Observed], most: int) -> list[Observed]:
     return [calls[round(n * (len(calls) - 1) / (most - 1))] for n in range(most)]
 
 
-def _mean(shares: Sequence[float | None]) -> float | None:
+def _mean_of(shares: Sequence[float | None]) -> float | None:
     known = [share for share in shares if share is not None]
     return sum(known) / len(known) if known else None

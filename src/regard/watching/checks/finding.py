@@ -138,16 +138,15 @@ class Finding(Displayed):
 
 
 def by_module(findings: Iterable[Finding]) -> list[Finding]:
-    """One finding for each reason and module, with the number of its calls; the gravest first."""
-    first: dict[tuple[str, str, str], Finding] = {}
-    calls: dict[tuple[str, str, str], int] = {}
+    """One finding for each reason and module, with the number of its calls; the gravest first. Those of no single call
+    stand by themselves."""
+    alike: dict[tuple[str, str, str, bool], list[Finding]] = {}
     for one in findings:
-        key = (one.reason, one.severity, one.path)
-        first.setdefault(key, one)
-        calls[key] = calls.get(key, 0) + (one.call is not None)
+        alike.setdefault((one.reason, one.severity, one.path, one.call is None), []).append(one)
     found = [
-        replace(one, numbers={**one.numbers, "calls": calls[key]}) if calls[key] else one for key, one in first.items()
-    ]
+        replace(same[0], numbers={**same[0].numbers, "calls": sum(one.numbers.get("calls", 1) for one in same)})
+        if same[0].call is not None else same[0] for same in alike.values()
+    ]  # fmt: skip
     return sorted(found, key=lambda one: _ORDER.index(one.severity))
 
 

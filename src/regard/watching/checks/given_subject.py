@@ -23,15 +23,11 @@ from regard.watching.checks.subject import (
     Side,
     Subject,
     by_row,
+    output_of,
     read_in_steps,
     tensors_of,
 )
-from regard.watching.checks.told import IDS
-
-KEEPS = ("attention_mask", "padding_mask", "keep")
-"""Masks (B, L) with True or 1 for real tokens,"""
-DROPS = ("key_padding_mask", "src_key_padding_mask", "tgt_key_padding_mask")
-"""and with True for padding, as in torch's modules."""
+from regard.watching.checks.told import IDS, MASKS
 
 
 class GivenSubject(Subject):
@@ -39,7 +35,7 @@ class GivenSubject(Subject):
     with positions."""
 
     def __init__(self, model: nn.Module, batch: Any, *, causal: bool | None) -> None:
-        self.model, self.causal = model, causal
+        self.model, self.causal, self.told_causal = model, causal, causal or None
         self._by_name = isinstance(batch, Mapping)
         given = batch if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -53,60 +49,38 @@ class GivenSubject(Subject):
                 f"a batch needs tensors (B, ...) with one B of at least 1, got {_shapes(named)}: masks (T, T) are "
                 "passed on as they are if B is not T"
             )
-        self._masks = {name: one for name, one in tensors.items() if name in (*KEEPS, *DROPS) and one.dim() == 2}
+        self._masks = {name: MASKS[name] for name, one in tensors.items() if name in MASKS and one.dim() == 2}
         self._inputs = [name for name, one in tensors.items() if name not in self._masks and one.dim() > 1]
-        self.ahead = self._inputs[-1] if self._inputs else None
+        self._mask_of = {name: self._mask_for(name, tensors) for name in (*self._masks, *self._inputs)}
+        # (A bool tensor of a name that is not known may be a mask.)
+        self.ahead = next((name for name in reversed(self._inputs) if tensors[name].dtype != torch.bool), None)
         rows = [{name: one[number] for name, one in tensors.items()} for number in range(sizes.pop())]
-        whole = max(rows, key=lambda row: int(self._real(row).sum()))
-        rest = [row for row in rows if row is not whole]
-        shortest = min(rest, key=lambda row: int(self._real(row).sum()), default=None)
-        is_short = shortest is not None and not bool(self._real(shortest).all())
-        alike = next((row for row in rest if bool(self._real(row).all())), None)
+        *rest, whole = sorted(rows, key=self._number_of_real)
+        shortest = next((row for row in rest if self._is_padded(row)), None)
+        alike = next((row for row in rest if not self._is_padded(row)), None)
         turned = {name: one.flip(0) if name in self._inputs else one for name, one in whole.items()}
-        self.rows = Samples(whole, turned if alike is None else alike, shortest if is_short else None)
-        self.sides: tuple[Side, ...] = (self._side(shortest),) if is_short and shortest is not None else ()
+        self.rows = Samples(whole, turned if alike is None else alike, shortest)
+        self.sides: tuple[Side, ...] = () if shortest is None else (self._side(shortest),)
         self.counts_columns = "position_ids" not in named
 
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
-        rows = [self._filled(row, filler) for row in rows]
-        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
         # A row alone is cropped to its own length, and needs no mask.
-        if len(rows) == 1 and self._masks:
-            real = self._real(rows[0])
-            batch = {name: one[:, real] if one.shape[1:2] == real.shape else one for name, one in batch.items()}
-        output = self._called(batch)
-        real = torch.stack([self._real(row) for row in rows]) if len(rows) > 1 else self._real(rows[0])[None]
-        real = real[:, real[0]] if len(rows) == 1 and self._masks else real
-        keeps = {}
-        for name in reversed(self._inputs):
-            width = batch[name].shape[1]
-            ones = torch.ones(len(rows), width, dtype=torch.bool, device=batch[name].device)
-            keeps[name] = real if real.shape[1] == width and self._masks else ones
-        if not keeps:
-            keeps = {"": torch.ones(len(rows), 0, dtype=torch.bool)}
-        return by_row(dict(tensors_of(output)), keeps)
+        rows = [self._filled(row, filler) if len(rows) > 1 else self._cropped(row) for row in rows]
+        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        keeps = {name: torch.stack([self._real(row, name) for row in rows]) for name in reversed(self._inputs)}
+        return by_row(dict(tensors_of(self._called(batch))), keeps or {"": torch.ones(len(rows), 0, dtype=torch.bool)})
 
     def _called(self, batch: Mapping[str, Any]) -> Any:
-        dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
-        arguments = {
-            name: one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
-            for name, one in {**self._shared, **batch}.items()
-        }
-        if self._by_name:
-            return self.model(**arguments)
-        return self.model(*(arguments[str(number)] for number in range(len(arguments))))
+        given = {**self._shared, **batch}
+        return output_of(self.model, given if self._by_name else [given[str(number)] for number in range(len(given))])
 
-    def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
-        return torch.stack([self._real(row) for row in rows]) if self._masks and len(rows) > 1 else None
-
-    def steps(self, row: Sample, chunk: int) -> Outputs | None:
+    def steps(self, row: Sample, chunk: int) -> Outputs:
         """By the names of transformers: `forward` takes a cache and `use_cache`, and its output has the cache."""
         takes = inspect.signature(self.model.forward).parameters
         name, ids = cache_name(takes), self._inputs[0] if self._inputs else ""
         if name is None or "use_cache" not in takes or self.causal is False or IDS.get(ids) != "own":
-            return None
-        real = self._real(row)
-        row = {n: one[real] if one.shape[:1] == real.shape else one for n, one in row.items()}
+            return super().steps(row, chunk)
+        row = self._cropped(row)
         length = len(row[ids])
 
         def step(start: int, stop: int, past: Any) -> Any:
@@ -115,41 +89,53 @@ class GivenSubject(Subject):
             given = {**{n: one[None] for n, one in {**row, **cut}.items()}, "use_cache": True}
             return self._called(given if past is None else {**given, name: past})
 
-        whole = read_in_steps(length, chunk, step)
-        if whole is None:
-            return None
-        return by_row(whole, {ids: torch.ones(1, length, dtype=torch.bool, device=row[ids].device)})[0]
+        keep = torch.ones(1, length, dtype=torch.bool, device=row[ids].device)
+        return by_row(read_in_steps(length, chunk, step), {ids: keep})[0]
 
-    def shifted(self, row: Sample, by: int) -> Outputs | None:
+    def shifted(self, row: Sample, by: int) -> Outputs:
         if "position_ids" not in row:
-            return None
+            return super().shifted(row, by)
         return self.run([{**row, "position_ids": row["position_ids"] + by}])[0]
 
-    def eager(self) -> AbstractContextManager[object] | None:
+    def eager(self) -> AbstractContextManager[object]:
         return sdpa_kernel([SDPBackend.MATH])
 
     def _side(self, row: Sample) -> Side:
         """Where a row is padded."""
-        real = self._real(row)
-        return "left" if bool(real[-1]) and not bool(real[0]) else "right"
+        sides = [real for real in self._masks_of(row) if not bool(real.all())]
+        return "left" if bool(sides[0][-1]) and not bool(sides[0][0]) else "right"
 
-    def _real(self, row: Sample) -> Tensor:
-        for name in self._masks:
-            mask = row[name]
-            if name in KEEPS:
-                return mask.bool()
-            return ~mask if mask.dtype == torch.bool else mask == 0
-        return torch.ones(0, dtype=torch.bool)
+    def _masks_of(self, row: Sample) -> list[Tensor]:
+        return [meaning.real(row[name]) for name, meaning in self._masks.items()]
+
+    def _number_of_real(self, row: Sample) -> int:
+        return sum(int(real.sum()) for real in self._masks_of(row))
+
+    def _is_padded(self, row: Sample) -> bool:
+        return not all(bool(real.all()) for real in self._masks_of(row))
+
+    def _mask_for(self, name: str, tensors: Mapping[str, Tensor]) -> str | None:
+        """The mask of padding of an argument: itself, one of its length and its part of a pair, or of its length."""
+        same = [mask for mask in self._masks if tensors[mask].shape[1] == tensors[name].shape[1]]
+        of = IDS.get(name, "own")
+        return min(same, key=lambda mask: (mask != name, self._masks[mask].part != of), default=None)
+
+    def _real(self, row: Sample, name: str) -> Tensor:
+        """The real positions of an argument of a row."""
+        mask = self._mask_of[name]
+        if mask is None:
+            return torch.ones(len(row[name]), dtype=torch.bool, device=row[name].device)
+        return self._masks[mask].real(row[mask])
+
+    def _cropped(self, row: Sample) -> Sample:
+        return {name: one[self._real(row, name)] if name in self._mask_of else one for name, one in row.items()}
 
     def _filled(self, row: Sample, filler: int) -> Sample:
-        real = self._real(row)
-        if not filler or not len(real) or bool(real.all()):
-            return row
+        """The row with other values in its padding."""
         out = dict(row)
-        for name in self._inputs:
-            if len(row[name]) == len(real):
-                donor = self.rows.long[name].roll(filler, 0)
-                out[name] = torch.where(real.view(-1, *(1,) * (row[name].dim() - 1)), row[name], donor)
+        for name in self._inputs if filler else ():
+            real, donor = self._real(row, name), self.rows.long[name].roll(filler, 0)
+            out[name] = torch.where(real.view(-1, *(1,) * (row[name].dim() - 1)), row[name], donor)
         return out
 
 
@@ -169,7 +155,7 @@ def _shared(named: Mapping[str, Any]) -> dict[str, Any]:
 
 def _may_be_mask(name: str, one: Tensor) -> bool:
     """True for a square tensor that is neither a mask of padding nor ids."""
-    is_square = one.dim() == 2 and one.shape[0] == one.shape[1] and name not in (*KEEPS, *DROPS)
+    is_square = one.dim() == 2 and one.shape[0] == one.shape[1] and name not in MASKS
     is_of_ids = not one.is_floating_point() and bool((one > 1).any())
     return is_square and not is_of_ids
 

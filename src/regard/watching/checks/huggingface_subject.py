@@ -13,7 +13,6 @@ from regard.errors import ArgumentError
 from regard.watching.cache_argument import cache_name
 from regard.watching.checks.roles import is_causal_model, is_pair, nested_configs
 from regard.watching.checks.subject import (
-    ACROSS,
     Outputs,
     Sample,
     Samples,
@@ -61,6 +60,7 @@ class HuggingFaceSubject(Subject):
         tokens = [name for name in MASKS if name in self.rows.long]
         self.ahead = tokens[-1] if tokens else None
         self.causal = self._should_be_causal() if causal is None else causal
+        self.told_causal = causal or None
         self._can_mask = bool(tokens) and MASKS[tokens[0]] in self._takes
         # Without position arguments, an encoder that counts from the first column pads on the right.
         self._gives_positions = "position_ids" in self._takes and tokens == ["input_ids"]
@@ -84,7 +84,7 @@ class HuggingFaceSubject(Subject):
         row: dict[str, Tensor] = {}
         device = next(self.model.parameters()).device
         main = self.model.main_input_name if isinstance(self.model.main_input_name, str) else "input_ids"
-        if main == "input_ids" or ("input_ids" in self._takes and "pixel_values" not in (main,)):
+        if main == "input_ids" or ("input_ids" in self._takes and main != "pixel_values"):
             row["input_ids"] = self._tokens(generator, SHORT if is_short else LONG)
         masks_pixels = "pixel_values" in self._takes and not self._takes.keys().isdisjoint(MASKED_PIXELS)
         if main == "pixel_values" or (main == "input_ids" and masks_pixels):
@@ -130,12 +130,6 @@ class HuggingFaceSubject(Subject):
         inputs, keeps = self._inputs(rows, side, filler)
         return by_row(self._called(inputs), keeps)
 
-    def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
-        if "input_ids" not in rows[0]:
-            return None
-        together = padded([row["input_ids"] for row in rows], side, 0)
-        return together.keep if together.is_padded else None
-
     def _inputs(self, rows: Sequence[Sample], side: Side, filler: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         inputs: dict[str, Any] = {}
         keeps: dict[str, Tensor] = {}
@@ -160,42 +154,32 @@ class HuggingFaceSubject(Subject):
         return own if number == 0 else int(self.rows.long[self.ahead or "input_ids"][number])
 
     def _called(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        output = self._forward(**inputs, **({"use_cache": False} if "use_cache" in self._takes else {}))
-        found = dict(tensors_of(output))
-        return {name: tensor for name, tensor in found.items() if not set(name.split(".")) & set(ACROSS)}
+        return dict(tensors_of(self._forward(**inputs, **({"use_cache": False} if "use_cache" in self._takes else {}))))
 
     def _forward(self, **inputs: Any) -> Any:
         return self.model(**inputs, return_dict=True)
 
     # -- with a cache ------------------------------------------------------------------------------------
 
-    def steps(self, row: Sample, chunk: int) -> Outputs | None:
-        if self.config.model_type in FEEDS_ALL:
-            return None
+    def steps(self, row: Sample, chunk: int) -> Outputs:
         name, ahead = cache_name(self._takes), self.ahead
-        if ahead is None or not self.causal or name is None:
-            return None
+        if ahead is None or not self.causal or name is None or self.config.model_type in FEEDS_ALL:
+            return super().steps(row, chunk)
         inputs, keeps = self._inputs([row], "right", 0)
         tokens, length = inputs.pop(ahead), keeps[ahead].shape[1]
         inputs.pop("position_ids", None)
 
         def step(start: int, stop: int, past: Any) -> Any:
-            nonlocal inputs
             given: dict[str, Any] = {**inputs, ahead: tokens[:, start:stop], "use_cache": True}
             if self._gives_positions:
                 given["position_ids"] = torch.arange(start, stop, device=tokens.device)[None]
-            output = self._forward(**given, **({} if past is None else {name: past}))
-            if self._is_pair and "encoder_outputs" not in inputs:
-                inputs = {n: v for n, v in inputs.items() if n in MASKS.values()}
-                inputs["encoder_outputs"] = _encoded(output.encoder_last_hidden_state)
-            return output
+            return self._forward(**given, **({} if past is None else {name: past}))
 
-        whole = read_in_steps(length, chunk, step)
-        return None if whole is None else by_row(whole, {ahead: keeps[ahead]})[0]
+        return by_row(read_in_steps(length, chunk, step), {ahead: keeps[ahead]})[0]
 
-    def shifted(self, row: Sample, by: int) -> Outputs | None:
+    def shifted(self, row: Sample, by: int) -> Outputs:
         if not self._gives_positions:
-            return None
+            return super().shifted(row, by)
         inputs, keeps = self._inputs([row], "right", 0)
         inputs["position_ids"] = inputs["position_ids"] + by
         return by_row(self._called(inputs), keeps)[0]
@@ -209,12 +193,12 @@ class HuggingFaceSubject(Subject):
             own.set_experts_implementation("eager")
         return other
 
-    def eager(self) -> AbstractContextManager[object] | None:
+    def eager(self) -> AbstractContextManager[object]:
         parts = [m for m in self.model.modules() if is_huggingface_model(m)]
         configs = {id(c): c for part in parts for c in nested_configs(getattr(part, "config", None))}.values()
         before = [(config, config._attn_implementation) for config in configs]
         if all(name == "eager" for _, name in before):
-            return None
+            return super().eager()
         return _eager(self.model, before)
 
 
@@ -232,9 +216,3 @@ def _special(config: Any) -> Iterator[int]:
     for name, value in vars(config).items():
         if "token" in name and name.endswith(("_id", "_index", "_ids")):
             yield from (v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, int))
-
-
-def _encoded(states: Tensor) -> Any:
-    from transformers.modeling_outputs import BaseModelOutput
-
-    return BaseModelOutput(last_hidden_state=states)

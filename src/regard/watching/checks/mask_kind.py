@@ -62,6 +62,11 @@ class MaskKind:
         """True for a pattern of no positions: keys hidden from every row need be no padding, as an indexer's."""
         return self.pattern in ("dense of no known kind", "chosen")
 
+    @property
+    def tells_positions(self) -> bool:
+        """True if it shows at which positions the queries are."""
+        return self.pattern not in ("none", "dense of no known kind", "no key at all")
+
     def __str__(self) -> str:
         """The kind in a few words.
 

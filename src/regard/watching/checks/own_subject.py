@@ -32,6 +32,7 @@ class OwnSubject(Subject):
         generator = torch.Generator().manual_seed(0)
         self.rows = Samples(*(self._row(names, generator, number == 2) for number in range(3)))
         self.ahead, self.causal, self.sides = names[-1], not isinstance(model, EncoderOnly), ("right",)
+        self.told_causal = self.causal or None
 
     def _row(self, names: Sequence[str], generator: torch.Generator, is_short: bool) -> Sample:
         own: Any = self.model
@@ -57,16 +58,16 @@ class OwnSubject(Subject):
         assert self.ahead is not None
         return by_row({"logits": logits}, {self.ahead: batch[self.ahead].keep})
 
-    def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
+    def keep(self, rows: Sequence[Sample]) -> Tensor | None:
         if isinstance(self.model, DecoderOnly):
             return None
-        together = padded([row[next(iter(row))] for row in rows], side, 0)
+        together = padded([row[next(iter(row))] for row in rows], "right", 0)
         return together.keep if together.is_padded else None
 
-    def steps(self, row: Sample, chunk: int) -> Outputs | None:
+    def steps(self, row: Sample, chunk: int) -> Outputs:
         model: Any = self.model
         if isinstance(model, EncoderOnly):
-            return None
+            return super().steps(row, chunk)
         assert self.ahead is not None
         tokens = row[self.ahead]
         if self._is_pair:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, RegardError
 from regard.maps.sources.call import CallSource
 from regard.tensors.tile_sizes import fitting, ranges
-from regard.watching.analysis.similarity import difference
 from regard.watching.checks.audited_call import AuditedCall, UserTold, run_of
 from regard.watching.checks.checked import AuditQuestion, Checked
 from regard.watching.checks.departures import TOLERANCE, Departure, PairedCalls, departure, turns
+from regard.watching.checks.differences import largest_difference
 from regard.watching.checks.finding import FaultyWeight, Finding
-from regard.watching.checks.subject import Subject, tensors_of
+from regard.watching.checks.subject import Output, Subject, output_of, tensors_of
 from regard.watching.evaluated import evaluated
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 from regard.watching.watch import watch
@@ -39,21 +39,8 @@ class Runnable:
 
 
 def on_batch(model: nn.Module, batch: Any) -> Runnable:
-    """The model on a batch as it was given, in the dtype of its parameters."""
-
-    def run(model: nn.Module) -> Any:
-        parameter = next(model.parameters(), torch.empty(0))
-
-        def fitted(one: Any) -> Any:
-            if not isinstance(one, Tensor):
-                return one
-            return one.to(parameter.device, parameter.dtype if one.is_floating_point() else None)
-
-        if isinstance(batch, Mapping):
-            return model(**{name: fitted(one) for name, one in batch.items()})
-        return model(*map(fitted, batch if isinstance(batch, list | tuple) else (batch,)))
-
-    return Runnable(model, run)
+    """The model on a batch as it was given."""
+    return Runnable(model, lambda model: output_of(model, batch))
 
 
 def on_rows(subject: Subject, rows: list[Mapping[str, Tensor]]) -> Runnable:
@@ -107,7 +94,7 @@ def _compared(model: Runnable, reference: Runnable) -> Checked:
             "not checked", "info", f"the model made {len(mine)} attention calls, and the reference {len(theirs)}: they "
             "were compared in their order, as far as both go",
         ))  # fmt: skip
-    elif found is None and (apart := _apart(output, expected)) > TOLERANCE:
+    elif found is None and not (apart := _apart(output, expected)) <= TOLERANCE:
         findings.append(Finding(
             "another output", "error", f"all {len(mine)} maps are those of the reference, and the output differs by "
             f"{apart:.1e} of its largest value", numbers={"difference": apart},
@@ -131,9 +118,7 @@ def _seen(of: Runnable, what: str) -> tuple[list[AuditedCall], Any]:
             raise ArgumentError(
                 f"{what}, {name}, does not run on the inputs: {type(error).__name__}: {error}"
             ) from error
-    return [
-        call for call in run_of(seen.record, UserTold()).calls if call.is_attention and call.call.map is not None
-    ], output
+    return [call for call in run_of(seen.record, UserTold()).calls if call.is_attention], output
 
 
 def _departure(pair: PairedCalls, asked: list[str]) -> Finding | None:
@@ -156,13 +141,10 @@ def _departure(pair: PairedCalls, asked: list[str]) -> Finding | None:
 
 def _apart_by_row(pair: PairedCalls) -> tuple[Tensor, Tensor, float]:
     """The total variation of each row, 0 where it does not count, and the rows that count, (B, H, T); and rounding."""
-    (mine, theirs), shape = (call.weights for call in pair), (*pair.heads, pair.own.sizes.queries)
-    if mine.shape != theirs.shape or mine.dtype != theirs.dtype or mine.device != theirs.device:
-        steps = ranges(shape[2], fitting(CHUNK_ELEMENTS, math.prod(pair.heads) * pair.own.sizes.keys))
-        blocks = (pair.blocks(rows) for rows in steps)
-        apart = torch.cat([(own.double() - other.double()).abs().sum(-1) / 2 for own, other in blocks], -1)
-    else:
-        apart = difference(mine, theirs).total_variation.reshape(shape)
+    shape = (*pair.heads, pair.own.sizes.queries)
+    steps = ranges(shape[2], fitting(CHUNK_ELEMENTS, math.prod(pair.heads) * pair.own.sizes.keys))
+    blocks = (pair.blocks(rows) for rows in steps)
+    apart = torch.cat([(own.double() - other.double()).abs().sum(-1) / 2 for own, other in blocks], -1)
     counted = torch.ones(shape, dtype=torch.bool, device=apart.device)
     for call in pair:
         real = call.real_queries[:, None] & call.live
@@ -209,6 +191,5 @@ def _apart(output: Any, expected: Any) -> float:
     mine, theirs = ([tensor for _, tensor in tensors_of(one)] for one in (output, expected))
     for one, other in zip(mine, theirs, strict=False):
         if one.shape == other.shape and one.numel():
-            apart = (one.double() - other.double()).masked_fill(one == other, 0.0).abs().max()
-            return float(apart / other[other.isfinite()].double().abs().max().clamp(min=1e-30))
+            return largest_difference([{"": Output(one, None)}], [{"": Output(other, None)}])
     return 0.0

@@ -39,7 +39,7 @@ def role_of(call: Any) -> Role:
             return Role("unknown", "the steps of a series are no tokens")
         if is_causal(modules, path, call.call.crosses):
             return Role("causal", f"the config of {config.model_type} is of a causal model")
-        if _generates(call):
+        if generates(modules) and config is getattr(modules.get(""), "config", None):
             return Role("causal", "its model generates, by transformers' GenerationMixin")
         kind = encoder_kind(modules, path, config)
         return Role("both", f"it is part of {kind}, which sees both sides") if kind else UNKNOWN
@@ -57,8 +57,6 @@ def encoder_kind(modules: Mapping[str, nn.Module], path: str, config: Any) -> st
         says = getattr(config, "use_bidirectional_attention", None)
         is_told = says is True or says == "all" or getattr(config, "is_causal", True) is False
         return "a model whose config turns causality off: an encoder" if is_whole and is_told else ""
-    if is_causal_config(config):
-        return ""
     if is_masked_encoder(config):
         return "an encoder of text"
     has_tokens = getattr(config, "vocab_size", None) is not None
@@ -77,16 +75,21 @@ def is_masked_encoder(config: Any) -> bool:
     return is_masked and has_tokens and not getattr(config, "is_decoder", False)
 
 
-def _generates(call: Any) -> bool:
+def generates(modules: Mapping[str, nn.Module]) -> bool:
     """True for a model of one's own that generates with transformers, and is no pair."""
     library: Any = sys.modules.get("transformers.generation.utils")
     mappings: Any = sys.modules.get("transformers.models.auto.configuration_auto")
-    root: Any = call.modules.get("")
+    root: Any = modules.get("")
     if library is None or mappings is None or not isinstance(root, library.GenerationMixin):
         return False
-    config = getattr(root, "config", None)
-    is_own = getattr(config, "model_type", None) not in mappings.CONFIG_MAPPING_NAMES
-    return is_own and config is call.config and not is_pair(config) and not sees_both_sides(config)
+    is_own = getattr(root.config, "model_type", None) not in mappings.CONFIG_MAPPING_NAMES
+    return is_own and not is_pair(root.config) and not sees_both_sides(root.config)
+
+
+def reads_memory(modules: Mapping[str, nn.Module], path: str) -> bool:
+    """True for the attention of a torch decoder to its memory."""
+    around = modules.get(path.rpartition(".")[0])
+    return isinstance(around, nn.TransformerDecoderLayer) and around.multihead_attn is modules.get(path)
 
 
 def _is_of_torchs_decoder(call: Any) -> bool:
@@ -130,29 +133,28 @@ def is_causal(modules: Mapping[str, nn.Module], path: str, crosses: bool | None 
 def _writes_text(modules: Mapping[str, nn.Module], path: str, config: Any) -> bool:
     """True for the text part of a model around it that writes text about images, sounds or videos."""
     library: Any = sys.modules.get("transformers.models.auto.modeling_auto")
-    while library is not None and path:
-        path = path.rpartition(".")[0]
-        around: Any = getattr(modules.get(path), "config", None)
-        if getattr(around, "model_type", None) in library.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
-            return type(around.get_text_config()) is type(config) is not type(around)
+    for one in around(modules, path) if library is not None else ():
+        other: Any = getattr(one, "config", None)
+        if getattr(other, "model_type", None) in library.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
+            return type(other.get_text_config()) is type(config) is not type(other)
     return False
 
 
 def is_of_decoder(modules: Mapping[str, nn.Module], path: str) -> bool | None:
     """Whether a module of a pair is of its decoder, as it or the nearest module around it says; None if none says."""
-    while path:
-        module = modules.get(path)
-        for owner in (module, getattr(module, "config", None)):
+    for module in around(modules, path):
+        if isinstance(module, nn.TransformerDecoderLayer | nn.TransformerEncoderLayer):
+            return isinstance(module, nn.TransformerDecoderLayer)
+        for owner in (module, getattr(module, "config", None)) if module is not modules.get("") else ():
             said = getattr(owner, "is_decoder", None)
             if isinstance(said, bool) and (said or owner is module):
                 return said
-        path = path.rpartition(".")[0]
     return None
 
 
 def is_causal_model(modules: Mapping[str, nn.Module], config: Any) -> bool:
     """True if the config of a model, of its text part, or any attention module in it is causal."""
-    if is_causal_config(config):
+    if is_causal_config(config) or generates(modules):
         return True
     return not is_pair(config) and any(is_causal(modules, path) for path in modules)
 
@@ -189,14 +191,15 @@ def sees_both_sides(config: Any) -> bool:
 
 
 def config_of(modules: Mapping[str, nn.Module], path: str) -> Any:
-    """The config of a module, or of the nearest parent with one, or None."""
-    while True:
-        config = getattr(modules.get(path), "config", None)
-        if getattr(config, "model_type", None) is not None:
-            return config
-        if not path:
-            return None
-        path = path.rpartition(".")[0]
+    """The config of transformers of a module, or of the nearest parent with one; None for other models."""
+    configs = (getattr(module, "config", None) for module in around(modules, path))
+    return next((one for one in configs if getattr(one, "model_type", None) is not None), None)
+
+
+def around(modules: Mapping[str, nn.Module], path: str) -> Iterator[nn.Module]:
+    """A module and those around it, the innermost first."""
+    places = [path.rsplit(".", n)[0] for n in range(path.count(".") + 1)] if path else []
+    return (modules[place] for place in (*places, "") if place in modules)
 
 
 def nested_configs(config: Any) -> Iterator[Any]:

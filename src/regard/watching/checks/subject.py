@@ -44,6 +44,10 @@ NO_STEPS = (*ACROSS, "encoder_last_hidden_state")
 """Those that are not of the positions of a step."""
 
 
+class UnsupportedError(Exception):
+    """A trial that a subject has no means for."""
+
+
 class Subject(ABC):
     """A model under check, and how to call it."""
 
@@ -53,6 +57,8 @@ class Subject(ABC):
     """The input in which a causal model must not look ahead, or None."""
     causal: bool | None
     """The expected causality; None if unknown."""
+    told_causal: bool | None = None
+    """The same, where the config of no module tells it."""
     sides: tuple[Side, ...] = ()
     """Where it can pad."""
     is_rotary: bool = False
@@ -64,23 +70,22 @@ class Subject(ABC):
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
         """The outputs of each row of a batch; shorter rows are padded on a side, with values by `filler`."""
 
-    def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
-        """The real positions of such a batch, bool (B, S); None without padding."""
+    def keep(self, rows: Sequence[Sample]) -> Tensor | None:
+        """The real positions of such a batch, bool (B, S), where no argument of the model tells them; None without
+        padding."""
         return None
 
-    def steps(self, row: Sample, chunk: int) -> Outputs | None:
-        """The outputs of a row read with a cache: half of it first, then `chunk` positions at a time; None without a
-        cache.
-        """
-        return None
+    def steps(self, row: Sample, chunk: int) -> Outputs:
+        """The outputs of a row read with a cache: half of it first, then `chunk` positions at a time."""
+        raise UnsupportedError("it has no cache that is known")
 
-    def shifted(self, row: Sample, by: int) -> Outputs | None:
-        """The outputs of a row whose positions are all moved; None for a model that takes no positions."""
-        return None
+    def shifted(self, row: Sample, by: int) -> Outputs:
+        """The outputs of a row whose positions are all moved."""
+        raise UnsupportedError("it takes no positions")
 
-    def eager(self) -> AbstractContextManager[object] | None:
-        """A context with attention written out, or with another kernel; None if unsupported."""
-        return None
+    def eager(self) -> AbstractContextManager[object]:
+        """A context with attention written out, or with another kernel."""
+        raise UnsupportedError("its attention has no other form")
 
     def changed(self, row: Sample, place: int) -> Sample:
         """The row with other values in the input `ahead`, from a place on."""
@@ -139,17 +144,32 @@ def tensors_of(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors_of(part, f"{name}.{number}" if name else str(number))
 
 
+def output_of(model: Any, batch: Any) -> Any:
+    """The output of a model for a mapping of arguments, a tuple of them or one tensor: on the device of its parameters,
+    and numbers in their dtype."""
+    own = next((p for p in model.parameters()), torch.empty(0))
+
+    def fitted(one: Any) -> Any:
+        if not isinstance(one, Tensor):
+            return one
+        return one.to(own.device, own.dtype if one.is_floating_point() else None)
+
+    if isinstance(batch, Mapping):
+        return model(**{name: fitted(one) for name, one in batch.items()})
+    return model(*map(fitted, batch if isinstance(batch, list | tuple) else (batch,)))
+
+
 def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> list[Outputs]:
     """The outputs of each row, without padding. `keeps` has the real positions of each input with some, bool (B, L).
 
-    An output belongs to the input of the width of its second dimension. Padded batches leave out those without
-    positions: a model may take them from the first or the last one.
+    An output belongs to the input of the width of its second dimension. Outputs that mix sequences by design are left
+    out, and in padded batches those without positions: a model may take them from the first or the last one.
     """
     batch = len(next(iter(keeps.values())))
     is_padded = any(not bool(keep.all()) for keep in keeps.values())
     rows: list[Outputs] = [{} for _ in range(batch)]
     for name, tensor in found.items():
-        if not tensor.dim() or len(tensor) != batch:
+        if not tensor.dim() or len(tensor) != batch or not set(ACROSS).isdisjoint(name.split(".")):
             continue
         of = next((n for n, keep in keeps.items() if tensor.dim() > 1 and tensor.shape[1] == keep.shape[1]), None)
         for number, row in enumerate(rows):
@@ -163,15 +183,14 @@ CacheStep = Callable[[int, int, Any], Any]
 """Runs a model on the positions from a start to a stop, with the cache of those before, or None; gives its output."""
 
 
-def read_in_steps(length: int, chunk: int, step: CacheStep) -> dict[str, Tensor] | None:
-    """The outputs of a sequence read with a cache: half of it first, then `chunk` positions at a time; None for a model
-    without a cache in its output."""
+def read_in_steps(length: int, chunk: int, step: CacheStep) -> dict[str, Tensor]:
+    """The outputs of a sequence read with a cache: half of it first, then `chunk` positions at a time."""
     start, stop, past, parts = 0, length // 2, None, []
     while start < length:
         output = step(start, stop, past)
         past = cache_in(output) if isinstance(output, Mapping) else None
         if past is None:
-            return None
+            raise UnsupportedError("its output has no cache")
         parts.append({name: tensor for name, tensor in tensors_of(output) if name.split(".")[0] not in NO_STEPS})
         start, stop = stop, min(length, stop + chunk)
     return {

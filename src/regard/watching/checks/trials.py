@@ -1,7 +1,7 @@
 """The trials of a check: runs of a model with equal results, and their audits."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -9,28 +9,29 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RegardError
 from regard.watching.analysis.mixing import measure_mixing
+from regard.watching.checks.audited_call import UserTold, run_of
 from regard.watching.checks.checked import Checked
 from regard.watching.checks.differences import DifferenceMeasure, Judge, largest_difference, worst_of
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
-from regard.watching.checks.subject import Outputs, Sample, Side, Subject
+from regard.watching.checks.rules.padding import PaddingRule
+from regard.watching.checks.subject import Outputs, Sample, Side, Subject, UnsupportedError
 from regard.watching.checks.unused_weights import unused_weights
+from regard.watching.report import missed_by, mixers_in
 from regard.watching.watch import Seen, watch
 
 SEED = 0
 LEAK = 1e-7
 """A relative difference above this is a leak: two runs of the same shapes are equal to the bit."""
-REBUILT = 1e-2
-"""How far an output may be from the one its map gives, over the largest value."""
-MUST_CHANGE = ("future", "padding")
-"""Faults of a mask that have to change a result too."""
+SHOWN = ("no key", "not seen")
+"""The reasons of the infos of an audit that a check shows."""
 BESIDE = (
     "a sequence gives another result beside a sequence of the same length than alone: no position may see another "
     "sequence"
 )
 PADDING = (
-    "what stands in the padding (on the {}) changes the results of real tokens: they attend to it; hand each attention "
-    "the padding mask"
+    "what stands in the padding (on the {}) changes the results of real tokens: they attend to it, or a convolution, a "
+    "recurrence or pooling reaches it; hand each of them the padding mask"
 )
 PADDED = (
     "a sequence gives another result beside a longer one, padded on the {}, than alone: look at masks and at "
@@ -82,26 +83,34 @@ class Trials:
                 f"{type(subject.model).__name__} does not run on {given}: {type(error).__name__}: {error}"
             ) from error
         if any(bool(output.values.isnan().any()) for output in first[0].values()):
-            self.found.append(
-                Finding("not finite", "error", "its output has NaN for a single sequence without padding")
-            )
-            self._of_kernels()
-            return
-        if largest_difference(first, _run(subject, [rows.long], seed=SEED + 1)) > 0:
+            says = "its output has NaN for a single sequence without padding"
+            self.found.append(Finding("not finite", "error", says))
+        elif largest_difference(first, _run(subject, [rows.long], seed=SEED + 1)) > 0:
             self.found.append(Finding("random", "info", "its output is random in evaluation mode too: not compared"))
-            self._of_kernels()
-            return
+        else:
+            self._compare()
+        with self._trying("one token changed, module by module"):
+            measure_mixing(self.seen[0][0], lambda: _run(subject, [rows.long]))
+
+    def _compare(self) -> None:
         self._batch()
-        for side in subject.sides:
+        for side in self.subject.sides:
             self._padding(side)
-        if subject.causal and subject.ahead is not None:
+        if self.subject.causal and self.subject.ahead is not None:
             self._future()
         self._cache()
         self._shifted()
         self._eager()
         self._sinks()
         self._unused_weights()
-        self._of_kernels()
+
+    def _forms(self) -> Iterator[tuple[str, Sequence[Sample], Side]]:
+        """A sequence alone, and beside a short one, padded on either side."""
+        rows = self.subject.rows
+        yield "", [rows.long], "right"
+        if rows.short is not None:
+            for side in self.subject.sides:
+                yield f" padded {side}", [rows.long, rows.short], side
 
     # -- the probes --------------------------------------------------------------------------------------
 
@@ -147,24 +156,20 @@ class Trials:
                 self._unless_rounding("padding", other_filler, PADDING.format(side), LEAK)
 
     def _hides_padding(self) -> bool:
-        """True if every call of the last watched batch was seen, and none has weight on padding."""
+        """True if every call of the last watched batch was seen, and has no weight on the padding of its keys."""
         seen, keep = self.seen[-1]
-        if keep is None or not seen.calls or seen.report().missed:
+        run = run_of(seen.record, UserTold(keep=keep))
+        if missed_by(seen.record) or not run.calls or any(call.keep is None for call in run.calls):
             return False
-        if any(call.map is None or call.map.shape[-1] != keep.shape[1] for call in seen.calls):
-            return False
-        return not any(finding.reason == "padding" for finding in seen.audit(padding=keep, skip="*"))
+        return not PaddingRule().ask(run)[1]
 
     def _future(self) -> None:
         """The last positions replaced, alone and under every other form of mask."""
-        subject, rows = self.subject, self.subject.rows
-        ways: list[tuple[str, DifferenceMeasure]] = [("", _ahead([rows.long], "right"))]
-        if rows.short is not None:
-            ways += [(f", padded {side}", _ahead([rows.long, rows.short], side)) for side in subject.sides]
-        mixes_in_training = any(isinstance(module, BATCH_NORMS) for module in subject.model.modules())
-        ways += [] if mixes_in_training else [(", in training", _in_training(ways[0][1]))]
-        if subject.eager() is not None:
-            ways += [(f"{said}, eager", _in_eager(measure)) for said, measure in ways[:1]]
+        ways = [(f",{said}" if said else "", _ahead(rows, side)) for said, rows, side in self._forms()]
+        alone = ways[0][1]
+        if not any(isinstance(module, BATCH_NORMS) for module in self.subject.model.modules()):
+            ways.append((", in training", _in_training(alone)))
+        ways.append((", eager", _in_eager(alone)))
         for said, measure in ways:
             with self._trying(f"the last positions replaced{said}"):
                 if self._unless_rounding("future", measure, FUTURE.format(f" ({said[2:]})" if said else ""), LEAK):
@@ -175,13 +180,9 @@ class Trials:
         for chunk, said in ((1, "one position"), (3, "three positions")):
 
             def cached(subject: Subject, chunk: int = chunk) -> float:
-                steps = subject.steps(rows.long, chunk)
-                return 0.0 if steps is None else largest_difference([steps], _run(subject, [rows.long]))
+                return largest_difference([subject.steps(rows.long, chunk)], _run(subject, [rows.long]))
 
             with self._trying(f"a cache, {said} at a time"):
-                if self.subject.steps(rows.long, chunk) is None:
-                    self.tried.pop()
-                    return
                 if self._unless_rounding("cache", cached, CACHE.format(said)):
                     return
 
@@ -190,13 +191,10 @@ class Trials:
         subject, rows = self.subject, self.subject.rows
 
         def moved(subject: Subject) -> float:
-            shifted = subject.shifted(rows.long, SHIFT)
-            return 0.0 if shifted is None else largest_difference([shifted], _run(subject, [rows.long]))
+            return largest_difference([subject.shifted(rows.long, SHIFT)], _run(subject, [rows.long]))
 
         with self._trying("all positions shifted"):
-            if subject.shifted(rows.long, SHIFT) is None:
-                self.tried.pop()
-            elif subject.is_rotary and self._attends_alone():
+            if subject.is_rotary and self._attends_alone():
                 self._unless_rounding("positions", moved, ROTARY, MOVED)
             else:
                 difference = moved(subject)
@@ -210,19 +208,13 @@ class Trials:
         """True if nothing but attention over single positions was seen: blocks of keys end at multiples of their
         length, and a recurrence may begin anew at position 0."""
         seen = self.seen[0][0]
-        return not seen.report().mixers and all(one.blocks is None and one.kind == "attention" for one in seen.calls)
+        return not mixers_in(seen.record) and all(one.blocks is None and one.kind == "attention" for one in seen.calls)
 
     def _eager(self) -> None:
-        rows = self.subject.rows
-        if self.subject.eager() is None:
-            return
-        batches: list[tuple[str, Sequence[Sample], Side]] = [("", [rows.long], "right")]
-        if rows.short is not None:
-            batches += [(f" padded {side}", [rows.long, rows.short], side) for side in self.subject.sides]
-        for said, batch, side in batches:
+        for said, batch, side in self._forms():
 
             def eager(subject: Subject, batch: Sequence[Sample] = batch, side: Side = side) -> float:
-                with subject.eager() or nullcontext():
+                with subject.eager():
                     written = _run(subject, batch, side=side)
                 return largest_difference(_run(subject, batch, side=side), written)
 
@@ -264,54 +256,26 @@ class Trials:
 
     def _watched(self, rows: Sequence[Sample], side: Side = "right") -> list[Outputs]:
         torch.manual_seed(SEED)
-        with watch(self.subject.model, verify=True) as seen:
+        with watch(self.subject.model) as seen:
             outputs = self.subject.run(rows, side=side)
-        self.seen.append((seen, self.subject.keep(rows, side)))
+        self.seen.append((seen, self.subject.keep(rows)))
         return outputs
 
-    def _of_kernels(self) -> None:
-        """What the watched calls tell beside their masks: outputs that are not those of their maps, and what was not
-        read."""
-        with self._trying("one token changed, module by module"):
-            measure_mixing(self.seen[0][0], lambda: _run(self.subject, [self.subject.rows.long]))
-        for seen, _ in self.seen:
-            for call in seen.calls:
-                if isinstance(call.error, float) and not call.error <= REBUILT:
-                    self.found.append(Finding(
-                        "kernel and eager", "error", f"the output of {call.how} is not what its queries, keys and mask "
-                        "give", call.name, call.index, {"difference": call.error},
-                    ))  # fmt: skip
-            report = seen.report()
-            for path, reason in (*report.missed, *((path, f"mixes positions by {how}") for path, how in report.mixers)):
-                self.found.append(Finding("not seen", "info", reason, path))
-
     def audited(self, seen: Seen, keep: Tensor | None) -> Checked:
-        """The audit of a watched run, without faults that would have changed a result and did not, and most infos."""
-        shown = {finding.reason for finding in self.found}
-        found = seen.audit(causal=self.subject.causal or None, padding=keep, skip="*")
-        kept = [
-            one
-            for one in found.faults
-            if (one.reason not in MUST_CHANGE or (one.reason in shown and one.severity == "error"))
-            and not (one.reason == "future" and not self._reads_ahead(seen, one.path))
-        ]
-        return replace(
-            found, findings=tuple(kept + [one for one in found.infos if one.reason in ("no key", "not seen")])
-        )
-
-    def _reads_ahead(self, seen: Seen, path: str) -> bool:
-        """True for attention from positions of the input `ahead`: an encoder beside it may see everything."""
-        lengths = {len(row[self.subject.ahead or ""]) for row in self.subject.rows if row is not None}
-        return any(call.map is not None and call.map.shape[-2] in lengths for call in seen.calls if call.name == path)
+        """The audit of a watched run, without most infos."""
+        found = seen.audit(causal=self.subject.told_causal, padding=keep, skip="*")
+        return replace(found, findings=(*found.faults, *(one for one in found.infos if one.reason in SHOWN)))
 
     # -- the rest ----------------------------------------------------------------------------------------
 
     @contextmanager
     def _trying(self, what: str) -> Iterator[None]:
-        """Name a trial. An unsupported trial is reported, and is no fault of attention."""
+        """Name a trial. One that fails is reported, and is no fault of attention."""
         self.tried.append(what)
         try:
             yield
+        except UnsupportedError:
+            self.tried.remove(what)
         except Exception as error:
             self.tried.remove(what)
             said = f"{what}: {type(error).__name__}: {error}"[:300]
@@ -342,7 +306,7 @@ def _run(
 
 
 def _ahead(rows: Sequence[Sample], side: Side) -> DifferenceMeasure:
-    """DifferenceMeasure the change of earlier outputs of the first row under other last positions."""
+    """Measure the change of earlier outputs of the first row under other last positions."""
 
     def measure(subject: Subject) -> float:
         assert subject.ahead is not None
@@ -359,7 +323,7 @@ def _ahead(rows: Sequence[Sample], side: Side) -> DifferenceMeasure:
 
 def _in_eager(measure: DifferenceMeasure) -> DifferenceMeasure:
     def eager(subject: Subject) -> float:
-        with subject.eager() or nullcontext():
+        with subject.eager():
             return measure(subject)
 
     return eager
@@ -371,15 +335,12 @@ def _in_training(measure: DifferenceMeasure) -> DifferenceMeasure:
 
     def training(subject: Subject) -> float:
         subject.model.train()
-        dropouts = [one for one in subject.model.modules() if isinstance(one, DROPOUTS)]
-        rates = [one.p for one in dropouts]
+        for one in subject.model.modules():
+            if isinstance(one, DROPOUTS):
+                one.eval()
         try:
-            for one in dropouts:
-                one.p = 0.0
             return measure(subject)
         finally:
-            for one, rate in zip(dropouts, rates, strict=True):
-                one.p = rate
             subject.model.eval()
 
     return training

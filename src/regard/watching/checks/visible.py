@@ -6,8 +6,7 @@ few rows at a time. Weights computed by the model show visibility as values othe
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,8 +54,13 @@ def visible(call: Call, even: Tensor | None) -> Visible:
     by_range = None if call.bias is not None or even is not None else _by_range(call.mask, sizes, device)
     if by_range is not None:
         return by_range
-    step = fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys)
-    return _by_rows(partial(allowed_pairs, call), even, sizes.queries, step)
+    none = torch.zeros((1, 1, 1), dtype=torch.bool, device=device)
+
+    def read(rows: range) -> tuple[Tensor, Tensor]:
+        spread = none if even is None else even if even.shape[-1] == 1 else even[..., rows.start : rows.stop]
+        return allowed_pairs(call, rows), spread
+
+    return _by_rows(read, sizes.queries, fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys))
 
 
 def allowed_pairs(call: Call, rows: range) -> Tensor:
@@ -83,46 +87,35 @@ def visible_in(weights: AttentionMap) -> Visible:
         assert found is not None, "it is a range for each query"
         return found
     heads = weights.shape[-3] if weights.dimensions.has_heads_last else 1
-    alike: list[Tensor] = []
 
-    def allowed(rows: range) -> Tensor:
+    def read(rows: range) -> tuple[Tensor, Tensor]:
         block = weights.block(rows, range(keys)).reshape(-1, heads, len(rows), keys)
         seen = block != 0
         # Where a mask leaves no key, models spread a row evenly over hidden keys; scores give no equal weights.
-        spread = block.amax(-1) == torch.where(seen, block, torch.inf).amin(-1)
-        alike.append((spread & (seen.sum(-1) > 1)).all(1, keepdim=True))
-        return seen.any(1, keepdim=True)
+        spread = (block.amax(-1) == torch.where(seen, block, torch.inf).amin(-1)) & (seen.sum(-1) > 1)
+        return seen.any(1, keepdim=True), spread.all(1, keepdim=True)
 
-    found = _by_rows(allowed, None, queries, fitting(CHUNK_ELEMENTS, math.prod(weights.leading) * keys), alike)
-    return Visible(found.first, found.last, found.count, found.keys, found.even, found.shape, is_exact=False)
+    found = _by_rows(read, queries, fitting(CHUNK_ELEMENTS, math.prod(weights.leading) * keys))
+    return replace(found, is_exact=False)
 
 
-def _by_rows(
-    allowed: Callable[[range], Tensor], even: Tensor | None, queries: int, step: int, alike: list[Tensor] | None = None
-) -> Visible:
-    """Render a few rows at a time; `alike` gets the uniform rows of each chunk, if only the rows show them."""
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    shape, keys, evens = (1, 1), None, []
+def _by_rows(read: Callable[[range], tuple[Tensor, Tensor]], queries: int, step: int) -> Visible:
+    """Read the pairs and the uniform rows, a few rows at a time."""
+    parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    shape, keys = (1, 1), None
     for rows in ranges(queries, step):
-        seen = allowed(rows)
-        if alike is not None:
-            spread = alike[-1]
-        elif even is not None:
-            spread = even if even.shape[-1] == 1 else even[..., rows.start : rows.stop]
-        else:
-            spread = torch.zeros((1, 1, 1), dtype=torch.bool, device=seen.device)
+        seen, spread = read(rows)
         batch, heads = (max(a, b) for a, b in zip(seen.shape[:2], spread.shape[:2], strict=True))
         seen = seen.expand(batch, heads, *seen.shape[2:]).flatten(0, 1)
         spread = spread.expand(batch, heads, len(rows)).flatten(0, 1)
         places = torch.arange(seen.shape[-1], dtype=torch.int32, device=seen.device)
         first, last = torch.where(seen, places, seen.shape[-1]).amin(-1), torch.where(seen, places, -1).amax(-1)
-        parts.append((first.long(), last.long(), seen.sum(-1)))
-        evens.append(spread)
+        parts.append((first.long(), last.long(), seen.sum(-1), spread))
         by_any = (seen & ~spread[..., None]).any(-2)
         shape, keys = (batch, heads), by_any if keys is None else keys | by_any
     assert keys is not None
-    first, last, count = (torch.cat(part, -1) for part in zip(*parts, strict=True))
-    return Visible(first, last, count, keys, torch.cat(evens, -1), shape)
+    first, last, count, even = (torch.cat(part, -1) for part in zip(*parts, strict=True))
+    return Visible(first, last, count, keys, even, shape)
 
 
 def _by_range(mask: Mask | None, sizes: Sizes, device: torch.device) -> Visible | None:

@@ -1,7 +1,6 @@
 """Layers of one stack: one that differs from all the others is named with theirs."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from string import digits
 from typing import ClassVar
 
@@ -35,38 +34,36 @@ class LikeTheOthersRule(Rule):
                 stacks.setdefault(key, []).append(call)
         asked = [call for stack in stacks.values() if len(stack) > 1 for call in stack]
         alone = [(stack[0], "it is alone in its stack") for stack in stacks.values() if len(stack) == 1]
-        found = [one for stack in stacks.values() if len(stack) > 1 for one in _of_stack(stack)]
+        found = [call.placed(one) for stack in stacks.values() if len(stack) > 1 for call, one in _of_stack(stack)]
         return asked_of(self.name, asked, alone), found
 
 
-def _of_stack(stack: list[AuditedCall]) -> Iterator[Finding]:
+FindingOfCall = tuple[AuditedCall, Finding]
+
+
+def _of_stack(stack: list[AuditedCall]) -> Iterator[FindingOfCall]:
     yield from _padding(stack)
     if len(stack) >= FEWEST:
         yield from _pattern(stack)
         yield from _bias(stack)
 
 
-def _padding(stack: list[AuditedCall]) -> Iterator[Finding]:
+def _padding(stack: list[AuditedCall]) -> Iterator[FindingOfCall]:
     """Layers with visible keys that other layers hide as padding, where no argument tells of any."""
     layers = [call for call in stack if not call.facts.mask.is_unknown and call.keep is None]
     if not layers:
         return
-    seen = [call.seen_keys for call in layers]
-    if len({one.shape for one in seen}) > 1:
-        seen = list(torch.broadcast_tensors(*seen))
+    seen = torch.broadcast_tensors(*(call.seen_keys for call in layers))
     padding = torch.stack([~one for one in seen]).sum(0) * 2 > len(layers)
     for call, keys in zip(layers, seen, strict=True):
         if bool((keys & padding).any()):
             count = int((keys & padding).sum())
-            yield _of(
-                call, Finding(
-                    "padding", "warning", f"it sees {count} keys that most layers beside it hide from every query",
-                    numbers={"keys": count}, remedy="hand it the same padding mask",
-                ),
-            )  # fmt: skip
+            says = f"it sees {count} keys that most layers beside it hide from every query"
+            remedy = "hand it the same padding mask"
+            yield call, Finding("padding", "warning", says, numbers={"keys": count}, remedy=remedy)
 
 
-def _pattern(stack: list[AuditedCall]) -> Iterator[Finding]:
+def _pattern(stack: list[AuditedCall]) -> Iterator[FindingOfCall]:
     """One layer with another pattern than all the others. (Of a config that says windows, the config decides.)"""
     if any(window_of(call) is not None for call in stack):
         return
@@ -83,26 +80,24 @@ def _pattern(stack: list[AuditedCall]) -> Iterator[Finding]:
         says = f"its mask is {own}, where that of all {len(stack) - 1} layers beside it is {theirs}"
         remedy = "hand it the mask of the others, if it is not meant to differ"
         if looks_ahead and is_free:
-            yield _of(call, Finding("future", "warning", f"it alone looks ahead: {says}", remedy=remedy))
+            yield call, Finding("future", "warning", f"it alone looks ahead: {says}", remedy=remedy)
         elif "window" in (pattern, own.pattern):
-            yield _of(call, Finding("window", "warning", f"it alone has another window: {says}", remedy=remedy))
+            yield call, Finding("window", "warning", f"it alone has another window: {says}", remedy=remedy)
         elif theirs.ahead and is_free:
-            yield _of(call, Finding("causal encoder", "warning", f"it alone is causal: {says}", remedy=remedy))
+            yield call, Finding("causal encoder", "warning", f"it alone is causal: {says}", remedy=remedy)
 
 
-def _bias(stack: list[AuditedCall]) -> Iterator[Finding]:
+def _bias(stack: list[AuditedCall]) -> Iterator[FindingOfCall]:
     """Layers without a bias beside others with one. (A bias that is made once is handed from layer to layer.)"""
     has = [_has_bias(call) for call in stack]
     with_one = sum(one is True for one in has)
     for call, own in zip(stack, has, strict=True):
         if own is False and with_one:
-            yield _of(
-                call, Finding(
-                    "bias", "warning",
-                    f"it adds no bias to its scores, where {with_one} of the {len(stack) - 1} layers beside it add one",
-                    cause="a relative bias is made in one layer, and was not handed on",
-                    remedy="hand it the bias of the others",
-                ),
+            yield call, Finding(
+                "bias", "warning",
+                f"it adds no bias to its scores, where {with_one} of the {len(stack) - 1} layers beside it add one",
+                cause="a relative bias is made in one layer, and was not handed on",
+                remedy="hand it the bias of the others",
             )  # fmt: skip
 
 
@@ -115,7 +110,3 @@ def _has_bias(call: AuditedCall) -> bool | None:
         return bias is not None
     tensor = bias.tensor.detach()
     return bool(((tensor != 0) & (tensor > HIDDEN)).any())
-
-
-def _of(call: AuditedCall, finding: Finding) -> Finding:
-    return replace(finding, path=call.name, call=call.call.index, observed=call.call)

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from regard.watching.checks.audited_call import AuditedCall, AuditedRun
@@ -24,32 +23,31 @@ class Rule(ABC):
 class CallRule(Rule):
     """A question about single calls."""
 
-    @abstractmethod
     def why_not(self, call: AuditedCall) -> str:
         """The reason why it cannot be asked of a call; empty if it can."""
+        return "" if call.is_attention else "it is no attention over positions"
 
     @abstractmethod
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         """The findings of a call that it can be asked of; path and index are added to them."""
 
     def ask(self, run: AuditedRun) -> tuple[AuditQuestion, list[Finding]]:
-        asked: dict[str, None] = {}
-        not_asked: dict[str, str] = {}
-        found: list[Finding] = []
+        asked: list[AuditedCall] = []
+        not_asked: list[tuple[AuditedCall, str]] = []
         for call in run.calls:
             if reason := self.why_not(call):
-                not_asked.setdefault(call.name, reason)
-                continue
-            asked[call.name] = None
-            found += [
-                replace(one, path=call.name, call=call.call.index, observed=call.call) for one in self.of_call(call)
-            ]
-        left = tuple((path, reason) for path, reason in not_asked.items() if path not in asked)
-        return AuditQuestion(self.name, tuple(asked), left), found
+                not_asked.append((call, reason))
+            else:
+                asked.append(call)
+        found = [call.placed(one) for call in asked for one in self.of_call(call)]
+        return asked_of(self.name, asked, not_asked), found
 
 
 def asked_of(name: str, asked: Sequence[AuditedCall], not_asked: Sequence[tuple[AuditedCall, str]]) -> AuditQuestion:
-    """The question of a rule that compares calls."""
+    """The question of a rule, by modules: the first reason is told."""
     paths = dict.fromkeys(call.name for call in asked)
-    left = {call.name: reason for call, reason in not_asked if call.name not in paths}
+    left: dict[str, str] = {}
+    for call, reason in not_asked:
+        if call.name not in paths:
+            left.setdefault(call.name, reason)
     return AuditQuestion(name, tuple(paths), tuple(left.items()))

@@ -62,8 +62,7 @@ class OwnKeyRule(CallRule):
         is_step = call.is_later_step
 
         def own(rows: range) -> Tensor:
-            # (Rows without any key are another question.)
-            pairs = (call.back(rows, offset) == 0)[None] & call.live_rows[:, rows.start : rows.stop, None]
+            pairs = (call.back(rows, offset) == 0)[None]
             return pairs if is_step and call.keep is None else pairs & keep[:, None]
 
         hidden = None if _see_themselves(call, offset) else hidden_pairs(call, own)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from regard.watching.checks.audited_call import AuditedCall
@@ -11,7 +10,7 @@ from regard.watching.checks.breach import LEAST, breach
 from regard.watching.checks.finding import Finding, Severity
 from regard.watching.checks.rules.base import CallRule
 from regard.watching.checks.rules.padding import TRUE
-from regard.watching.checks.rules.token_kinds import two_way_blocks
+from regard.watching.checks.rules.token_kinds import same_block, two_way_blocks
 
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted", "documents, causal")
 """Patterns that show each query nothing after its own position, or nothing before."""
@@ -50,10 +49,7 @@ class FutureRule(CallRule):
         def later_keys(rows: range) -> Tensor:
             later = (call.back(rows, offset) < 0)[None]
             if blocks is not None:
-                of = blocks[1]
-                later = later & ~(
-                    (of[:, rows.start : rows.stop, None] >= 0) & (of[:, rows.start : rows.stop, None] == of[:, None])
-                )
+                later = later & ~same_block(blocks[1], rows)
             return later
 
         found = breach(call, later_keys, of="of a later position")
@@ -79,25 +75,16 @@ class FutureRule(CallRule):
 def _offset(call: AuditedCall) -> int | None:
     """The position of the first query: as the calls tell, or else the mask."""
     mask = call.facts.mask
-    if call.offset is not None:
-        return call.offset
-    return None if mask.pattern in ("none", "dense of no known kind", "no key at all") else mask.offset
+    return call.offset if call.offset is not None else mask.offset if mask.tells_positions else None
 
 
 def _is_off_by_one(call: AuditedCall) -> bool:
-    """True if each row of a mask sees all keys up to the next one, and none after it."""
-    seen, sizes = call.facts.seen, call.sizes
-    if not seen.is_exact or call.offset != 0 or sizes.queries < 3 or call.facts.mask.ahead != 1 or call.crosses:
+    """True if each row sees all keys up to the next one, and none after it."""
+    mask, seen = call.facts.mask, call.facts.seen
+    if (mask.pattern, mask.ahead) != ("window to both sides", 1) or call.offset != 0 or call.sizes.queries < 3:
         return False
-    places = torch.arange(sizes.keys, device=call.device)
-    limit = (torch.arange(sizes.queries, device=call.device) + 1).clamp(max=sizes.keys - 1)
-    # Of the keys that any row sees, the last one up to the next position.
-    upto = torch.where(seen.keys, places, -1).cummax(-1).values[:, limit]
     first = seen.keys.long().argmax(-1, keepdim=True)
-    return (
-        bool(((seen.last == upto) & (seen.first == first) | ~seen.live).all())
-        and int((~seen.live).sum()) < seen.live.numel()
-    )
+    return bool(((seen.first == first) | ~seen.live).all())
 
 
 def _cause(call: AuditedCall) -> str:

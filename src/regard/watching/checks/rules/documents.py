@@ -17,8 +17,8 @@ class DocumentsRule(CallRule):
     name: ClassVar = "documents"
 
     def why_not(self, call: AuditedCall) -> str:
-        if not call.is_attention:
-            return "it is no attention over positions"
+        if reason := super().why_not(call):
+            return reason
         return "" if call.documents is not None else "no argument tells of more than one document: audit(documents=...)"
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:

@@ -9,22 +9,19 @@ from torch import Tensor
 
 from regard.call.biases.base import DenseBias
 from regard.call.scores.base import ScaledDot
-from regard.tensors.tile_sizes import fitting, ranges
+from regard.call.shapes import take
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import breach
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.rules.base import CallRule
 from regard.watching.checks.told import IDS, place
-from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, HIDDEN
+from regard.watching.kept.mask_reading import HIDDEN
 
 
 class SoftmaxRule(CallRule):
     """Do the weights of each query sum to 1, over the keys?"""
 
     name: ClassVar = "softmax"
-
-    def why_not(self, call: AuditedCall) -> str:
-        return "" if call.is_attention else "it is no attention over positions"
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         if call.call.is_over_queries:
@@ -80,7 +77,7 @@ def _dropped(call: AuditedCall) -> float | None:
     if softmax is None or softmax.shape != call.weights.shape:
         return None
     rows = range(min(call.sizes.queries, 64))
-    made, now = softmax.block(rows, range(call.sizes.keys)), call.weights.block(rows, range(call.sizes.keys))
+    made, now = call.block(rows, softmax), call.block(rows)
     large = made > 1e-4
     zero = large & (now == 0)
     ratio = (now / made)[large & ~zero]
@@ -94,23 +91,14 @@ def _off_sum(call: AuditedCall) -> tuple[int, int, int, float] | None:
     if not call.call.is_stored or call.call.softmax is None or call.call.dropout:
         return None
     made = call.call.softmax
-    if made.shape != call.weights.shape or not call.is_attention:
+    if made.shape != call.weights.shape:
         return None
-    for rows in ranges(call.sizes.queries, fitting(CHUNK_ELEMENTS, math.prod(call.weights.leading) * call.sizes.keys)):
-        block, before = (
-            call.block(rows),
-            made.block(rows, range(call.sizes.keys)).reshape(
-                call.sizes.flat_batch, call.sizes.heads, len(rows), call.sizes.keys
-            ),
-        )
+    for rows in call.chunks():
+        block, before = call.block(rows), call.block(rows, made)
         # (A sink has its part of a row, and weights multiplied by a gate have signs or scales of their own.)
         is_masked = ((block == 0) | ((block - before).abs() <= 1e-6)).all() & ((block == 0) & (before > 1e-3)).any()
         off = (block.sum(-1) - before.sum(-1)).abs() > 1e-3
-        off = (
-            off
-            & call.live[..., rows.start : rows.stop].expand_as(off)
-            & call.real_queries[:, None, rows.start : rows.stop]
-        )
+        off = off & call.live[..., rows.start : rows.stop] & call.real_queries[:, None, rows.start : rows.stop]
         if bool(is_masked) and bool(off.any()):
             at = [int(n) for n in off.nonzero()[0]]
             return at[0], at[1], at[2] + rows.start, float(block[tuple(at)].sum())
@@ -122,11 +110,8 @@ class AddedMaskRule(CallRule):
 
     name: ClassVar = "hiding"
 
-    def why_not(self, call: AuditedCall) -> str:
-        return "" if call.is_attention else "it is no attention over positions"
-
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        factors, added = call.call.factors, call.facts.mask.added
+        factors, added, sizes = call.call.factors, call.facts.mask.added, call.sizes
         bias = None if factors is None else factors.call.bias
         # (Beside a mask that hides, two numbers may be a bias.)
         hides = isinstance(bias, DenseBias) and bool((bias.tensor <= HIDDEN).any())
@@ -137,7 +122,7 @@ class AddedMaskRule(CallRule):
                 remedy="scores.masked_fill(mask == 0, -inf), or hand it over as bool",
             )  # fmt: skip
             return
-        if not isinstance(bias, DenseBias):
+        if factors is None or not isinstance(bias, DenseBias):
             return
         tensor = bias.tensor.detach()
         low = float(tensor.min())
@@ -146,13 +131,8 @@ class AddedMaskRule(CallRule):
             return
 
         def hidden(rows: range) -> Tensor:
-            rendered = tensor.expand(*tensor.shape[:-2], call.sizes.queries, call.sizes.keys)
-            one = (
-                rendered.reshape(-1, *rendered.shape[-3:])
-                if rendered.dim() > 3
-                else rendered.reshape(1, -1, *rendered.shape[-2:])
-            )
-            return (one[..., rows.start : rows.stop, :] == low).all(1)
+            vectors = {"query": take(factors.call.query, rows), "key": factors.call.key}
+            return (bias.block(rows, range(sizes.keys), **vectors, sizes=sizes) == low).all(1)
 
         found = breach(call, hidden, of="that the mask should hide")
         if found is not None:
@@ -186,15 +166,9 @@ class SinkRule(CallRule):
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         if not call.is_attention:
             return
-        rows = (
-            range(call.sizes.queries)
-            if call.sizes.queries <= 64
-            else range(call.sizes.queries - 64, call.sizes.queries)
-        )
+        rows = range(max(0, call.sizes.queries - 64), call.sizes.queries)
         taken = 1 - call.block(rows).sum(-1)
-        real = call.real_queries[:, None, rows.start :].expand_as(taken)
-        live = call.live[..., rows.start :].expand_as(taken)
-        counted = taken[real & live]
+        counted = taken[(call.real_queries[:, None, rows.start :] & call.live[..., rows.start :]).expand_as(taken)]
         if counted.numel() and float(counted.max()) < 1e-6:
             yield Finding(
                 "sink", "error" if call.call.is_part else "warning",

@@ -1,17 +1,15 @@
 """Padding: no real token gives weight to padding, and every real key is seen by some row."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.audited_call import AuditedCall
-from regard.watching.checks.breach import breach
+from regard.watching.checks.breach import Pairs, breach
 from regard.watching.checks.finding import Finding, Severity
 from regard.watching.checks.rules.base import CallRule
-from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 
 TRUE = "True means attend for F.scaled_dot_product_attention, and leave out for nn.MultiheadAttention"
 
@@ -22,8 +20,8 @@ class PaddingRule(CallRule):
     name: ClassVar = "padding"
 
     def why_not(self, call: AuditedCall) -> str:
-        if not call.is_attention:
-            return "it is no attention over positions"
+        if reason := super().why_not(call):
+            return reason
         if call.keep is None:
             return "no argument tells the padding of its keys: audit(padding=...)"
         return "" if not bool(call.keep.values.all()) else f"{call.keep.source} names no padding"
@@ -78,14 +76,11 @@ def cause_of(call: AuditedCall, keep: Tensor) -> str:
     return ""
 
 
-PairsAllowed = Callable[[range], Tensor]
-
-
-def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, PairsAllowed]]:
+def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, Pairs]]:
     batch, keys = keep.shape
     queries = call.sizes.queries
 
-    def of_keys(real: Tensor) -> PairsAllowed:
+    def of_keys(real: Tensor) -> Pairs:
         return lambda rows: real[:, None].expand(-1, len(rows), -1)
 
     if queries == keys and bool((call.live_rows == keep).all()):
@@ -109,13 +104,11 @@ def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, PairsAllowed]
     yield "the mask is shifted by one", of_keys(keep.roll(-1, -1))
 
 
-def _agrees(call: AuditedCall, gives: PairsAllowed) -> bool:
+def _agrees(call: AuditedCall, gives: Pairs) -> bool:
     """True if the rows of real tokens that see a key see those of a slip, and no others but later ones."""
-    live = call.live_rows & call.real_queries
-    step = fitting(CHUNK_ELEMENTS, call.sizes.flat_batch * call.sizes.heads * call.sizes.keys)
     is_causal = call.offset is not None and not call.facts.mask.ahead
-    for rows in ranges(call.sizes.queries, step):
-        counted = live[:, rows.start : rows.stop, None]
+    for rows in call.chunks():
+        counted = call.counted[:, rows.start : rows.stop, None]
         if is_causal:
             counted = counted & (call.back(rows, call.offset or 0) >= 0)
         differs = (call.sees(rows).any(1) ^ gives(rows)) & counted

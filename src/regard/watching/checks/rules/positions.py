@@ -38,10 +38,10 @@ class PositionsRule(CallRule):
         # (Where a cache was cut back, a step begins earlier than the last one ended.)
         gone = call.step.first - call.before.step.first - call.before.sizes.queries
         expected, got = before.values[:, -1] + 1 + gone, now.values[:, 0]
-        wrong = (expected != got).expand(max(len(expected), len(got)))
+        wrong = expected != got
         if bool(wrong.any()):
             row = int(wrong.long().argmax())
-            here, there = int(got[row if len(got) > 1 else 0]), int(expected[row if len(expected) > 1 else 0])
+            here, there = int(got[row]), int(expected[row])
             # (They go on after the last token, and the keys do not.)
             is_cut = gone < 0 and here == there - gone
             cause = "positions begin anew at each step" if not here else "positions are not advanced with the cache"
@@ -65,7 +65,7 @@ def _counted_padding(call: AuditedCall) -> Iterator[Finding]:
         return
     keep = call.keep.values
     first = keep.long().argmax(-1)
-    at = call.positions.values.expand(len(keep), -1).gather(1, first[:, None])[:, 0]
+    at = call.positions.values.gather(1, first[:, None])[:, 0]
     base = call.positions.values.min()
     if bool((keep.any(-1) & (at - base == first) & (first > 0)).any()):
         row = int((first > 0).long().argmax())

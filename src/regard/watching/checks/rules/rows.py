@@ -7,7 +7,6 @@ from typing import ClassVar
 import torch
 
 from regard.watching.checks.audited_call import AuditedCall
-from regard.watching.checks.chosen_keys import KeyChoice
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.rules.base import CallRule
 
@@ -18,9 +17,7 @@ SINK = 0.2
 def is_finite(call: AuditedCall) -> bool:
     """True if the weights of a call are numbers, and its recurrence keeps its ranges."""
     facts = call.facts
-    return not facts.fault and not any(
-        share is not None and math.isnan(share) for share in (facts.later, facts.padding, facts.first)
-    )
+    return not facts.fault and not any(share is not None and math.isnan(share) for share in (facts.later, facts.first))
 
 
 class FiniteRule(CallRule):
@@ -103,17 +100,17 @@ class ChoiceRule(CallRule):
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         choice = call.facts.choice
-        if choice is not None and choice.without_first > 0:
-            yield _first_dropped(choice)
-
-
-def _first_dropped(choice: KeyChoice) -> Finding:
-    """An indexer that leaves out the first key, on which softmax attention often rests (a sink)."""
-    weight = "" if choice.first is None else f", where all causal keys would give it {choice.first:.1%} of the weight"
-    is_sink = choice.first is not None and choice.first > SINK
-    numbers = {"rows": choice.without_first} | ({} if choice.first is None else {"weight": choice.first})
-    return Finding(
-        "first key dropped", "warning" if is_sink else "info",
-        f"{choice.without_first:.1%} of the rows that choose leave out the first key{weight}",
-        numbers=numbers, remedy="keep the first key in every choice" if is_sink else "right if it is no sink",
-    )  # fmt: skip
+        assert choice is not None
+        if not choice.without_first:
+            return
+        # (Softmax attention often rests on the first key, a sink.)
+        weight = (
+            "" if choice.first is None else f", where all causal keys would give it {choice.first:.1%} of the weight"
+        )
+        is_sink = choice.first is not None and choice.first > SINK
+        numbers = {"rows": choice.without_first} | ({} if choice.first is None else {"weight": choice.first})
+        yield Finding(
+            "first key dropped", "warning" if is_sink else "info",
+            f"{choice.without_first:.1%} of the rows that choose leave out the first key{weight}",
+            numbers=numbers, remedy="keep the first key in every choice" if is_sink else "right if it is no sink",
+        )  # fmt: skip

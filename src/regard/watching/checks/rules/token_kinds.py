@@ -1,17 +1,20 @@
 """Kinds of tokens: images see both ways within themselves, and a prefix is seen as a whole."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from regard.watching.checks.audited_call import AuditedCall
-from regard.watching.checks.breach import HiddenPairs, Pairs, hidden_pairs
+from regard.watching.checks.breach import hidden_pairs
 from regard.watching.checks.finding import Finding, Reason
+from regard.watching.checks.roles import around
 from regard.watching.checks.rules.base import CallRule
+from regard.watching.checks.rules.window import window_of
 
-IMAGES, PREFIX = "image tokens", "prefix"
+IMAGES: Reason = "image tokens"
+PREFIX: Reason = "prefix"
 
 
 class TokenKindsRule(CallRule):
@@ -20,8 +23,8 @@ class TokenKindsRule(CallRule):
     name: ClassVar = "images and prefixes"
 
     def why_not(self, call: AuditedCall) -> str:
-        if not call.is_attention:
-            return "it is no attention over positions"
+        if reason := super().why_not(call):
+            return reason
         if call.types is None and not _is_all_prefix(call):
             return "no token_type_ids were given"
         return (
@@ -32,43 +35,38 @@ class TokenKindsRule(CallRule):
         found = two_way_blocks(call)
         assert found is not None
         kind, of = found
-        window = window_of_config(call)
+        window = window_of(call)
 
         def within(rows: range) -> Tensor:
-            own = of[:, rows.start : rows.stop, None]
-            near = call.back(rows, 0) < window if window else True
-            return (own >= 0) & (own == of[:, None]) & call.real_keys[:, None] & near
+            near = call.back(rows, 0) < window.size if window is not None and window.size else True
+            return same_block(of, rows) & call.real_keys[:, None] & near
 
-        hidden = hidden_pairs(call, within) if call.is_exact else _of_causal_weights(call, within)
+        hidden = hidden_pairs(call, within)
         if hidden is None:
             return
-        marks = "an input without token_type_ids is" if call.types is None else f"{call.types.source} marks"
+        by = "all of an input without token_type_ids" if call.types is None else f"by {call.types.source}"
         what = "tokens of one image" if kind == IMAGES else "tokens of the prefix"
-        reason: Reason = "image tokens" if kind == IMAGES else "prefix"
         yield hidden.finding(
-            call, reason, f"pairs of {what} are hidden, which {marks}",
+            call, kind, f"pairs of {what} ({by}) are hidden",
             cause="a plain causal mask hides what comes later in the block",
             remedy="let the tokens of a block see each other in both directions, beside the causal mask",
         )  # fmt: skip
 
 
-def window_of_config(call: AuditedCall) -> int | None:
-    """The window of the layer, if its config says one."""
-    from regard.watching.checks.rules.window import window_of
-
-    said = window_of(call)
-    return None if said is None else said.size
+def same_block(of: Tensor, rows: range) -> Tensor:
+    """The pairs of one block, bool (B, rows, S), by the number of its block for each key, -1 outside."""
+    own = of[:, rows.start : rows.stop, None]
+    return (own >= 0) & (own == of[:, None])
 
 
-def two_way_blocks(call: AuditedCall) -> tuple[str, Tensor] | None:
+def two_way_blocks(call: AuditedCall) -> tuple[Reason, Tensor] | None:
     """The kind of the blocks that see both ways, and the number of its block for each key (B, S), -1 outside; None if
     the kinds of tokens are no part of the mask, as far as is known."""
     if call.types is None:
         every = torch.zeros(call.sizes.flat_batch, call.sizes.keys, dtype=torch.long, device=call.device)
         return (PREFIX, every) if _is_all_prefix(call) else None
     types = call.types.values
-    root: Any = getattr(call.modules.get(""), "config", None) or _root_config(call)
-    name = getattr(root, "model_type", None)
+    name = _outermost_type(call)
     if name in OF_IMAGES:
         is_image = types == 1
         begins = is_image & ~torch.nn.functional.pad(is_image, (1, 0))[:, :-1]
@@ -85,30 +83,15 @@ of the second, 0 for those of a prefix, which do."""
 
 def _is_all_prefix(call: AuditedCall) -> bool:
     """True for a pass in evaluation without kinds of tokens, in a model that reads them as the prefix."""
-    root: Any = getattr(call.modules.get(""), "config", None) or _root_config(call)
     is_of_text = call.config is not None and hasattr(call.config, "vocab_size")
     is_whole = call.offset == 0 and not call.crosses and call.sizes.queries > 1
-    return getattr(root, "model_type", None) in OF_PREFIX and is_of_text and is_whole and call.call.is_evaluated
+    return _outermost_type(call) in OF_PREFIX and is_of_text and is_whole and call.call.is_evaluated
 
 
-def _of_causal_weights(call: AuditedCall, required: Pairs) -> HiddenPairs | None:
-    """The same by the weights of a map that is causal as a whole, of which a weight of 0 is hidden."""
-    if call.facts.mask.pattern not in ("causal", "window"):
-        return None
-    pairs = required(range(call.sizes.queries)).expand(call.sizes.flat_batch, -1, -1)
-    lost = (pairs & call.real_queries[..., None]).triu(1)
-    at = lost.nonzero().tolist()
-    return HiddenPairs(len(at), *at[0]) if at else None
-
-
-def _root_config(call: AuditedCall) -> Any:
-    """The config of the outermost module around a call that has one."""
-    parts = call.name.split(".")
-    for n in range(len(parts) + 1):
-        config = getattr(call.modules.get(".".join(parts[:n])), "config", None)
-        if config is not None:
-            return config
-    return None
+def _outermost_type(call: AuditedCall) -> str | None:
+    """The type of the config of the outermost module around a call that has one."""
+    configs = [getattr(module, "config", None) for module in around(call.modules, call.name)]
+    return next((getattr(one, "model_type", None) for one in reversed(configs) if one is not None), None)
 
 
 def _is_prefix(call: AuditedCall, types: Tensor) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import breach, hidden_pairs
 from regard.watching.checks.finding import Finding
+from regard.watching.checks.roles import around
 from regard.watching.checks.rules.base import CallRule
 
 
@@ -18,7 +19,6 @@ class SaidWindow(NamedTuple):
     """The keys that a query sees, its own included; None for all."""
     words: str
     """The words of the config."""
-    layer: int
 
 
 class WindowRule(CallRule):
@@ -43,7 +43,8 @@ class WindowRule(CallRule):
         said = window_of(call)
         assert said is not None
         assert call.offset is not None
-        size, offset, most = said.size, call.offset, call.sizes.keys + 1 if said.size is None else said.size
+        size, offset = said.size, call.offset
+        most = call.sizes.keys + 1 if size is None else size
 
         def beyond(rows: range) -> Tensor:
             return (call.back(rows, offset) >= most)[None]
@@ -55,37 +56,18 @@ class WindowRule(CallRule):
         arrived = (
             f"{said.words}: each query sees {'all earlier keys' if size is None else f'{size} keys, its own included'}"
         )
-        found = None if size is None else breach(call, beyond, of="beyond the window")
+        found, width = None if size is None else breach(call, beyond, of="beyond the window"), _widest(call)
+        given: dict[str, Any] = {"window": float(size or 0), "seen": float(width), "cause": _cause(width, size)}
         if found is not None:
-            width = _widest(call)
-            yield found.finding(
-                call, "window", f"is beyond the window, where {arrived}", window=float(size or 0), seen=float(width),
-                cause=_cause(width, size), remedy="hand this layer the mask of its window",
-            )  # fmt: skip
+            remedy = "hand this layer the mask of its window"
+            yield found.finding(call, "window", f"is beyond the window, where {arrived}", remedy=remedy, **given)
             return
-        if call.documents is not None or call.call.chooser is not None:
-            return
-        mask = call.facts.mask
-        if (
-            not call.is_exact
-            and mask.pattern == "window"
-            and mask.size is not None
-            and (size is None or mask.size < size)
-        ):
-            yield Finding(
-                "window", "error", f"its weights are those of {mask}, where {arrived}",
-                numbers={"window": float(size or 0), "seen": float(mask.size)}, cause=_cause(mask.size, size),
-                remedy="hand this layer the mask that its config says",
-            )  # fmt: skip
-            return
-        hidden = hidden_pairs(call, within)
-        if hidden is not None:
-            width = _widest(call)
+        is_free = call.documents is None and call.call.chooser is None
+        if is_free and (hidden := hidden_pairs(call, within)) is not None:
+            remedy = "hand this layer the mask that its config says"
             yield hidden.finding(
-                call, "window", f"pairs within the window are hidden, where {arrived}",
-                window=float(size or 0), seen=float(width), cause=_cause(width, size),
-                remedy="hand this layer the mask that its config says",
-            )  # fmt: skip
+                call, "window", f"pairs within the window are hidden, where {arrived}", remedy=remedy, **given
+            )
 
 
 def _widest(call: AuditedCall) -> int:
@@ -111,19 +93,19 @@ def window_of(call: AuditedCall) -> SaidWindow | None:
     if isinstance(kinds, list | tuple) and layer < len(kinds):
         size = _said(config, "sliding_window", layer)
         if kinds[layer] == "sliding_attention" and _is_size(size):
-            return SaidWindow(size, f"the config says sliding_window={size} for layer {layer}", layer)
+            return SaidWindow(size, f"the config says sliding_window={size} for layer {layer}")
         has_windows = "sliding_attention" in kinds and _is_size(size)
         if kinds[layer] == "full_attention" and has_windows:
-            return SaidWindow(None, f"the config says full_attention for layer {layer}", layer)
+            return SaidWindow(None, f"the config says full_attention for layer {layer}")
         return None
     kinds, size = getattr(config, "attention_layers", None), getattr(config, "window_size", None)
     if isinstance(kinds, list | tuple) and layer < len(kinds) and _is_size(size):
         is_local = kinds[layer] == "local"
         said = f"the config says {kinds[layer]} attention for layer {layer}, with window_size={size}"
-        return SaidWindow(size if is_local else None, said, layer)
+        return SaidWindow(size if is_local else None, said)
     size = _said(config, "sliding_window", layer)
     if _is_size(size) and not hasattr(config, "layer_types") and getattr(config, "use_sliding_window", True):
-        return SaidWindow(size, f"the config says sliding_window={size}", layer)
+        return SaidWindow(size, f"the config says sliding_window={size}")
     return None
 
 
@@ -139,12 +121,5 @@ def _is_size(size: Any) -> bool:
 
 def _layer(call: AuditedCall) -> int | None:
     """The number of the layer, as the nearest module around says that has one."""
-    path = call.name
-    while True:
-        for name in ("layer_idx", "layer_id"):
-            number = getattr(call.modules.get(path), name, None)
-            if isinstance(number, int):
-                return number
-        if not path:
-            return None
-        path = path.rpartition(".")[0]
+    said = (getattr(one, name, None) for one in around(call.modules, call.name) for name in ("layer_idx", "layer_id"))
+    return next((number for number in said if isinstance(number, int)), None)

@@ -23,6 +23,7 @@ from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.runs.run_folder import ENGINE
 from regard.tasks.text.tokenizer_recipes import Characters
 from regard.tasks.training.fit_config import FitConfig
+from tests import each_once
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 SMALL = DecoderOnlyConfig(dim=16, num_heads=2, num_layers=2, feed_forward_dim=24, max_length=24, dropout=0.0)
@@ -76,8 +77,7 @@ def test_its_probabilities_are_those_of_our_model(name: str, tmp_path: Path) -> 
     del theirs
 
 
-@pytest.mark.parametrize("documents", ["file", "lines"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("documents", "name"), each_once(["file", "lines"], CONFIGS))
 def test_it_writes_our_greedy_tokens_beyond_a_block(name: str, documents: str, tmp_path: Path) -> None:
     language = model_of(name, documents)
     greedy: dict[str, Any] = {"filters": [TopK(1)], "max_tokens": 60}

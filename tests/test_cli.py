@@ -665,20 +665,6 @@ def text_runs(text: Path) -> dict[str, Path]:
     return runs
 
 
-def test_a_language_model_killed_and_resumed_has_the_same_losses(
-    text: Path, text_runs: dict[str, Path], tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    command = ("train", "language-model", "--data", str(text), "--out", str(out), "--steps", "40")
-    process = Forked(*command, *TINY_TEXT)
-    wait_for(out, 23, process)
-    process.kill()
-    process.wait()
-    resumed = forked.run("train", "--out", str(out), "--resume")  # the folder knows its task
-    assert resumed.returncode == 0, resumed.stderr
-    assert losses(out) == losses(text_runs["language-model"])
-
-
 def test_two_ranks_mask_and_train_as_one_does(text: Path, tmp_path: Path) -> None:
     exact = ("--model.dropout", "0", "--precision", "float32", "--steps", "6")
     command = ("train", "masked-language-model", "--data", str(text), *exact, *TINY_TEXT)

@@ -42,7 +42,7 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
         ("watch", 1, 10),
         ("paths", 0, 30),
         ("lifetimes", 0, 30),
-        ("files", 0, 12),
+        ("files", 0, 24),
         ("text", 0, 6),
         ("requests", 0, 20),
         ("documents", 0, 40),

@@ -43,7 +43,7 @@ def logged() -> Iterator[list[logging.LogRecord]]:
     """The warnings and errors that loggers hand to the root."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append  # type: ignore[assignment]
     logging.getLogger().addHandler(handler)
     yield records
     logging.getLogger().removeHandler(handler)

@@ -82,6 +82,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for examples in `src` alone: to look for them in a file of the tests is to import it."""
+    found = yield
+    in_tests = Path(__file__).parent / "tests" in file_path.parents
+    return [one for one in found if type(one) is pytest.Module] if in_tests else found
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Leave what the tests themselves are made of to no garbage collection, now or later.
 
@@ -93,7 +101,6 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, 10, 10)
         gc.enable()

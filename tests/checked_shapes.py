@@ -80,15 +80,24 @@ def _named(function: FunctionType, arguments: Any, named: Any) -> Iterator[tuple
         yield from ((name, one) for one in each)
 
 
+PLAIN = frozenset({int, float, type(None)})
+"""Types of which a check reads nothing more."""
+
+
 def _shapes(value: Any) -> Any:
     """All that a check reads of a value: dtypes, shapes, types, and the words and numbers that a `Literal` names."""
+    kind: Any = type(value)
+    if kind in PLAIN:
+        return kind
     if isinstance(value, torch.Tensor):
         return value.dtype, None if value.is_nested else value.shape
     if isinstance(value, list | tuple):
-        return type(value), *map(_shapes, value)
+        if PLAIN.issuperset(kinds := set(map(type, value))):  # a search hands on lists of thousands of numbers
+            return kind, *(map(type, value) if isinstance(value, tuple) else [frozenset(kinds)])
+        return kind, *map(_shapes, value)
     if isinstance(value, dict):
         return dict, *((_shapes(key), _shapes(one)) for key, one in value.items())
-    return (type(value), value) if isinstance(value, str | bool) else type(value)
+    return (kind, value) if isinstance(value, str | bool) else kind
 
 
 def _resolved(hint: Any, function: FunctionType) -> Any:

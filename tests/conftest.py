@@ -1,8 +1,9 @@
 """What tests of several folders are given."""
 
 import io
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jaxtyping
 import pytest
@@ -35,3 +36,14 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the checks of signatures that run under pytest alone: what a user's wrong call meets, and faster."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """The warnings and errors that loggers hand to the root."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = records.append  # type: ignore[assignment]
+    logging.getLogger().addHandler(handler)
+    yield records
+    logging.getLogger().removeHandler(handler)

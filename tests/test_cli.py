@@ -638,18 +638,6 @@ def text_run(text: Path) -> Path:
     return run
 
 
-def test_a_language_model_killed_and_resumed_has_the_same_losses(text: Path, text_run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    command = ("train", "language-model", "--data", str(text), "--out", str(out), "--steps", "40")
-    process = Forked(*command, *TINY_TEXT)
-    wait_for(out, 23, process)
-    process.kill()
-    process.wait()
-    resumed = forked.run("train", "--out", str(out), "--resume")  # the folder knows its task
-    assert resumed.returncode == 0, resumed.stderr
-    assert losses(out) == losses(text_run)
-
-
 def test_two_ranks_train_a_language_model_as_one_does(text: Path, tmp_path: Path) -> None:
     exact = ("--model.dropout", "0", "--precision", "float32", "--steps", "6")
     command = ("train", "language-model", "--data", str(text), *exact, *TINY_TEXT)

@@ -9,6 +9,7 @@ import time
 import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from regard.cli import main as program
 from regard.cli import progress
 from regard.cli.commands import COMMANDS
-from regard.cli.help import EXAMPLES
+from regard.cli.help import EXAMPLES, printed_in_lines
 from regard.cli.train import TRAINERS
 from regard.tasks.config import make_schedule
 from regard.tasks.registry import TASKS
@@ -217,22 +218,28 @@ def test_help_fits_the_terminal_and_has_examples(columns: int, monkeypatch: pyte
 
 
 def test_help_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each width from 40 to 120; the comma of a list ends a word."""
+    """At each width from 40 to 120; the comma of a list ends a word. A command is made once, and written at each."""
+    formatting = import_module("tyro._backends._tyro_help_formatting")
+    written, seen = formatting.format_help, dict[int, list[str]]()
 
-    def lines_of(words: tuple[str, ...], columns: int) -> list[str]:
-        monkeypatch.setenv("COLUMNS", str(columns))
-        status, out, _ = typed(*words)
-        assert status == 0
-        return out.splitlines()
+    def at_each_width(**asked: Any) -> list[str]:
+        for columns in (400, *range(40, 121)):
+            with monkeypatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+                patch.setenv("COLUMNS", str(columns))
+                with printed_in_lines():
+                    print(*written(**asked), sep="\n")
+            seen[columns] = out.getvalue().splitlines()
+        asked_for: list[str] = written(**asked)
+        return asked_for
 
+    monkeypatch.setattr(formatting, "format_help", at_each_width)
+    monkeypatch.setenv("COLUMNS", "60")
     tasks = [("train", task, flag) for task in TRAINERS for flag in ("--help", "--help-all")]
     for words in [("--help",), ("train", "--help"), *tasks, *((command, "--help") for command in COMMANDS)]:
-        whole, *narrow = (
-            {word for line in lines_of(words, columns) for word in re.split(r"[\s,│╭╮╰╯─]+", line)}
-            for columns in (400, *range(40, 121))
-        )
+        assert typed(*words)[:2] == (0, "\n".join([*seen[60], ""])), words
+        whole, *narrow = ({word for line in at for word in re.split(r"[\s,│╭╮╰╯─]+", line)} for at in seen.values())
         assert [columns for columns, found in enumerate(narrow, 40) if not found <= whole] == [], words
-        assert all(len(line) <= columns for columns in (40, 49, 50, 53) for line in lines_of(words, columns))
+        assert all(len(line) <= columns for columns in (40, 49, 50, 53) for line in seen[columns]), words
 
 
 @pytest.mark.parametrize("columns", [50, 100])

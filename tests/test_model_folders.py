@@ -10,6 +10,7 @@ from regard.cli.main import run_command
 from regard.cli.progress import LARGE
 from regard.errors import RunFolderError
 from regard.files.model_folder import is_huggingface, snapshot_of
+from tests import each_once
 
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40}
 ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "org/base"}
@@ -121,8 +122,10 @@ def test_every_door_says_the_kind_of_a_folder(
     assert {path.name for path in Path().iterdir()} == {kind.__name__ for kind in KINDS} | {"lines.txt"}
 
 
-@pytest.mark.parametrize("door", ["view", "measure", "generate", "score", "translate", "evaluate", "serve"])
-@pytest.mark.parametrize("family", ["gpt2", "marian"])
+@pytest.mark.parametrize(
+    ("door", "family"),
+    each_once(["view", "measure", "generate", "score", "translate", "evaluate", "serve"], ["gpt2", "marian"]),
+)
 def test_an_absent_tokenizer_is_said_before_the_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], door: str, family: str
 ) -> None:

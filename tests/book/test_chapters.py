@@ -9,8 +9,8 @@ from tests import ROOT
 from tests.book.chapters import CHAPTERS, SECTIONS, cells, formulas, is_picture, path_of, ran, run, sections, sentences
 
 pytestmark = pytest.mark.usefixtures("as_installed")
-# These train for a quarter of a minute and more.
-TRAINING = ("06-", "09-", "13-", "15-")
+# These train for long.
+TRAINING = ("06-", "09-", "13-", "14-", "15-")
 RUN = [pytest.param(name, marks=pytest.mark.slow) if name.startswith(TRAINING) else name for name in CHAPTERS]
 
 

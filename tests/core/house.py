@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import NamedTuple
 
+import regard
+
 Graph = Mapping[str, frozenset[str]]
 PUBLIC = frozenset({"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe", "_abc_impl", "_repr_mimebundle_"})
 """Private by name alone: Python documents them, of named tuples, of `os` and of `sys`; IPython the last."""
@@ -25,6 +27,12 @@ class Definition(NamedTuple):
 
 
 # -- Python ------------------------------------------------------------------------------------------------
+
+
+@cache
+def files() -> dict[str, ast.Module]:
+    """Those of regard, parsed once for all questions."""
+    return python_files(Path(regard.__file__).parent)
 
 
 def python_files(package: Path) -> dict[str, ast.Module]:

@@ -41,7 +41,7 @@ def gradients(output: Any, weights: Any, tensors: Sequence[Tensor]) -> tuple[Ten
 
 @pytest.mark.parametrize("kind", SCORES)
 @pytest.mark.parametrize("backend", ["fused", "tiled"])
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_small_blocks_give_the_reference(backend: str, kind: str, data: st.DataObject) -> None:
     case = data.draw(cases(scores=(kind,)))

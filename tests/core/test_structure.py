@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ import pytest
 import regard
 from tests import forked
 from tests.core import house
+from tests.core.house import files
 
 # Lines of Python, as many as there are. A deletion lowers them to what it leaves; a change that brings a new capability
 # raises them by what it needs, with its reason beside the number.
@@ -50,8 +52,6 @@ TANGLED = [
     [f"regard.tasks.{room}" for room in ("language_modelling", "pictures", "runs", "translation", "viewing")],
 ]
 FLOOR_OF = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
-FILES = house.python_files(SOURCE)
-IMPORTS = house.imports(FILES)
 PUBLIC_PACKAGES = ("call.biases", "call.rotary", "call.scores", "edits", "huggingface", "views")
 ON_DEMAND = (
     "call.masks",
@@ -67,39 +67,42 @@ ON_DEMAND = (
 )
 
 
+@cache
+def imports() -> house.Graph:
+    return house.imports(files())
+
+
 def part_of(module: str) -> str:
     return module.split(".")[1] if "." in module else module
 
 
-@pytest.mark.parametrize("module", sorted(set(FILES) - {"regard"}))
-def test_a_file_imports_only_from_below(module: str) -> None:
-    part = part_of(module)
-    for other in sorted(IMPORTS[module]):
-        assert other != "regard", f"{module} imports the package's own __init__"
-        below = part_of(other)
-        assert below == part or FLOOR_OF[below] < FLOOR_OF[part], f"{module} imports {other}"
+def test_a_file_imports_only_from_below() -> None:
+    pairs = [(one, other) for one in set(files()) - {"regard"} for other in imports()[one]]
+    assert [(one, other) for one, other in pairs if other == "regard"] == [], "the package's own __init__"
+    floors = [(pair, *map(part_of, pair)) for pair in pairs]
+    assert sorted(pair for pair, own, below in floors if below != own and FLOOR_OF[below] >= FLOOR_OF[own]) == []
 
 
 def test_every_part_has_a_floor() -> None:
-    assert {part_of(module) for module in FILES} - {"regard"} == set(FLOOR_OF)
+    assert {part_of(module) for module in files()} - {"regard"} == set(FLOOR_OF)
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
-    assert house.circles(IMPORTS) == []
+    assert house.circles(imports()) == []
     for folder in (PAGE, WIDGET):
         assert house.circles(house.script_imports(folder)) == []
 
 
 def test_no_folder_imports_itself_by_way_of_others() -> None:
-    assert house.circles(house.folders(IMPORTS)) == TANGLED
+    assert house.circles(house.folders(imports())) == TANGLED
 
 
 def test_no_file_reads_the_private_names_of_another() -> None:
-    assert house.private_reads(FILES) == []
+    assert house.private_reads(files()) == []
 
 
 def test_one_file_reads_the_private_names_of_torch() -> None:
-    others = {name: tree for name, tree in FILES.items() if name != "regard.tensors.torch_private"}
+    others = {name: tree for name, tree in files().items() if name != "regard.tensors.torch_private"}
     assert house.foreign_private_reads(others) == []
 
 
@@ -128,7 +131,7 @@ def test_planted_reads_of_torchs_private_names_are_seen(tmp_path: Path) -> None:
 
 def test_no_name_of_a_module_decides_anything() -> None:
     """A module is told by its code, its sizes and its tensors."""
-    rooms = {name: tree for name, tree in FILES.items() if name.startswith(("regard.watching", "regard.edits"))}
+    rooms = {name: tree for name, tree in files().items() if name.startswith(("regard.watching", "regard.edits"))}
     assert house.names_that_decide(rooms) == []
 
 
@@ -155,8 +158,8 @@ def test_planted_decisions_by_names_are_seen(tmp_path: Path) -> None:
 
 def test_one_file_asks_torch_for_its_state() -> None:
     asking = ("regard.tensors.guards", "regard.tensors.torch_private")
-    assert house.state_questions({name: tree for name, tree in FILES.items() if name not in asking}) == []
-    assert house.state_questions({asking[0]: FILES[asking[0]]}), "the file that asks is not seen to ask"
+    assert house.state_questions({name: tree for name, tree in files().items() if name not in asking}) == []
+    assert house.state_questions({asking[0]: files()[asking[0]]}), "the file that asks is not seen to ask"
 
 
 def test_planted_questions_of_torchs_state_are_seen(tmp_path: Path) -> None:
@@ -195,8 +198,8 @@ def test_the_house_keeps_within_its_budget_of_lines() -> None:
 
 
 def test_the_rooms_and_their_arrows_stay_few() -> None:
-    rooms = {part_of(name) for name in FILES} - {"regard"}
-    arrows = {(part_of(name), part_of(other)) for name in FILES for other in IMPORTS[name] if name != "regard"}
+    rooms = {part_of(name) for name in files()} - {"regard"}
+    arrows = {(part_of(name), part_of(other)) for name in files() for other in imports()[name] if name != "regard"}
     assert len(rooms) <= MOST_ROOMS
     assert len({(one, other) for one, other in arrows if one != other}) <= MOST_ARROWS
 
@@ -247,7 +250,7 @@ def test_planted_methods_without_a_docstring_are_seen() -> None:
 
 def test_a_name_has_one_meaning() -> None:
     # Every file that Python starts may call what it starts `main`.
-    assert house.named_twice(found for found in house.definitions(FILES) if found.name != "main") == []
+    assert house.named_twice(found for found in house.definitions(files()) if found.name != "main") == []
     # A widget's script is joined with that of the page.
     assert house.named_twice([*house.script_definitions(PAGE), *house.script_definitions(WIDGET)]) == []
 
@@ -329,7 +332,7 @@ PARSE_THEIR_OWN = {
 
 
 def test_one_file_parses_what_strangers_wrote() -> None:
-    assert set(house.parsers(FILES)) == PARSE_THEIR_OWN
+    assert set(house.parsers(files())) == PARSE_THEIR_OWN
 
 
 def test_planted_parsers_are_seen(tmp_path: Path) -> None:
@@ -348,8 +351,8 @@ def test_planted_parsers_are_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["regard", *(f"regard.{part}" for part in ON_DEMAND)])
 def test_a_package_has_on_demand_what_type_checkers_see_in_it(name: str) -> None:
     """The names, the modules that they come from, and the packages within."""
-    given = house.seen_by_type_checkers(FILES[name], name)
-    modules = {file.rpartition(".")[2] for file in FILES if file.rpartition(".")[0] == name}
+    given = house.seen_by_type_checkers(files()[name], name)
+    modules = {file.rpartition(".")[2] for file in files() if file.rpartition(".")[0] == name}
     assert not modules & set(given.homes), "Python puts a module in the place of a name, once it is imported"
     package = import_module(name)
     for one, home in given.homes.items():

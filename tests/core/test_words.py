@@ -2,7 +2,6 @@
 
 import ast
 import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -16,7 +15,6 @@ from regard.models.kernel_regression import KERNELS, KernelName
 from regard.views.scales import SCALES, ScaleName
 from tests.core import house
 
-FILES = house.python_files(Path(regard.__file__).parent)
 MEANINGS = {
     "tokens": r"\bstr\b|\bTokenTexts\b|^Any$",
     "ids": r"\bint\b|Tensor|Integers|^Any$|Input|NDArray",
@@ -47,7 +45,7 @@ def strangers(files: dict[str, ast.Module]) -> list[str]:
 
 
 def test_a_word_has_one_meaning_in_every_signature() -> None:
-    assert strangers(FILES) == []
+    assert strangers(house.files()) == []
 
 
 @pytest.mark.parametrize("written", ["tokens: Tensor", "tokens: int", "ids: list[str]", "backend: str | None"])

@@ -2,12 +2,8 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-import regard
 from tests.core import house
-
-FILES = house.python_files(Path(regard.__file__).parent)
 
 
 def _may_be_absent(annotation: ast.expr | None) -> bool:
@@ -58,7 +54,7 @@ def _asked(node: ast.AST) -> list[ast.expr]:
 
 
 def test_no_number_that_may_be_absent_is_asked_for_its_truth() -> None:
-    assert asked_for_truth(FILES) == []
+    assert asked_for_truth(house.files()) == []
 
 
 def test_each_way_to_ask_for_truth_is_found() -> None:

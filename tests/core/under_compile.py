@@ -19,6 +19,7 @@ from regard.kernels import tiled
 from regard.models.config import EncoderOnlyConfig, TransformerConfig
 from regard.models.encoder_only import EncoderOnly
 from regard.models.transformer import Transformer
+from tests import by_day
 
 QUERIES, KEYS = 6, 7
 COMPILERS = ("cl",) if os.name == "nt" else ("c++", "g++", "clang++")
@@ -85,9 +86,7 @@ case("learned bias", dense, bias=dense)
 OFTEN = ("plain", "padding and causal", "soft-capped", "additive", "learned bias", "sparsemax")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize("name", by_day(OFTEN, CASES))
 def test_the_graph_is_whole_and_the_result_the_eager_one(name: str) -> None:
     options, learned = CASES[name]
     inputs = tensors()
@@ -172,7 +171,9 @@ def test_dropout_in_a_graph_keeps_its_share_and_its_gradient_is_that_of_what_was
     assert torch.equal(compiled(value), output)
 
 
-@pytest.mark.parametrize("name", ["additive", "window", "learned bias", "soft-capped"])
+@pytest.mark.parametrize(
+    "name", by_day(("additive", "learned bias"), ("additive", "window", "learned bias", "soft-capped"))
+)
 def test_nothing_quadratic_in_a_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract 5: no tensor of a graph is as large as the weights, nor is all together that one hands to the other."""
     # Two tiles of weights; the elements of additive scores take eight.
@@ -282,7 +283,7 @@ def test_tiles_export_strictly() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["encoder", "both"])
+@pytest.mark.parametrize("name", by_day(["both"], ["encoder", "both"]))
 def test_models_are_one_graph_after_calls_that_went_by_operations_alone(name: str) -> None:
     sizes: dict[str, Any] = {"dim": 16, "num_heads": 4, "feed_forward_dim": 24}
     tokens, lengths = torch.randint(4, 30, (3, 6)), torch.tensor([6, 6, 6])

@@ -144,9 +144,9 @@ def test_ranks_of_torchrun_write_the_same_bytes(stats: Path, gpt2: Path, docs: P
     assert [one.stdout for one in ranks] == [f"{tmp_path}/out\n", ""]
     assert ranks[0].stderr.splitlines()[-1].startswith("60 documents")
     assert bytes_of(tmp_path / "out") == bytes_of(stats)
-    again = forked.run_ranks(2, *command(gpt2, docs, tmp_path / "out"))
-    assert [one.returncode for one in again] == [2, 2]
-    assert "already holds statistics" in again[0].stderr
+    again = forked.run(*command(gpt2, docs, tmp_path / "out"))
+    assert again.returncode == 2
+    assert "already holds statistics" in again.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")

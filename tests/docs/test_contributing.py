@@ -64,6 +64,15 @@ def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def _few_examples() -> Iterator[None]:
+    hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("regard"), max_examples=12)
+    hypothesis.settings.load_profile("few")
+    yield
+    hypothesis.settings.load_profile("regard")
+
+
+@pytest.mark.usefixtures("_few_examples")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_runs_and_keeps_every_contract(recipe: str) -> None:
     blocks = code_of(recipe)

@@ -14,7 +14,6 @@ PAGES = [
     "README.md",
     "docs/command-line.md",
     "docs/you-asked.md",
-    "docs/coming-from.md",
     "docs/convert.md",
     "docs/watching.md",
     "docs/kernels.md",

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import regard
 from tests import ROOT
 from tests.core import house
 from tests.docs.examples import write_modules
@@ -28,10 +27,6 @@ warn_return_any = False
 disable_error_code = no-untyped-def, no-untyped-call, type-arg, misc, import-untyped
 """
 """Strict, but for the annotations that an example leaves out."""
-OURS = {
-    one.name for tree in house.python_files(Path(regard.__file__).parent).values()
-    for one in tree.body if isinstance(one, ast.ClassDef) and one.name[0].isupper()
-}  # fmt: skip
 UNAVOIDABLE = {
     "None": "a result that was asked for is there, and its type says that it may not be",
     r"\*\*dict": "settings in a dictionary of numbers",
@@ -62,7 +57,8 @@ def by_pyright(folder: Path) -> list[str]:
 
 def faults(errors: list[str]) -> list[str]:
     """The errors of the README, and of other pages those that name a type of regard."""
-    named = re.compile(rf"\b({'|'.join(sorted(OURS))})\b")
+    classes = (one for tree in house.files().values() for one in tree.body if isinstance(one, ast.ClassDef))
+    named = re.compile(rf"\b({'|'.join(sorted({one.name for one in classes if one.name[0].isupper()}))})\b")
     left = [one for one in errors if not any(re.search(known, one) for known in UNAVOIDABLE)]
     return [one for one in left if one.startswith("page_readme") or named.search(one.partition(" ")[2])]
 

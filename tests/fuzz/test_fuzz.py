@@ -37,14 +37,14 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
 @pytest.mark.parametrize(
     ("ground", "seed", "cases"),
     [
-        ("core", 0, 40),
-        ("maps", 0, 40),
+        ("core", 0, 20),
+        ("maps", 0, 20),
         ("watch", 1, 10),
-        ("paths", 0, 60),
-        ("lifetimes", 0, 60),
-        ("files", 0, 12),
+        ("paths", 0, 30),
+        ("lifetimes", 0, 30),
+        ("files", 0, 24),
         ("text", 0, 6),
-        ("requests", 0, 40),
+        ("requests", 0, 20),
         ("documents", 0, 40),
     ],
 )

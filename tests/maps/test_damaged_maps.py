@@ -10,32 +10,21 @@ import torch
 
 import regard
 from regard.errors import ArgumentError, DataError, NonFiniteError
-from regard.maps.files import load_summary, save_summary
-from tests.fuzz import map_files
+from regard.maps.files import save_summary
 from tests.maps.rewritten import rewritten
 
 pytest.importorskip("safetensors", reason="saved maps come with the extra `train`")
-
-SEEDS = range(0, 130, 2)
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return map_files.saved_maps(tmp_path_factory.mktemp("maps"))
+from tests.fuzz.files.exhibits import EXHIBITS, Exhibit
 
 
-def test_whole_files_answer_every_question(saved: list[Path]) -> None:
-    for path in saved:
-        if path.name == "summary.safetensors":
-            assert set(load_summary(path)) >= {"entropy", "top_keys", "pooled"}
-        else:
-            map_files.ask_everything(regard.AttentionMap.load(path))
-
-
-def test_damaged_files_are_refused_or_answer(saved: list[Path], tmp_path: Path) -> None:
-    """A few of the random search; `make fuzz` goes on with others."""
-    read = [map_files.check(saved[seed % len(saved)], tmp_path, seed) for seed in SEEDS]
-    assert 5 < sum(read) < len(read) - 20  # else they were no damages, or all of one kind
+@pytest.mark.parametrize(
+    "exhibit", [one for one in EXHIBITS if one.name in ("maps", "summaries")], ids=lambda one: one.name
+)
+def test_whole_files_answer_every_question(exhibit: Exhibit, tmp_path: Path) -> None:
+    """The ground `files` of `make fuzz` damages them."""
+    exhibit.make(tmp_path)
+    for use in exhibit.uses.values():
+        use(tmp_path)
 
 
 def square(tmp_path: Path) -> Path:

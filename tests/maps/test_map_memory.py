@@ -7,6 +7,7 @@ import torch
 
 import regard
 from regard.call.scores import Score
+from tests import each_once
 from tests.largest import Largest
 
 LENGTH = 1536
@@ -42,8 +43,7 @@ def call(mask: regard.Mask | None, score: Score | None = None) -> regard.Attenti
     return regard.attention(q, k, k, mask=mask, return_weights=True, **options).weights
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.parametrize(("name", "mask"), each_once(SMOOTH, MASKS), ids=str)
 def test_the_largest_tensor_is_far_below_t_times_s(name: str, mask: regard.Mask | None) -> None:
     with Largest() as largest:
         SMOOTH[name](call(mask)).backward()

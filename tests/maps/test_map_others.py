@@ -31,7 +31,7 @@ def k_of(dense: Tensor) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["softmax", "sink", "sparsemax"])
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(case=cases(), data=st.data())
 def test_averages(name: str, case: Case, data: st.DataObject) -> None:
     weights = weights_of(case, NORMALIZATIONS[name])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -97,6 +97,7 @@ def test_spans(mask: Any, normalization: Normalization) -> None:
     )
 
 
+@settings(max_examples=15)
 @given(data=st.data())
 def test_random_spans_of_a_map_of_many_tiles(data: st.DataObject) -> None:
     ends = st.lists(st.tuples(st.integers(0, 299), st.integers(1, 60)), min_size=1, max_size=8)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
@@ -15,6 +15,7 @@ from regard.maps.loop import one_loop, row_tiles
 from regard.maps.sources.dot_scores import DotScores
 from regard.tensors import thread_team
 from regard.watching.analysis.head_table import BY_QUERY, query_values
+from tests import each_once
 from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
 from tests.maps.test_map_statistics import drawn, weights_of
@@ -45,6 +46,7 @@ def answered() -> Iterator[Answered]:
 
 @pytest.mark.parametrize("name", ["softmax", "sink"])
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@settings(max_examples=20)
 @given(case=cases(scores=("dot", "scaled", "cosine")), data=st.data())
 def test_the_answers_are_exact(
     name: str, dtype: torch.dtype, answered: Answered, case: Case, data: st.DataObject
@@ -193,8 +195,13 @@ def test_pictures_alone_are_those_that_are_asked_together(names: tuple[str, ...]
         torch.testing.assert_close(alone[name], together[name])
 
 
-@pytest.mark.parametrize("mask", [None, regard.causal(), regard.window(70), regard.lengths(torch.tensor([0]))], ids=str)
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 8, 16, 17, 32, 33])
+@pytest.mark.parametrize(
+    ("width", "mask"),
+    each_once(
+        [1, 2, 3, 4, 8, 16, 17, 32, 33], [None, regard.causal(), regard.window(70), regard.lengths(torch.tensor([0]))]
+    ),
+    ids=str,
+)
 def test_pictures_of_blocks_of_every_width(width: int, mask: regard.Mask | None, answered: Answered) -> None:
     """Blocks whose widths there are kernels for, and others; two widths in one picture; rows that begin in a block."""
     for wider, columns in ((0, 48), (7, 48), (17, 37)):

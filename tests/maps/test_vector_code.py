@@ -45,20 +45,20 @@ def more(x):
 
 
 def test_a_compilation_is_told_of_before_it_takes_long_and_its_code_is_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, logged: list[logging.LogRecord]
 ) -> None:
     path = tmp_path / "slow_loop.py"
     path.write_text(SLOW)
     told: list[list[logging.LogRecord]] = []
     for first in (True, False):
         vector_code._say.cache_clear()
-        caplog.clear()
+        logged.clear()
         spec = spec_from_file_location("slow_loop", path)
         module = module_from_spec(spec)  # type: ignore[arg-type]
         spec.loader.exec_module(module)
         assert module.more.ctypes(1) == 2
         assert bool(module.ended) is first, "the second process compiles again"
-        told.append([one for one in caplog.records if one.name == "regard"])
+        told.append([one for one in logged if one.name == "regard"])
         if first:
             assert told[0][0].created < module.ended[0] - 0.25, "it is told of when it is over"
     ((one,), none) = told
@@ -67,8 +67,8 @@ def test_a_compilation_is_told_of_before_it_takes_long_and_its_code_is_kept(
     assert one.getMessage().startswith(kept)
 
 
-def test_without_a_folder_the_line_says_that_nothing_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_folder_the_line_says_that_nothing_is_kept(logged: list[logging.LogRecord]) -> None:
     vector_code._say("a_loop", None)
-    assert caplog.messages == [
+    assert [one.getMessage() for one in logged] == [
         "regard compiles a_loop for this processor, about ten seconds, in each process: no folder for it can be written"
     ]

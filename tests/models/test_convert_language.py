@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.errors import RunFolderError
 from regard.models.convert import Pretrained, from_huggingface
 from regard.tasks.training.output_loss import output_cross_entropy
+from tests import by_day
 from tests.models.foreign_models import END, GPT2, LANGUAGE_MODELS, MODERN_DECODERS, VOCAB, Foreign, llama, save
 
 LENGTH = 15
@@ -26,7 +27,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return theirs, from_huggingface(save(theirs, tmp_path_factory.mktemp("model")))
 
 
-@pytest.mark.parametrize("length", [5, LENGTH])
+@pytest.mark.parametrize("length", by_day([LENGTH], [5, LENGTH]))
 def test_logits_and_attention_are_theirs(pair: tuple[Any, Pretrained], length: int) -> None:
     theirs, ours = pair
     tokens = torch.randint(2, VOCAB, (2, length))

@@ -13,6 +13,7 @@ import regard
 from regard.models import DecoderOnly, DecoderOnlyConfig, Transformer, TransformerConfig
 from regard.nn import DifferentialAttention, LatentAttention, Mamba2
 from regard.tasks.generation import Beam, beam_search, greedy
+from tests import each_once
 
 VOCAB, BOS, EOS = 31, 1, 2
 LENGTHS = torch.tensor([7, 1, 4, 7])
@@ -53,10 +54,12 @@ def in_one_pass(model: Any, rows: Tensor, written: Tensor) -> Tensor:
 
 @every_kind
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("records", [False, True], ids=["no_grad", "grad"])
 @pytest.mark.parametrize(
-    "index",
-    [[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 1, 1, 2, 2, 3, 3], [2, 2, 2], [3, 0, 0, 1], [0, 1, 0], [1, 1, 3, 3]],
+    ("index", "records"),
+    each_once(
+        [[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 1, 1, 2, 2, 3, 3], [2, 2, 2], [3, 0, 0, 1], [0, 1, 0], [1, 1, 3, 3]],
+        [False, True],
+    ),
     ids=str,
 )
 def test_any_sequences_go_on(family: str, kind: Any, records: bool, index: list[int]) -> None:

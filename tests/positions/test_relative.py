@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -155,9 +156,13 @@ def formula(q: Tensor, k: Tensor, v: Tensor, case: Case, allowed: Tensor) -> tup
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
-@pytest.mark.parametrize("offset", [None, 2])
+@pytest.mark.parametrize(
+    ("offset", "mask", "queries", "keys"),
+    [
+        (offset, mask, *lengths)
+        for (mask, lengths), offset in zip(product(MASKS, LENGTHS), cycle([None, 2, 2, None, None]), strict=False)
+    ],
+)
 def test_output_weights_and_gradients_are_the_formula(
     offset: int | None, queries: int, keys: int, mask: Any, case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

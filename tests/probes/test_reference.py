@@ -14,6 +14,7 @@ from regard.errors import ArgumentError
 from regard.watching.analysis.similarity import difference
 from regard.watching.checks import Checked, check
 from regard.watching.checks.departures import turns
+from tests import each_once
 
 DIM, HEADS, KEY_HEADS, LENGTH, LAYERS = 32, 4, 2, 12, 3
 
@@ -139,8 +140,7 @@ DEPARTS: Mapping[str, tuple[How, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layers", [(0, 1, 2), (1,)], ids=["all", "the second"])
-@pytest.mark.parametrize("name", DEPARTS)
+@pytest.mark.parametrize(("name", "layers"), each_once(DEPARTS, [(0, 1, 2), (1,)]), ids=str)
 def test_the_first_departure_is_named_with_its_kind(name: str, layers: tuple[int, ...]) -> None:
     how, reason, cause = DEPARTS[name]
     (found,) = of_reference(beside(Model(replace(how, layers=layers)), Model()))

@@ -1,6 +1,7 @@
 """Requests that are wrong, foreign, endless or slow: each is answered rightly, and the server goes on."""
 
 import json
+import logging
 import socket
 import time
 from typing import Any
@@ -170,7 +171,7 @@ def test_another_address_wants_a_token(host: str) -> None:
 
 
 def test_nothing_of_a_request_is_printed(
-    server: Running, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    server: Running, capfd: pytest.CaptureFixture[str], logged: list[logging.LogRecord]
 ) -> None:
     server.ask("/translate", GOOD | {"q": "a private text"})
     server.ask("/regard/v1/attention", {"text": "a private text", "maps": ["none"]})
@@ -178,5 +179,5 @@ def test_nothing_of_a_request_is_printed(
         one.sendall(b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\na private text")
     assert server.ask("/health")[0] == 200
     time.sleep(0.05)
-    assert (capfd.readouterr(), [one for one in caplog.records if one.levelname == "ERROR"]) == (("", ""), [])
+    assert (capfd.readouterr(), [one for one in logged if one.levelname == "ERROR"]) == (("", ""), [])
     assert TRANSLATOR in server.desk.models

@@ -1,4 +1,4 @@
-"""Ten kills of the soak, and faults that it must notice, in processes that have computed nothing: the soak forks."""
+"""Four kills of the soak, and faults that it must notice, in processes that have computed nothing: the soak forks."""
 
 from pathlib import Path
 from typing import Any
@@ -9,15 +9,15 @@ import pytest
 from tests import forked
 
 
-def test_ten_kills_lose_nothing() -> None:
-    done = forked.run("--kills", "10", "--only", "transformer", "language-model", function="tests.soak.soak:main")
+def test_kills_lose_nothing() -> None:
+    done = forked.run("--kills", "4", "--only", "transformer", "language-model", function="tests.soak.soak:main")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split(" in ")[0] for line in lines if "nothing lost" in line] == [
-        "transformer: 5 kills",
-        "language-model: 5 kills",
+        "transformer: 2 kills",
+        "language-model: 2 kills",
     ]
-    assert sum(int(line.split()[0]) for line in lines if line.startswith("  ")) == 10
+    assert sum(int(line.split()[0]) for line in lines if line.startswith("  ")) == 4
 
 
 # -- what a careless hand might do to the code ------------------------------------------------------------------

@@ -24,6 +24,7 @@ from regard.tasks.text.tokenizers import EOS, UNK
 from regard.tasks.training.bleu import bleu, bleu_caution, fitting_tokenizer
 from regard.tasks.training.reporting.events import Event, Validated
 from regard.tasks.translation.options import Request
+from tests import each_once
 from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, small_config, with_fit, write_pairs
 from tests.tasks.test_translate_options import favour, make
@@ -61,8 +62,7 @@ def pairs_of(language: str) -> list[tuple[str, str]]:
     return found[::2] + found[1::2]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(("kind", "language"), each_once(KINDS, LANGUAGES))
 @pytest.mark.usefixtures("as_installed")
 def test_train_choose_and_evaluate_agree(language: str, kind: str, tmp_path: Path) -> None:
     """On pairs that were held out, in any script, however many of their words the tokenizer lacks."""

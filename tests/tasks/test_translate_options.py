@@ -79,10 +79,15 @@ def maps_of(translator: Any, source: str, tokens: Sequence[str]) -> dict[str, Te
         }
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
 @pytest.mark.parametrize(
-    "which",
-    [AlignmentOf(), AlignmentOf(layer=0), AlignmentOf(layer=-1, head=0), AlignmentOf(head=-1), AlignmentOf(layer=None)],
+    ("which", "beam_size"),
+    [
+        (AlignmentOf(), 1),
+        (AlignmentOf(layer=0), 3),
+        (AlignmentOf(layer=-1, head=0), 1),
+        (AlignmentOf(head=-1), 3),
+        (AlignmentOf(layer=None), 3),
+    ],
     ids=str,
 )
 def test_an_alignment_is_the_map_of_that_layer_and_head(translator: Any, which: AlignmentOf, beam_size: int) -> None:

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from regard.views import heatmap
 from regard.views.labels import printable, width
+from tests import each_once
 from tests.views.written_dates import softmax
 
 FAMILY = "👨\u200d👩\u200d👧"
@@ -74,8 +75,13 @@ def test_labels_are_turned_one_by_one() -> None:
     assert found == {"2": 0, "0": 0, "年": 0, "土\n曜\n日": 0, "a": 0, "<eos>": 90}
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 30, 90, 200])
-@pytest.mark.parametrize("mix", [["WWWW", "i", "年", "土曜日"], ["of", "the", "internationalisation", "،"], ["MM"]])
+@pytest.mark.parametrize(
+    ("count", "mix"),
+    each_once(
+        [1, 2, 7, 30, 90, 200],
+        [["WWWW", "i", "年", "土曜日"], ["of", "the", "internationalisation", "،"], ["MM"]],
+    ),
+)
 def test_no_two_labels_touch_at_any_length(count: int, mix: list[str]) -> None:
     labels = [mix[place % len(mix)] for place in range(count)]
     ax = heatmap(softmax(count, count), labels, labels, title="Wide title")

@@ -13,7 +13,7 @@ from regard.errors import ArgumentError, require
 from regard.functional import Attended, attention
 from regard.maps.attention_map import AttentionMap
 from regard.models.config import RNNConfig
-from regard.models.protocol import OutputLoss, RecordMap, Step
+from regard.models.protocol import OutputLoss, Step
 from regard.nn import AdditiveAttention
 from regard.nn.arguments import require_sizes
 
@@ -172,12 +172,9 @@ class RNNSeq2Seq(nn.Module):
         target_input: Integer[Tensor, "B T"],
         *,
         loss: OutputLoss | None = None,
-        record: RecordMap | None = None,
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
         """Logits of each next target token (teacher forcing); with `loss`, its result. See `Transformer.forward`."""
-        features, queries, state = self._run(source, source_lengths, target_input)
-        if record is not None:
-            record("decoder.cross", self._alignment(queries, state))
+        features, _, _ = self._run(source, source_lengths, target_input)
         x = self.decoder.read(features)
         return self.output(x) if loss is None else loss(x, self.output)
 

@@ -171,7 +171,6 @@ class Transformer(nn.Module):
         target_input: Integer[Tensor, "B T"],
         *,
         loss: OutputLoss | None = None,
-        record: RecordMap | None = None,
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
         """Logits of each next target token (teacher forcing); with `loss`, the result of `loss`.
 
@@ -180,13 +179,12 @@ class Transformer(nn.Module):
             source_lengths: the number of source tokens in each sequence, at most S.
             target_input: the target shifted right; it starts with the begin token.
             loss: called instead of the output layer, with the input of that layer and the layer.
-            record: called with the name and the map of each attention of the decoder; the maps carry gradients.
 
         Raises:
             ArgumentError: a sequence is longer than the learned positions.
             ShapeError: the batch of targets differs from that of the sources.
         """
-        x = self._decoded(target_input, self.encode(source, source_lengths), source_lengths, record)
+        x = self._decoded(target_input, self.encode(source, source_lengths), source_lengths)
         return self.output(x) if loss is None else loss(x, self.output)
 
     def encode(
@@ -213,7 +211,7 @@ class Transformer(nn.Module):
         return self.output(self._decoded(target_input, memory, source_lengths, record))
 
     def _decoded(
-        self, target_input: Tensor, memory: Tensor, source_lengths: Tensor, record: RecordMap | None
+        self, target_input: Tensor, memory: Tensor, source_lengths: Tensor, record: RecordMap | None = None
     ) -> Tensor:
         x = self.dropout(self.target_norm(self.target_positions(self.target_embedding(target_input))))
         mask, bias = padding_mask(source_lengths, memory, record), shared_bias(self.decoder_bias)

@@ -17,12 +17,14 @@ from regard.cli import main as program
 from regard.maps import load_summary, save_summary
 from regard.maps.sources.summary import SummarySource
 from regard.models.convert import from_huggingface
+from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.registry import task_of
 from regard.tasks.text.pairs import read_pairs
 from regard.tasks.text.references import read_judged, read_references
 from regard.tasks.translation.train import train_translation
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
+WORDS = "a stranger's file, which nobody may change"
 Use = Callable[[Path], Any]
 """Reads an exhibit's folder and works with it."""
 
@@ -97,8 +99,31 @@ def _each(read: Callable[[Path], Any]) -> Use:
 
 
 def _run(folder: Path) -> None:
-    config = small_config(folder, steps=4)
-    train_translation(config)
+    train_translation(small_config(folder, steps=4, keep=2))
+    (folder / "run/notes.txt").write_text(WORDS)
+    (folder / "run/last/model.safetensors").write_text(WORDS)
+
+
+def _writer(folder: Path) -> None:
+    from tests.tasks import test_language_model
+
+    train_language_model(test_language_model.small_config(folder))
+    (folder / "run/notes.txt").write_text(WORDS)
+
+
+def _command(name: str, *more: str) -> Use:
+    """A command of a run: words with a dot are files beside it."""
+
+    def use(folder: Path) -> None:
+        command_line(
+            name, folder / "run", *(folder / word if "." in word else word for word in more), "--device", "cpu"
+        )
+
+    return use
+
+
+def _resume(folder: Path) -> None:
+    command_line("train", "--out", folder / "run", "--resume", "--steps", "8", "--device", "cpu")
 
 
 def _translate(folder: Path) -> None:
@@ -231,18 +256,27 @@ EXHIBITS = (
         _run,
         {
             "translate": _translate,
-            "regard translate": lambda f: command_line("translate", f / "run", "we see one cats", "--device", "cpu"),
-            "regard train --resume": lambda f: command_line(
-                "train", "--out", f / "run", "--resume", "--steps", "6", "--device", "cpu"
-            ),
-            "regard evaluate": lambda f: command_line(
-                "evaluate", f / "run", "--data", f / "pairs.tsv", "--beam", "1", "--device", "cpu"
-            ),
+            "regard translate": _command("translate", "we see one cats"),
+            "regard train --resume": _resume,
+            "regard evaluate": _command("evaluate", "--data", "pairs.tsv", "--beam", "1"),
+            "regard view": _command("view", "we see one cats", "--terminal"),
+            "regard choose": _command("choose"),
             "regard export": lambda f: command_line(
                 "export", f / "run", "--to", "huggingface", "--out", f / "exported"
             ),
         },
-        frozenset({"regard train --resume", "regard export"}),
+        frozenset({"regard train --resume", "regard export", "regard choose"}),
+    ),
+    Exhibit(
+        "a language model",
+        _writer,
+        {
+            "regard generate": _command("generate", "3 and", "--max-tokens", "3"),
+            "regard train --resume": _resume,
+            "regard evaluate": _command("evaluate", "--data", "text.txt"),
+            "regard view": _command("view", "3 and 4", "--terminal"),
+        },
+        frozenset({"regard train --resume"}),
     ),
     *(Exhibit(kind, _translator(kind), {"regard translate": _translate_foreign}) for kind in ("marian", "bart")),
     *(

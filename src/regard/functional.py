@@ -133,10 +133,10 @@ def attention(
     >>> import torch
     >>> q, k, v = torch.randn(2, 8, 5, 16), torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 16)
     >>> attention(q, k, v).shape
-    Size([2, 8, 5, 16])
+    torch.Size([2, 8, 5, 16])
     >>> output, weights = attention(q, k, v, return_weights=True)
     >>> weights.shape, weights[0, :, 4].sum(-1).round(decimals=3).unique()
-    (Size([2, 8, 5, 7]), tensor([1.]))
+    (torch.Size([2, 8, 5, 7]), tensor([1.]))
     """
     if is_overridden(query, key, value):
         # F.scaled_dot_product_attention does the same: tensor subclasses and modes (regard.watch) see the whole call.

@@ -13,7 +13,7 @@ import pytest
 from regard.tensors.vector_functions import ROUTED
 from tests import forked
 from tests.core import house
-from tests.core.test_structure import FILES, IMPORTS
+from tests.core.test_structure import imports
 
 FIRST_CALLS = """
 import json, sys, threading
@@ -82,7 +82,7 @@ print(len(names))
 
 
 def test_every_file_that_calls_one_imports_a_package_that_begins_with_them() -> None:
-    files, graph = FILES, IMPORTS
+    files, graph = house.files(), imports()
     callers = {name for name, tree in files.items() if _calls_one(tree)}
     assert "regard.maps.sources.call" in callers
     assert len(callers) > 20

@@ -18,7 +18,7 @@ from regard.tasks.text.tokenizers import Tokenizer
 from regard.views import ColourScale, Printing
 from regard.watching.running.interceptor import Interceptor
 from tests.core import house
-from tests.core.test_structure import FILES, ON_DEMAND, PUBLIC_PACKAGES
+from tests.core.test_structure import ON_DEMAND, PUBLIC_PACKAGES
 
 KINDS: dict[type, str] = {
     torch.nn.Module: "torch prints its layers",
@@ -69,7 +69,7 @@ def functions(one: Any) -> Iterator[Any]:
 @cache
 def handed_back() -> frozenset[type]:
     """The public classes, and the classes that public functions and their results name as their answers."""
-    homes = {found.name: found.file for found in house.definitions(FILES)}
+    homes = {found.name: found.file for found in house.definitions(house.files())}
     packages = [
         import_module(name) for name in ("regard", *(f"regard.{one}" for one in (*ON_DEMAND, *PUBLIC_PACKAGES)))
     ]

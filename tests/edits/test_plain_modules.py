@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -131,6 +131,8 @@ def without_the_error_of_nothing() -> Iterator[None]:
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(EDITS, min_size=1, max_size=3), st.sampled_from(["none", "causal", "padding", "added"]))
+@example([Reweight([1, 2], 100.0), AddBias(-1.5, 0, heads=1)], "none")
+@example([ScaleHeads(0, 0.5), ScaleHeads(slice(2), 3.0, queries=[0, 3])], "causal")
 def test_random_edits_are_those_of_eager_attention(edits: list[Edit], kind: str) -> None:
     torch.manual_seed(0)
     model, given_, vectors = Two(), masks(kind), x()

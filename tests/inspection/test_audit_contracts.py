@@ -178,7 +178,10 @@ def test_documents_by_the_user() -> None:
         audited(Model(CAUSAL), {"documents": DOCUMENTS.float()}, input_ids=ids()[:1])
 
 
-@pytest.mark.parametrize("positions", [[1, 1, 1, 0, 1, 2, 3, 4, 5], [0, 0, 0, 0, 1, 2, 3, 4, 5], list(range(9))])
+@pytest.mark.parametrize(
+    "positions",
+    [[1, 1, 1, 0, 1, 2, 3, 4, 5], [0, 0, 0, 0, 1, 2, 3, 4, 5], [7, 6, 5, 0, 0, 1, 2, 3, 4], list(range(9))],
+)
 def test_positions_of_padding_begin_no_document(positions: list[int]) -> None:
     real = torch.arange(T) > 2
     given = {"attention_mask": real[None], "position_ids": torch.tensor([positions])}

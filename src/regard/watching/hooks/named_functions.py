@@ -79,7 +79,7 @@ CALLABLE = frozenset({FunctionType, partial})
 def _itself(value: object) -> object:
     """A function without what wraps it or applies a part of it."""
     value = value.func if type(value) is partial else value
-    return unwrap(value) if hasattr(value, "__wrapped__") else value
+    return unwrap(value) if callable(value) and hasattr(value, "__wrapped__") else value
 
 
 def _takes(function: Any, parameters: frozenset[str]) -> bool:

@@ -168,7 +168,7 @@ $(NODE_STAMP): package.json package-lock.json
 
 # A chapter runs again when its code has changed; a warning is an error. The site needs no network.
 docs: $(STAMP)  ## Run the chapters of the book, build the site into build/docs/html and look at it
-	OMP_NUM_THREADS=2 $(BIN)/python -m sphinx -q -W --keep-going -d build/docs/trees -b html docs build/docs/html
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -d build/docs/trees -b html docs build/docs/html
 	SITE=build/docs/html $(BIN)/python -m pytest -n 0 tests/book/test_site.py
 	@echo "build/docs/html/index.html"
 

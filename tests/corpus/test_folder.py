@@ -385,10 +385,12 @@ def test_a_dead_worker_is_told(gpt2: Path, docs: Path, tmp_path: Path, monkeypat
 
 
 def test_ray_that_is_not_installed_is_told(
-    gpt2: Path, docs: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+    gpt2: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    status, _, said = call(*command(gpt2, docs, tmp_path / "out", "--engine", "ray"))
+    unread = tmp_path / "unread.txt"
+    unread.write_bytes(b"\xff\xfe\x00")  # ids that cannot be read: ray is asked for before
+    status, _, said = call(*command(gpt2, unread, tmp_path / "out", "--engine", "ray"))
     assert (status, said) == (
         2, "regard: ray is not installed; it comes with the extra 'ray': pip install 'regard[ray]'\n"
     )  # fmt: skip

@@ -100,6 +100,8 @@ class Tree:
             else:
                 folder.mkdir(exist_ok=True)
                 shutil.copy2(path, folder)
+        if (modules := root / "node_modules").is_dir():  # Tests of the page are passed over without them.
+            (folder / "node_modules").symlink_to(modules.resolve())
 
     async def look(self, fault: Fault) -> Outcome:
         """Plant a fault, run its tests, and take it out again."""

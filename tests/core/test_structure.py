@@ -19,7 +19,7 @@ from tests.core.house import files
 # raises them by what it needs, with its reason beside the number.
 MOST_LINES = 74_701
 MOST_LINES_OF_THE_LIBRARY = 53_299  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 68_402
+MOST_LINES_OF_TESTS = 68_420
 LONGEST_FILE = 422  # two more: sinks of rows, which the programs of a card ask for
 MOST_ROOMS, MOST_ARROWS = 21, 110
 

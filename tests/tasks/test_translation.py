@@ -1,10 +1,11 @@
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from regard.tasks.text.tokenizer_recipes import Characters
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import open_corpus
+from regard.tasks.translation.forcing import TeacherForcing
 from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.train import TranslationConfig, Translator, run_translation, train_translation
 from regard.tasks.viewing.own_model import OwnModel
@@ -407,3 +409,15 @@ def test_a_warm_start_does_not_change_the_case(tmp_path: Path) -> None:
     before = tmp_path / "run"
     with pytest.raises(ArgumentError, match="tokenizers that read lower case"):
         run_translation(small_config(tmp_path, steps=1, out=tmp_path / "other", warm_start=before, lowercase=True))
+
+
+def test_a_run_that_fails_ends_the_thread_of_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would write into the folder of a run that is removed, and print a traceback."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise ArgumentError("no loss")
+
+    monkeypatch.setattr(TeacherForcing, "__call__", refuse)
+    with pytest.raises(ArgumentError, match="no loss"):
+        train_translation(small_config(tmp_path, steps=2))
+    assert not [thread for thread in threading.enumerate() if type(thread).__name__ == "_AsyncWriterThread"]

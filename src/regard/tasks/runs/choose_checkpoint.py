@@ -16,10 +16,12 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nothing
 from regard.tasks.training.averaging import mean_of
 from regard.tasks.training.bleu import LEAST_BLEU, BleuTokenize, deciding
-from regard.tasks.training.checkpoint_names import TRAINED
 from regard.tasks.training.checkpoints import Checkpoints, fill_model
 from regard.tasks.training.distributed.devices import start_fabric
 from regard.tasks.translation.config import TranslationConfig
+
+TRAINED = "trained"
+"""The best model of training, after another has replaced it."""
 
 
 class CandidateWeights(NamedTuple):
@@ -55,7 +57,6 @@ def choose_checkpoint(
     Source: checkpoint averaging, Vaswani et al. 2017, section 6.1.
     """
     run = RunFolder(Path(folder))
-    run.refuse_strangers()
     task = task_of(run.path)
     check_prepared(run)
     config: TrainingConfig = run.read_config(run.task(), task.config)

@@ -7,7 +7,6 @@ tokenizer.json    or source_tokenizer.json and target_tokenizer.json
 data/             the tokenised text
 last.safetensors  best.safetensors  checkpoints
 kept/             models of the latest validations, if some are to be kept
-trained.safetensors  the best model by training, if `regard choose` put another in its place
 ctranslate2/      the best model as CTranslate2 reads it, once it has searched for the run
 metrics.jsonl     train.log     tensorboard/
 .new/             while a run is being replaced: the new run, until its data have been read
@@ -45,7 +44,7 @@ ENGINE_FILES = (
 )
 """All files of the export. The first names the others with their checksums, and is written last."""
 FILES = (
-    *("run.toml", "config.json", "last.safetensors", "best.safetensors", "trained.safetensors"),
+    *("run.toml", "config.json", "last.safetensors", "best.safetensors"),
     *("tokenizer.json", "source_tokenizer.json", "target_tokenizer.json", "metrics.jsonl", "train.log"),
     "prepared.json",
 )

@@ -117,7 +117,6 @@ QUESTIONS: dict[str, Callable[[AttentionMap], Any]] = {
     "pooled": lambda w: w.pooled(3, 4),
     "mass": lambda w: w.mass(regard.window(2)),
     "spans": lambda w: w.spans(keys=[(0, 4), (4, 9)]),
-    "singular values": lambda w: w.singular_values(2).error,
     "divergence": lambda w: regard.divergence(w, w[..., torch.arange(8, -1, -1), :], "mse"),
     "cross entropy": lambda w: regard.divergence(w, w, "cross_entropy"),
     "rollout": lambda w: rollout([w, w], 3),

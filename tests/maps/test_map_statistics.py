@@ -61,6 +61,14 @@ def weights_of(
     return lazy, dense
 
 
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+@given(case=cases(scores=SCORES), data=st.data())
+def test_softmax(grad: bool, case: Case, data: st.DataObject) -> None:
+    with torch.set_grad_enabled(grad):
+        weights, dense = weights_of(case, torch.float64)
+        check(weights, dense, tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
+
+
 @pytest.mark.parametrize("is_cast", [False, True], ids=["", "under autocast"])
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @settings(max_examples=20)

@@ -19,6 +19,7 @@ from regard.watching.hooks.this_thread import this_thread
 from regard.watching.kept import factors as factors_module
 from regard.watching.readers import kernel_lse as lse_module
 from regard.watching.watch import Seen
+from tests import each_once
 
 B, H, T, D = 2, 3, 7, 5
 
@@ -114,8 +115,9 @@ RECOGNISED = {"none", "causal flag", "bool, T x S", "padding", "causal and paddi
               "window both ways", "added, per key", "-inf", "finfo.min", "scale"}  # fmt: skip
 
 
-@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(
+    ("name", "context"), each_once(MASKS, [torch.no_grad, torch.enable_grad, torch.inference_mode])
+)
 def test_every_mask_in_every_context(name: str, context: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     # The kernel's own log-sum-exp is read: no row state is computed by a pass over the scores.
     monkeypatch.setattr("regard.watching.kept.factors.row_state", lambda call: 1 / 0)

@@ -14,6 +14,7 @@ from regard import nn as regard_nn
 from regard.errors import OverwrittenError
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
 from regard.watching.watch import Seen
+from tests import each_once
 
 # torch says of its own fast path that nested tensors are a prototype.
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
@@ -62,10 +63,11 @@ MASKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(
+    ("name", "context", "need_weights"),
+    each_once(MASKS, [torch.no_grad, torch.enable_grad, torch.inference_mode], [False, True]),
+)
 def test_masks(name: str, context: type[Any], training: bool, need_weights: bool) -> None:
     module = nn.MultiheadAttention(E, H, batch_first=True).train(training)
     x = torch.randn(B, T, E)

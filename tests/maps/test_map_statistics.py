@@ -279,7 +279,7 @@ def test_of_equal_keys_a_share_takes_as_many_as_it_says(normalization: Normaliza
             assert weights.top_p_count(float(share)).tolist() == [math.ceil(share * keys)] * 2, (keys, share)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(21))
 def test_the_share_of_a_row_takes_the_fewest_keys_that_hold_it(seed: int) -> None:
     """Against float64 sums of the weights that the map reads, at shares near 0 and 1 too: no row differs."""
     generator = torch.Generator().manual_seed(seed)

@@ -195,7 +195,7 @@ def test_a_line_whose_tags_would_not_come_back_once_is_left_as_it_is(tokenizer: 
 
 
 def test_the_command_counts_lines_that_it_leaves(run: Path, call: Call, tmp_path: Path) -> None:
-    lines = tmp_path / "lines"
+    lines = tmp_path / "lines.txt"
     lines.write_text("we see two\twe {n}\nwe %s two\twe %s\n{n}\twe {n}\n<b>see</b>\t<b>\n", encoding="utf-8")
     base = ["translate", str(run), "--input", str(lines), "--keep-tags", "--prefix-column", "--device", "cpu"]
     status, out, err = call(*base)

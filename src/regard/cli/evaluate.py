@@ -25,7 +25,8 @@ from regard.tasks.exports.formats import Engine, SearchPrecision
 from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of, task_of
 from regard.tasks.runs.refusals import require_files
-from regard.tasks.text.lines import STANDARD_INPUT, Reader, StrPath
+from regard.tasks.text.gate import STANDARD_INPUT
+from regard.tasks.text.lines import Reader, StrPath
 from regard.tasks.training.bleu import BleuTokenize
 
 OF_TRANSLATORS = (

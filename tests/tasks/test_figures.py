@@ -163,7 +163,8 @@ def text_config(kind: Any, folder: Path, **model: Any) -> Any:
     lines = (" ".join(random.Random(n).sample(words, len(words))) for n in range(40))
     (folder / "text.txt").write_text("".join(f"{line}\n" for line in lines))
     settings: dict[str, Any] = {
-        "data": (folder / "text.txt",), "out": folder / "run", "tokenizer": "words", "vocab_size": 7, "block_length": 16,
+        "data": (folder / "text.txt",), "out": folder / "run", "tokenizer": "words",
+        "vocab_size": 7, "block_length": 16,
         "batch_tokens": 128, "steps": 8, "validate_every": 8, "warmup_steps": 2, "learning_rate": 1e-2, "device": "cpu",
         "pictures": 0, **model,
     }  # fmt: skip
@@ -262,7 +263,7 @@ def test_generate_counts_texts_without_their_end(call: Call, tmp_path: Path) -> 
         train_language_model(replace(config, out=tmp_path / documents))
         run = ("generate", str(tmp_path / documents), "to", "--samples", "2", "--device", "cpu", "--max-tokens")
         assert call(*run, "1")[::2] == (0, said)
-    assert call(*run[:1], str(tmp_path / "lines.txt"), *run[2:], "300")[::2] == (0, "")
+    assert call(*run[:1], str(tmp_path / "lines"), *run[2:], "300")[::2] == (0, "")
 
 
 # -- advice --------------------------------------------------------------------------------------------------------

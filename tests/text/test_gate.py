@@ -21,7 +21,7 @@ from regard.tasks.text.gate import ENDINGS, PACKINGS, DataFormat
 from regard.tasks.text.lines import read_lines
 from regard.tasks.text.pairs import read_pairs
 from regard.tasks.text.references import read_judged
-from regard.tasks.text.texts import RunningText, read_texts
+from regard.tasks.text.texts import RunningText
 from regard.tasks.text.unicode import bounded, normalise
 from tests import ROOT
 
@@ -122,14 +122,14 @@ def test_a_form_is_told_by_the_ending_or_by_the_flag(tmp_path: Path, form: str) 
 
 def test_a_name_that_tells_no_form_is_refused_before_its_content(tmp_path: Path) -> None:
     for name in ("x", "x.json", "x.zip", "x.tar.gz", "x.parquet", "x.xml"):
-        for read in (read_pairs, lambda path: read_texts([path]), lambda path: RunningText([path])):
+        for read in (read_pairs, lambda path: RunningText([path])):
             with pytest.raises(ArgumentError, match=rf"expected a name that ends in .*, got {tmp_path}/{name}: say"):
                 read(tmp_path / name)
     for names in (["a.txt"], ["a.en", "a.fr", "b.fr"], ["a.en", "b.tsv"], ["-"]):
         with pytest.raises(ArgumentError, match=rf"two files of aligned lines .* got {len(names)} \(.*--data-format"):
             read_pairs(names)
     with pytest.raises(ArgumentError, match=r"got a\.tsv: say its form"):
-        read_texts(["a.tsv"])
+        RunningText(["a.tsv"])
 
 
 def test_quotes_in_a_csv_may_hold_line_feeds_and_quotes(tmp_path: Path) -> None:
@@ -189,12 +189,11 @@ def test_json_lines_are_texts_with_a_blank_line_between(tmp_path: Path) -> None:
     texts = ["one\ntwo\n", "three"]
     path = written(tmp_path, "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts), "x.jsonl")
     assert list(RunningText([path])) == ["one", "two", "", "three", ""]
-    assert list(read_texts([path])) == texts
     assert next(RunningText([path], format="text")).startswith('{"id": 1, ')
     with pytest.raises(
         DataError, match=r'x\.jsonl:1: expected \{"text": text\}, got \{"content": str\}; .*--data-format text'
     ):
-        list(read_texts([written(tmp_path, '{"content": "a"}\n', "x.jsonl")]))
+        list(RunningText([written(tmp_path, '{"content": "a"}\n', "x.jsonl")]))
     for content in ('[{"text": "a"}]\n', '{\n "text": "a"\n}\n'):
         with pytest.raises(DataError, match=r"x\.jsonl:1: expected "):
             list(RunningText([written(tmp_path, content, "x.jsonl")]))
@@ -223,7 +222,7 @@ def test_parts_are_the_text_and_cut_no_character() -> None:
 def test_every_reading_command_has_the_flags_that_messages_name() -> None:
     flags = {name: {one.name for one in fields(cast(Any, command))} for name, command in COMMANDS.items()}
     reading = {name: names for name, names in flags.items() if {"data", "valid", "input"} & names}
-    assert set(reading) == {"translate", "align", "evaluate", "score", "view", "measure"}
+    assert set(reading) == {"translate", "align", "evaluate", "view", "measure"}
     del reading["view"]  # which reads one text: its lines are no examples
     del reading["measure"]  # whose bad lines are rows of its answer, with their error
     for name, task in TASKS.items():

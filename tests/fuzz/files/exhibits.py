@@ -260,12 +260,11 @@ EXHIBITS = (
             "regard train --resume": _resume,
             "regard evaluate": _command("evaluate", "--data", "pairs.tsv", "--beam", "1"),
             "regard view": _command("view", "we see one cats", "--terminal"),
-            "regard choose": _command("choose"),
             "regard export": lambda f: command_line(
                 "export", f / "run", "--to", "huggingface", "--out", f / "exported"
             ),
         },
-        frozenset({"regard train --resume", "regard export", "regard choose"}),
+        frozenset({"regard train --resume", "regard export"}),
     ),
     Exhibit(
         "a language model",

@@ -276,7 +276,7 @@ def test_whoever_stops_reading_is_not_an_error(run: Path, tmp_path: Path) -> Non
 # -- help and version ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["train", "translate", "generate", "evaluate", "score", "view", "check", "demo"])
+@pytest.mark.parametrize("command", ["train", "translate", "generate", "evaluate", "view", "check", "demo"])
 def test_help_explains_every_option(call: Call, command: str) -> None:
     status, out, err = call(command, "--help")
     assert (status, err) == (0, "")
@@ -324,7 +324,7 @@ def test_help_shows_the_flags_of_a_first_run(call: Call, task: str) -> None:
 
 
 def test_help_of_all_is_that_of_a_command_without_settings(call: Call) -> None:
-    assert call("choose", "--help-all") == call("choose", "--help")
+    assert call("evaluate", "--help-all") == call("evaluate", "--help")
 
 
 def test_a_bare_train_trains_a_translator_and_says_what_else_there_is(call: Call) -> None:
@@ -443,7 +443,7 @@ def test_debug_shows_where_it_happened(call: Call, tmp_path: Path) -> None:
         (("train", "--colour", "red"), "Unrecognized options: --colour red"),
         (("translate", "x", "--bem", "2"), "Unrecognized options: --bem 2; perhaps you meant --beam"),
         (("translate", "x", "y", "--beam", "two"), "Error parsing --beam: expected a whole number, got 'two'"),
-        (("score", "x", "--device"), "Missing value for argument '--device'"),
+        (("evaluate", "x", "--device"), "Missing value for argument '--device'"),
         (("evaluate", "x"), "Missing from regard evaluate: --data"),
         (("flarb",), "unknown command 'flarb': expected one of train, translate"),
         ((), "Expected one of {train, translate"),
@@ -583,7 +583,7 @@ def test_options_of_translations(call: Call, run: Path) -> None:
     check_one_line(call("translate", str(run), "x", "--length-penalty", "400"), "--length-penalty must be at most 50")
     check_one_line(
         call("translate", str(run), "x", "--alignment-head", "0"),
-        "go with --alignments, --confidence, --keep-tags or --copy-unknown",
+        "go with --alignments or --copy-unknown",
     )
     check_one_line(call("translate", str(run), "x", *of, "1"), "expected a layer from -1 to 0")
     check_one_line(call("translate", str(run), "x", "--prefix", "y", "--prefix-column"), "give one of them")
@@ -678,27 +678,12 @@ def test_generated_text_is_printed_as_it_comes(text_run: Path) -> None:
     assert [len(one) for one in flushed[:9]] == list(range(2, 11))
 
 
-def test_evaluate_and_score_a_language_model(call: Call, text: Path, text_run: Path) -> None:
+def test_evaluate_a_language_model(call: Call, text: Path, text_run: Path) -> None:
     status, out, _ = call("evaluate", str(text_run), "--data", str(text))
     rows = {line.split("\t")[0]: line.split("\t")[1] for line in out.splitlines()}
     assert status == 0
     assert list(rows) == ["tokens", "loss", "perplexity", "bits per byte"]
     assert int(rows["tokens"]) == len(text.read_bytes())
-    _, from_file, _ = call("score", str(text_run), "--data", str(text))
-    lines = [line.split("\t") for line in from_file.splitlines()]
-    assert [int(count) for _, count in lines] == [len(line) for line in text.read_text().splitlines()]
-    assert all(float(score) < 0 for score, _ in lines)
-    assert call("score", str(text_run), stdin=text.read_bytes())[1] == from_file
-
-
-def test_score_pairs(call: Call, run: Path, data: Path) -> None:
-    status, out, _ = call("score", str(run), "--data", str(data))
-    rows = [line.split("\t") for line in out.splitlines()]
-    assert status == 0
-    assert [int(count) for _, count in rows] == [len(target) + 1 for _, target in PAIRS]
-    _, evaluated, _ = call("evaluate", str(run), "--data", str(data), "--beam", "1")
-    loss = float(next(line.split("\t")[1] for line in evaluated.splitlines() if line.startswith("loss")))
-    assert -sum(float(s) for s, _ in rows) / sum(int(n) for _, n in rows) == pytest.approx(loss, abs=1e-4)
 
 
 def test_view_a_text(call: Call, text_run: Path, tmp_path: Path) -> None:

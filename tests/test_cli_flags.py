@@ -15,7 +15,6 @@ from regard.tasks.generation.filters import MinP, RepetitionPenalty, Temperature
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
 from regard.tasks.pictures import save as pictures
 from regard.tasks.pictures.save import PictureFiles
-from regard.tasks.runs import choose_checkpoint as choosing
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.training.metrics import CorpusScore
 from regard.tasks.translation.alignments import AlignmentOf
@@ -134,7 +133,7 @@ def test_generate(call: Call, asked: Asked, flags: tuple[str, ...], filters: lis
 def test_translate(call: Call, asked: Asked, flags: tuple[str, ...], options: dict[str, Any]) -> None:
     status, out, err = call("translate", "run", "a sentence", "--device", "cpu", "--precision", "float32", *flags)
     assert (status, err) == (0, "")
-    assert asked["options"] == TranslationOptions(**options, labels=bool({"--alignments", "--confidence"} & {*flags}))
+    assert asked["options"] == TranslationOptions(**options, labels="--alignments" in flags)
     assert asked["requests"] == [Request("a sentence")]
     assert asked["device"] == "cpu"
     if "--alignments" in flags:
@@ -193,7 +192,7 @@ def test_a_file_of_text_is_not_gone_on_with_in_json(call: Call, asked: Asked, tm
     assert "was begun with json False, not True" in call(*command, *copying, "--resume", "--alignments")[2]
 
 
-# -- evaluate and choose ---------------------------------------------------------------------------------------
+# -- evaluate --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -235,24 +234,6 @@ def test_evaluate_a_language_model(call: Call, asked: Asked, of_run: Callable[[s
     call(*command)
     assert asked["stride"] is None
     assert "--beam is not for a run of the task language-model" in call(*command, "--beam", "4")[2]
-
-
-def test_choose_hands_its_flags_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: Asked = {}
-
-    class Winner:
-        name, metrics, signature = "best", {"loss": 1.0, "bleu": 50.0}, "of BLEU"
-
-    monkeypatch.setattr(RunFolder, "task", lambda self: "translation")
-
-    monkeypatch.setattr(choosing, "choose_checkpoint", lambda run, **how: asked.update(how) or [Winner])
-    status, out, err = call(
-        "choose", "run", "--by", "bleu", "--beam", "3", "--bleu-tokenize", "char", "--device", "cpu"
-    )
-    assert callable(asked.pop("tell"))
-    said = "BLEU: of BLEU\nthe best model of run is now: best\n"
-    assert asked == {"by": "bleu", "beam_size": 3, "bleu_tokenize": "char", "device": "cpu"}
-    assert (status, out, err) == (0, "best\tloss 1.0000\tbleu 50.0000\n", said)
 
 
 def test_view_writes_where_it_is_told(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

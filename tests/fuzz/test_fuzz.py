@@ -45,7 +45,6 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
         ("files", 0, 24),
         ("text", 0, 6),
         ("requests", 0, 20),
-        ("documents", 0, 40),
     ],
 )
 def test_a_short_search_finds_nothing(ground: str, seed: int, cases: int) -> None:

@@ -376,7 +376,6 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda w: w.expected("mean"), ShapeError, "are numbers or a function"),
         (lambda w: w.expected(None), ShapeError, "are numbers or a function"),
         (lambda w: w.expected(torch.ones(7, dtype=torch.complex64)), ShapeError, "torch.complex64"),
-        (lambda w: w.singular_values(1.5), ArgumentError, "got 1.5"),
         (lambda w: w.average(weights=[1.0, -1.0, 2.0, -2.0]), ArgumentError, "by their sum, which is 0.0"),
         (lambda w: w.average(weights=[1.0, math.nan, 2.0, 0.0]), ArgumentError, "by their sum, which is nan"),
         (lambda w: w.top_p_count(0.0), ArgumentError, r"p in \(0, 1\], got 0.0"),
@@ -387,8 +386,6 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda w: w.mT @ torch.ones(7, 2), ShapeError, r"x of shape \(..., 5, N\) .* got \(7, 2\)"),
         (lambda w: w.mT @ torch.ones(3, 5, 2), ShapeError, "do not broadcast"),
         (lambda w: w.summary("entropie"), ArgumentError, "knows received, entropy.*; got 'entropie'"),
-        (lambda w: w.singular_values(6), ArgumentError, r"k in \[1, 5\], got 6"),
-        (lambda w: w.singular_values(2, iterations=-1), ArgumentError, "at least 0, got -1"),
         (lambda w: w.average(-2), ArgumentError, "got dim -2"),
         (lambda w: w.average(-3, weights=[1.0]), ArgumentError, r"each of 4, got \(1,\)"),
         (lambda w: w[0, 0].average(0), ArgumentError, "dimensions before queries"),
@@ -424,15 +421,6 @@ def test_values_of_keys_may_be_numbers_of_any_kind() -> None:
     values: Any
     for values in ([0, 1, 2], np.arange(3), torch.arange(3), lambda j: j.tolist()):
         torch.testing.assert_close(weights.expected(values), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_singular_values_of_a_map_in_half_precision_are_rounded_at_the_end(dtype: torch.dtype) -> None:
-    q = torch.randn(2, 5, 4)
-    weights = regard.attention(q, q, q, return_weights=True).weights
-    found, expected = (one.singular_values(2) for one in (weights.to(dtype), weights))
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other.to(dtype))
 
 
 @pytest.mark.parametrize("sink", [60.0, 80.0, -5.0])

@@ -11,11 +11,11 @@ from regard.tasks.translation.aligned_words import as_line, word_numbers, words_
 from regard.tasks.translation.alignments import AlignmentOf
 from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, run, write_pairs
-from tests.tasks.test_confidence import SENTENCES
 from tests.tasks.test_read_once import fed
 from tests.tasks.test_translate_options import make
 
 __all__ = ["run"]
+SENTENCES = ["we see two cats", "they see two stars", "Zoë sees 日本", "one cat, two cats"]
 TEXTS = [("we see two", "on voit une"), ("they see", "elles en voient deux")]
 
 

@@ -193,7 +193,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 COMMANDS = {
     "evaluate": ("--beam", "1", "--engine", "regard", "--data"),
-    "score": ("--data",),
     "align": ("--data",),
 }
 
@@ -212,7 +211,7 @@ def test_every_command_reads_and_counts_alike(call: Call, run: Path, tmp_path: P
     status, out, err = call(*typed, "--data-format", "tsv-extra", "--bad-lines", "skip")
     assert status == 0, err
     assert err.count(f"2 bad lines left out; the first: {data}:2: ") == 1
-    if command in ("score", "align"):  # answer n is about line n
+    if command == "align":  # answer n is about line n
         assert [bool(line) for line in out.split("\n")[:-1]] == [True, False, True, False]
 
 

@@ -222,7 +222,7 @@ def test_parts_are_the_text_and_cut_no_character() -> None:
 def test_every_reading_command_has_the_flags_that_messages_name() -> None:
     flags = {name: {one.name for one in fields(cast(Any, command))} for name, command in COMMANDS.items()}
     reading = {name: names for name, names in flags.items() if {"data", "valid", "input"} & names}
-    assert set(reading) == {"translate", "align", "evaluate", "score", "view", "measure"}
+    assert set(reading) == {"translate", "align", "evaluate", "view", "measure"}
     del reading["view"]  # which reads one text: its lines are no examples
     del reading["measure"]  # whose bad lines are rows of its answer, with their error
     for name, task in TASKS.items():

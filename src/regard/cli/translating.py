@@ -50,9 +50,7 @@ def _options(asked: Any, translator: Translator) -> TranslationOptions:
         copy_unknown=asked.copy_unknown,
         max_length=asked.max_length,
         max_target_length=asked.max_length,
-        confidence=asked.confidence,
-        keep_tags=asked.keep_tags,
-        labels=asked.alignments or asked.confidence,
+        labels=asked.alignments,
     )
 
 
@@ -85,10 +83,6 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
         print(f"bad lines left empty: {work.bad}", file=sys.stderr)
     if work.cut_off.lines:
         print(f"translations cut off by the limit of their tokens: {work.cut_off}; raise --max-length", file=sys.stderr)
-    if work.doubted.lines:
-        print(f"lines with words that were perhaps left untranslated: {work.doubted}", file=sys.stderr)
-    if work.left.lines:
-        print(f"lines left as they are, because a tag would not come back once: {work.left}", file=sys.stderr)
 
 
 def _engine_line(asked: Any, translator: Translator, searcher: str) -> str:
@@ -132,18 +126,13 @@ def as_json(_number: int, translation: Translation) -> str:
 
 
 def _candidate_as_json(one: Candidate) -> dict[str, Any]:
-    known: dict[str, Any] = {
+    return {
         "text": one.text,
         "score": round(one.score, 4),
         "finished": one.finished,
         "tokens": one.labels,
         "alignment": [] if one.alignment is None else [_rounded(row) for row in one.alignment.tolist()],
     }
-    if one.confidence is not None:
-        probabilities, entropies, coverage, untranslated = one.confidence
-        known |= {"probabilities": _rounded(probabilities), "entropies": _rounded(entropies)}
-        known |= {"coverage": _rounded(coverage), "untranslated": untranslated}
-    return known
 
 
 def _rounded(numbers: Sequence[float]) -> list[float]:

@@ -217,7 +217,6 @@ class Sentences(NamedTuple):
 
     lines: Sequence[Request]
     alternatives: int
-    has_tags: bool
     ticket: Ticket
 
 
@@ -233,17 +232,17 @@ class ServedTranslator(Served):
         ends = [[one.marks.end_id] for one in (translator.target_tokenizer, translator.source_tokenizer)]
         self._learn(lambda: self._forced(*ends))
 
-    def options(self, alternatives: int = 0, *, has_tags: bool = False) -> TranslationOptions:
+    def options(self, alternatives: int = 0) -> TranslationOptions:
         """How texts and documents are translated."""
         size = min(max(Beam().size, alternatives + 1), self.limits.max_beam)
         return TranslationOptions(
-            beam=Beam(size, num_best=min(size, alternatives + 1)), keep_tags=has_tags, labels=False,
+            beam=Beam(size, num_best=min(size, alternatives + 1)), labels=False,
             max_length=self.limits.max_length, max_target_length=self.limits.max_length,
         )  # fmt: skip
 
     def translate(self, asked: Sequence[Sentences]) -> list[list[Translation] | Exception]:
         """The translations of the lines of several requests, whose options are the same."""
-        options = self.options(asked[0].alternatives, has_tags=asked[0].has_tags)
+        options = self.options(asked[0].alternatives)
         lines = [line._replace(is_wanted=one.ticket.is_wanted) for one in asked for line in one.lines]
         found = iter(self.translator.translate_window(lines, options))
         return [_refusing([next(found) for _ in one.lines]) for one in asked]
@@ -289,7 +288,7 @@ class ServedTranslator(Served):
         if draft.problem or not draft.ids:
             raise Refused(400, draft.problem or "there is nothing to look at in an empty text")
         with self.edited(asked.edits):
-            tokens = asked.tokens or self._target(asked, draft.text)
+            tokens = asked.tokens or self._target(asked, draft.asked.source)
             if len(tokens) > min(self.limits.max_length, translator.limit or 10**9):
                 raise Refused(400, f"an answer has at most {self.limits.max_length} tokens, got {len(tokens)}")
             if max(tokens) >= len(translator.target_tokenizer):

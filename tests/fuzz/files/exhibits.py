@@ -100,7 +100,7 @@ def _each(read: Callable[[Path], Any]) -> Use:
 def _run(folder: Path) -> None:
     train_translation(small_config(folder, steps=4, keep=2))
     (folder / "run/notes.txt").write_text(WORDS)
-    (folder / "run/last/model.safetensors").write_text(WORDS)
+    (folder / "run/kept/mine.safetensors").write_text(WORDS)
 
 
 def _writer(folder: Path) -> None:
@@ -247,12 +247,11 @@ EXHIBITS = (
             "regard train --resume": _resume,
             "regard evaluate": _command("evaluate", "--data", "pairs.tsv", "--beam", "1"),
             "regard view": _command("view", "we see one cats", "--terminal"),
-            "regard choose": _command("choose"),
             "regard export": lambda f: command_line(
                 "export", f / "run", "--to", "huggingface", "--out", f / "exported"
             ),
         },
-        frozenset({"regard train --resume", "regard export", "regard choose"}),
+        frozenset({"regard train --resume", "regard export"}),
     ),
     Exhibit(
         "a language model",

@@ -110,7 +110,7 @@ class LanguageModel:
         tokenizer = load_tokenizer(run)
         tensors, size = run.checkpoints.load_model(checkpoint), len(tokenizer)
         make = partial(DecoderOnly, config.model, vocab_size=size)
-        model = filled(make, config.model, tensors, source=run.path / checkpoint)
+        model = filled(make, config.model, tensors, source=run.checkpoints.path(checkpoint))
         length, documents = config.block_length, config.documents
         return cls(model.to(find_device(device)), tokenizer, block_length=length, documents=documents)
 

@@ -257,7 +257,7 @@ def _loaded(folder: Path, device: str, checkpoint: Literal["best", "last"]) -> T
     source_tokenizer, target_tokenizer = load_tokenizers(config, run)
     vocabularies = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
     tensors, make_it = run.checkpoints.load_model(checkpoint), partial(make_model, config.sizes, **vocabularies)
-    model = _frozen(filled(make_it, config.sizes, tensors, source=run.path / checkpoint), device)
+    model = _frozen(filled(make_it, config.sizes, tensors, source=run.checkpoints.path(checkpoint)), device)
     return Translator(model, source_tokenizer, target_tokenizer, longest=config.max_length)
 
 

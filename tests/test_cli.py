@@ -436,10 +436,10 @@ def test_overwrite_keeps_the_old_run_until_the_new_data_are_read(
 
 def test_several_sentences_are_as_many_lines(call: Call, run: Path, tmp_path: Path) -> None:
     sentences = ("one two", "two three four")
-    (tmp_path / "in").write_text("\n".join(sentences))
+    (tmp_path / "in.txt").write_text("\n".join(sentences))
     for flags in ((), ("--nbest", "2")):
         together = call("translate", str(run), *sentences, *flags)
-        assert together == call("translate", str(run), "--input", str(tmp_path / "in"), *flags)
+        assert together == call("translate", str(run), "--input", str(tmp_path / "in.txt"), *flags)
         assert (together[0], together[1].count("\n")) == (0, 4 if "--nbest" in flags else 2)
     check_one_line(call("translate", str(run), *sentences, "--bem", "2"), "perhaps you meant --beam")
 

@@ -239,7 +239,13 @@ def check_equal(folder: Path, undisturbed: Path) -> None:
         name = path.relative_to(undisturbed)
         _check_same(str(name), (folder / name).read_bytes(), path.read_bytes())
     _check_same("temporary files", [str(path) for path in folder.rglob("*") if is_temporary(path)], [])
-    _check_same("names", *({path.name for path in run.glob("[bdlk]*/*")} for run in (folder, undisturbed)))
+    _check_same(
+        "names",
+        *(
+            sorted(path.name for path in run.rglob("*.[st]*") if "tfevents" not in path.name)
+            for run in (folder, undisturbed)
+        ),
+    )
 
 
 def _check_tensors(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
@@ -308,7 +314,7 @@ def _draw(generator: random.Random, whole: Ended) -> Plan:
 
 def doing(last: str) -> str:
     """What a process was doing, by the last file that it touched."""
-    path = last.partition(" ")[2].lstrip("/")
+    path = last.partition(" ")[2].lstrip("/.")
     for prefix, what in (
         ("best", "writing the best checkpoint"),
         ("kept", "writing or removing a kept model"),

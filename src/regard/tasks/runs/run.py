@@ -13,7 +13,6 @@ from torch import nn
 
 from regard.errors import ArgumentError, DataError, MissingExtraError, RegardError, RunFolderError
 from regard.files.locks import locked
-from regard.files.own_files import appended_to
 from regard.tasks.config import TrainingConfig, make_schedule
 from regard.tasks.pictures.save import Look, Snapshots
 from regard.tasks.runs.made_models import made_of
@@ -231,7 +230,7 @@ def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None
     if config.warm_start is None or folder.checkpoints.has("last"):
         return
     before = RunFolder(config.warm_start)
-    fill_model(model, before.checkpoints.load_model("best"), source=before.path / "best")
+    fill_model(model, before.checkpoints.load_model("best"), source=before.checkpoints.path("best"))
 
 
 @contextmanager
@@ -288,8 +287,8 @@ def _open_folder(
     progress: IO[str] | None,
 ) -> None:
     """Begin a run or go on with one, and get its data ready."""
-    if goes_on or overwrite:
-        folder.refuse_strangers()
+    folder.refuse_odd_files()
+    folder.refuse_links()
     if goes_on:
         check_resumed(config, folder.read_config(task, type(config)))
         folder.write_config(task, config)
@@ -307,7 +306,7 @@ def _open_folder(
             "(--overwrite)"
         )
     try:
-        with appended_to(folder.log_file) as log:
+        with folder.log_file.open("a", encoding="utf-8") as log:
             prepare(config, folder, _sayer(log, progress))
     except RegardError:
         # Bad data is mended and the command typed again: that must not meet the remains of a run.
@@ -320,7 +319,7 @@ def _replace(task: str, config: C, folder: RunFolder, prepare: Prepare[C], progr
     """Prepare a run beside the present one, which stays until the data of the new one have been read."""
     with folder.replacement() as beside:
         beside.begin(task, config)
-        with appended_to(beside.log_file) as log:
+        with beside.log_file.open("a", encoding="utf-8") as log:
             prepare(config, beside, _sayer(log, progress))
 
 
@@ -341,7 +340,7 @@ def _watchers(
     if not fabric.is_global_zero:
         yield [], lambda line: None
         return
-    with appended_to(folder.log_file) as log:
+    with folder.log_file.open("a", encoding="utf-8") as log:
         say = _sayer(log, progress)
         boards = _tensorboard(folder, look, say)
         files: list[Callback] = [MetricsFile(folder.metrics_file), *boards]

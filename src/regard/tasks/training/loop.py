@@ -350,7 +350,7 @@ class _Run:
     def resume(self) -> None:
         if self.checkpoints is None or not self.checkpoints.has("last"):
             return
-        state, source = self.checkpoints.load_last(), self.checkpoints.folder / "last"
+        state, source = self.checkpoints.load_last(), self.checkpoints.path("last")
         fill_model(self.model, state.model, source=source)
         self.optimizer.load_state_dict(unflatten_optimizer(state.optimizer, self.optimizer.state_dict(), source=source))
         if self.average is not None:

@@ -236,8 +236,8 @@ def test_a_file_in_order_with_blank_and_bad_lines_and_resumed(
 ) -> None:
     monkeypatch.setattr("regard.tasks.translation.translator.WINDOW_LINES", 4)
     given = [b"1 times 2", b"", b"2 times 3", b"\xff", b"5 times 4", b"3 times 3", b"0 times 1"]
-    (tmp_path / "in").write_bytes(b"\n".join(given) + b"\n")
-    command = ["translate", str(run), "--input", str(tmp_path / "in"), "--bad-lines", "skip", "--device", "cpu"]
+    (tmp_path / "in.txt").write_bytes(b"\n".join(given) + b"\n")
+    command = ["translate", str(run), "--input", str(tmp_path / "in.txt"), "--bad-lines", "skip", "--device", "cpu"]
     command += ["--engine", "ctranslate2", "--precision", "float32", "--nbest", "2"]
     assert run_command([*command, "--output", str(tmp_path / "whole"), "--verbose"]) == 0
     assert "CTranslate2 " in capsys.readouterr().err

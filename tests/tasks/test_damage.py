@@ -52,7 +52,7 @@ def settings_of(run: Path) -> TranslationConfig:
 def writer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("writer")
     config = LanguageModelConfig(
-        data=(write_pairs(folder / "text.tsv"),), out=folder / "run", vocab_size=280, block_length=16, batch_tokens=64,
+        data=(write_pairs(folder / "text.txt"),), out=folder / "run", vocab_size=280, block_length=16, batch_tokens=64,
         model=DecoderOnlyConfig(dim=8, num_heads=2, num_layers=1, feed_forward_dim=8),
         warmup_steps=2, schedule="constant", fit=FitConfig(steps=4, validate_every=2, save_every=2), pictures=0,
         device="cpu",
@@ -179,7 +179,7 @@ BAD_LINES = {
     "no tab": (b"no tab\n", r"bad\.tsv:51: expected a source and a target"),
     "three columns": (b"a\tb\tc\n", r"bad\.tsv:51: expected 2 columns, got 3"),
     "an empty line": (b"\n", r"bad\.tsv:51"),
-    "a NUL byte": (b"a\0\tb\n", r"bad\.tsv:51: expected text, got a NUL byte at byte 2"),
+    "a NUL byte": (b"a\0\tb\n", r"bad\.tsv:51: expected text in UTF-8, got a NUL byte at byte 2"),
     "an empty target": (b"a\t \n", r"bad\.tsv:51: expected a target sentence, got an empty one"),
     "a file without line ends": (b"a\t" + b"x" * 2**24, r"bad\.tsv:51: expected text in lines of at most"),
 }

@@ -43,7 +43,7 @@ def train_translator(folder: Path, model: str) -> Path:
 
 
 def train_writer(folder: Path) -> Path:
-    data = write_pairs(folder / "text.tsv")
+    data = write_pairs(folder / "text.txt")
     model = DecoderOnlyConfig(**LAYERS)
     train_language_model(LanguageModelConfig(data=(data,), out=folder / "run", model=model, **TEXT))
     return folder / "run"

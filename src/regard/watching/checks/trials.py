@@ -1,6 +1,7 @@
-"""The trials of a check: runs of a model with equal results, and their audits."""
+"""The trials of a check: runs of a model whose results must agree, by what it promises, and their audits."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -8,27 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RegardError
-from regard.watching.analysis.mixing import measure_mixing
-from regard.watching.checks.audited_call import UserTold, run_of
 from regard.watching.checks.checked import Checked
-from regard.watching.checks.differences import DifferenceMeasure, Judge, largest_difference, worst_of
+from regard.watching.checks.differences import EVERY, Judge, Promise, Same, Way, apart, largest_difference
 from regard.watching.checks.finding import Finding, Reason, Severity
+from regard.watching.checks.lengths import beyond, borders, cuts
 from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
-from regard.watching.checks.rules.padding import PaddingRule
-from regard.watching.checks.subject import Outputs, Sample, Side, Subject, UnsupportedError
+from regard.watching.checks.subject import Packed, Run, Sample, Side, Subject, UnsupportedError
 from regard.watching.checks.unused_weights import unused_weights
-from regard.watching.report import missed_by, mixers_in
+from regard.watching.report import mixers_in
 from regard.watching.watch import Seen, watch
 
-SEED = 0
-LEAK = 1e-7
-"""A relative difference above this is a leak: two runs of the same shapes are equal to the bit."""
 SHOWN = ("no key", "not seen")
 """The reasons of the infos of an audit that a check shows."""
 BESIDE = (
     "a sequence gives another result beside a sequence of the same length than alone: no position may see another "
     "sequence"
 )
+NEIGHBOUR = "other contents of a sequence change the results of its neighbour in the batch"
 PADDING = (
     "what stands in the padding (on the {}) changes the results of real tokens: they attend to it, or a convolution, a "
     "recurrence or pooling reaches it; hand each of them the padding mask"
@@ -37,18 +34,25 @@ PADDED = (
     "a sequence gives another result beside a longer one, padded on the {}, than alone: look at masks and at "
     "positions, which count from the first real token"
 )
-MIXED = (
-    "what stands in the padding (on the {}) changes the results of real tokens, though no attention sees it: something "
-    "else mixes positions, such as a convolution"
+PADDED_ALONE = (
+    "a padded sequence (on the {}) that is alone in its batch gives another result than without padding: look at masks "
+    "that are left out for one row"
 )
 FUTURE = (
     "what comes later changes earlier results of a model that should be causal{}: its attention needs a causal mask on "
     "this path"
 )
+PREFIX = (
+    "the beginning of a sequence gives another result alone than with more behind it: its length reaches results that "
+    "should be causal"
+)
+DOCUMENTS = "the first document of a packed row changes the results of the next one, though {} tells them apart"
+UNPACKED = "a document gives another result in a packed row than alone, though {} tells where it begins"
 CACHE = (
-    "read with a cache, {} at a time, the sequence gives another result than at once: look at positions, at the keys "
+    "read with a cache, {}, the sequence gives another result than at once: look at positions, at the keys "
     "that the cache hands over, and at a causal mask that aligns the first query with the first key"
 )
+STATE = "the same inputs give another result the second time: a state that is kept between calls reaches it"
 ROTARY = (
     "the config says rotary positions, which are relative, and a shift of all of them changes the results: look at "
     "queries and keys that are not both turned, at values that are, and at positions that are cut off"
@@ -59,6 +63,10 @@ MOVED = 1e-2
 """A relative difference above this is no rounding of angles."""
 SINK_CHANGE = 3.0
 EAGER = "the kernel and the same attention written out give two results{}: they do not get the same mask, scale or bias"
+MINUTE = 60.0
+"""The most seconds that the trials of long sequences may take,"""
+PASSES = 30
+"""and how many passes they are, at most."""
 
 
 class Trials:
@@ -68,11 +76,13 @@ class Trials:
         self.subject, self.judge = subject, Judge(subject)
         self.found: list[Finding] = []
         self.tried: list[str] = []
+        self.unknown: list[str] = []
         self.seen: list[tuple[Seen, Tensor | None]] = []
 
     def run(self) -> None:
         """All trials. A sequence that fails even alone is the caller's mistake."""
         subject, rows = self.subject, self.subject.rows
+        alone = Way(lambda subject: subject.run([rows.long]))
         try:
             first = self._watched([rows.long])
         except RegardError:
@@ -82,23 +92,38 @@ class Trials:
             raise ArgumentError(
                 f"{type(subject.model).__name__} does not run on {given}: {type(error).__name__}: {error}"
             ) from error
-        if any(bool(output.values.isnan().any()) for output in first[0].values()):
+        if any(bool(output.values.isnan().any()) for output in first.outputs[0].values()):
             says = "its output has NaN for a single sequence without padding"
             self.found.append(Finding("not finite", "error", says))
-        elif largest_difference(first, _run(subject, [rows.long], seed=SEED + 1)) > 0:
+            return
+        if largest_difference(first.outputs, alone(subject).outputs) > 0:
+            self._stateful(alone)
+        torch.manual_seed(1)
+        other = subject.run([rows.long]).outputs
+        if largest_difference(alone(subject).outputs, other) > 0 and not subject.keeps_state:
             self.found.append(Finding("random", "info", "its output is random in evaluation mode too: not compared"))
+            self.unknown.append("its output is random, so no results were compared: set dropout to 0 in evaluation")
         else:
             self._compare()
-        with self._trying("one token changed, module by module"):
-            measure_mixing(self.seen[0][0], lambda: _run(subject, [rows.long]))
+
+    def _stateful(self, alone: Way) -> None:
+        """Results that differ under the same seed: a module keeps state between calls."""
+
+        def twice(subject: Subject) -> Run:
+            subject.run([self.subject.rows.long])
+            return subject.run([self.subject.rows.long])
+
+        self.subject.keeps_state = True
+        self._unless_rounding("cache", Promise(alone, Way(twice), is_exact=True), STATE)
 
     def _compare(self) -> None:
         self._batch()
         for side in self.subject.sides:
             self._padding(side)
-        if self.subject.causal and self.subject.ahead is not None:
-            self._future()
+        self._future()
+        self._documents()
         self._cache()
+        self._far()
         self._shifted()
         self._eager()
         self._sinks()
@@ -112,92 +137,226 @@ class Trials:
             for side in self.subject.sides:
                 yield f" padded {side}", [rows.long, rows.short], side
 
-    # -- the probes --------------------------------------------------------------------------------------
+    # -- the promises ------------------------------------------------------------------------------------
 
     def _batch(self) -> None:
-        rows = self.subject.rows
-
-        def together(subject: Subject) -> float:
-            both = _run(subject, [rows.long, rows.other])
-            return largest_difference(both, [*_run(subject, [rows.long]), *_run(subject, [rows.other])])
-
+        """Two sequences together and alone; and other contents of one of them."""
+        rows, subject = self.subject.rows, self.subject
+        both = [rows.long, rows.other]
         with self._trying("two together"):
-            self._unless_rounding("batch", together, BESIDE)
+            together = Way(lambda subject: subject.run(both), 2)
+            for number, row in enumerate(both):
+                alone = Way(lambda subject, row=row: subject.run([row]))
+                if self._unless_rounding("batch", Promise(together, alone, [Same(number, 0)]), BESIDE):
+                    return
+            if subject.ahead is not None:
+                changed = Way(lambda subject: subject.run([rows.long, subject.changed(rows.other, EVERY)]), 2)
+                self._unless_rounding("batch", Promise(together, changed, is_exact=True), NEIGHBOUR)
 
     def _padding(self, side: Side) -> None:
-        """A short sequence beside a long one, padded on a side; and other values in the padding."""
-        rows = self.subject.rows
-        if rows.short is None:
+        """A short sequence beside a long one, padded on a side, and alone; and other values in the padding."""
+        rows, short = self.subject.rows, self.subject.rows.short
+        if short is None:
             return
-        both = [rows.long, rows.short]
-
-        def other_filler(subject: Subject) -> float:
-            return worst_of(
-                largest_difference(_run(subject, both, side=side, filler=number), _run(subject, both, side=side))
-                for number in (1, 2)
-            )
-
-        def alone(subject: Subject) -> float:
-            assert rows.short is not None
-            apart = [*_run(subject, [rows.long]), *_run(subject, [rows.short])]
-            return largest_difference(_run(subject, both, side=side), apart)
-
+        both, of = [rows.long, short], self.subject.ahead
+        width = max(len(one) for name, one in rows.long.items() if name == of) if of is not None else 0
+        together = Way(lambda subject: subject.run(both, side=side), 2)
+        lone = Way(lambda subject: subject.run([short]))
+        padded = Way(lambda subject: subject.run([short], side=side, width=width))
         with self._trying(f"padded {side}"):
             self._watched(both, side)
             is_moved = side == "left" and self.subject.counts_columns
+            apart = [Promise(together, Way(lambda subject: subject.run([rows.long])), [Same(0, 0)]),
+                     Promise(together, lone, [Same(1, 0)])]  # fmt: skip
+            broken = [one for one in apart if self.judge.broken(one, locates=False)]
             # A model may know padding by its token: other tokens there may change results, if those are right with it.
-            if self.judge.beyond_rounding(alone) is None and not is_moved:
-                return
-            if self.judge.beyond_rounding(other_filler, LEAK) is None:
-                self._unless_rounding("batch", alone, PADDED.format(side), severity="info" if is_moved else "error")
-            elif self._hides_padding():
-                self._unless_rounding("batch", other_filler, MIXED.format(side), LEAK, severity="info")
-            else:
-                self._unless_rounding("padding", other_filler, PADDING.format(side), LEAK)
-
-    def _hides_padding(self) -> bool:
-        """True if every call of the last watched batch was seen, and has no weight on the padding of its keys."""
-        seen, keep = self.seen[-1]
-        run = run_of(seen.record, UserTold(keep=keep))
-        if missed_by(seen.record) or not run.calls or any(call.keep is None for call in run.calls):
-            return False
-        return not PaddingRule().ask(run)[1]
+            for number in (1, 2) if broken or is_moved else ():
+                filled = Way(lambda subject, number=number: subject.run(both, side=side, filler=number), 2)
+                contents = Promise(together, filled, [Same(0, 0), Same(1, 1)], is_exact=True)
+                if self._unless_rounding("padding", contents, PADDING.format(side)):
+                    return
+            for one in broken:
+                severity: Severity = "info" if is_moved else "error"
+                if self._unless_rounding("batch", one, PADDED.format(side), severity=severity):
+                    return
+            if not is_moved:
+                self._unless_rounding("padding", Promise(padded, lone), PADDED_ALONE.format(side))
 
     def _future(self) -> None:
-        """The last positions replaced, alone and under every other form of mask."""
-        ways = [(f",{said}" if said else "", _ahead(rows, side)) for said, rows, side in self._forms()]
-        alone = ways[0][1]
-        if not any(isinstance(module, BATCH_NORMS) for module in self.subject.model.modules()):
-            ways.append((", in training", _in_training(alone)))
-        ways.append((", eager", _in_eager(alone)))
-        for said, measure in ways:
+        """The last positions replaced, alone and under every other form of mask; and a prefix by itself."""
+        subject = self.subject
+        if not subject.causal or subject.ahead is None:
+            return
+        ways = [(f",{said}" if said else "", rows, side, _as_it_is) for said, rows, side in self._forms()]
+        if not any(isinstance(module, BATCH_NORMS) for module in subject.model.modules()):
+            ways.append((", in training", [subject.rows.long], "right", _in_training))
+        ways.append((", eager", [subject.rows.long], "right", _in_eager))
+        for said, rows, side, around in ways:
             with self._trying(f"the last positions replaced{said}"):
-                if self._unless_rounding("future", measure, FUTURE.format(f" ({said[2:]})" if said else ""), LEAK):
-                    return
+                length = len(rows[0][subject.ahead])
+                for place in cuts(length, []):
+                    says = FUTURE.format(f" ({said[2:]})" if said else "")
+                    if self._looks_ahead(rows, place, says, side, around):
+                        return
+        with self._trying("a prefix alone"):
+            self._prefix(subject.rows.long)
+
+    def _looks_ahead(
+        self, rows: Sequence[Sample], place: int, says: str, side: Side = "right", around: "Around | None" = None
+    ) -> bool:
+        around = around or _as_it_is
+        assert self.subject.ahead is not None
+        before = Way(lambda subject: around(subject, lambda: subject.run(rows, side=side)), len(rows))
+        after = Way(
+            lambda subject: around(
+                subject, lambda: subject.run([subject.changed(rows[0], slice(place, None)), *rows[1:]], side=side)
+            ), len(rows),
+        )  # fmt: skip
+        promise = Promise(
+            before, after, [Same(at=slice(place), other_at=slice(place), of=self.subject.ahead)], is_exact=True
+        )
+        return self._unless_rounding(
+            "future", promise, says, told=f"{self.subject.contents()} from position {place} on"
+        )
+
+    def _prefix(self, row: Sample) -> None:
+        assert self.subject.ahead is not None
+        half = slice(len(row[self.subject.ahead]) * 2 // 3)
+        whole = Way(lambda subject: subject.run([row]))
+        part = Way(lambda subject: subject.run([subject.cut(row, half)]))
+        self._unless_rounding("length", Promise(whole, part, [Same(at=half, of=self.subject.ahead)]), PREFIX)
+
+    def _documents(self) -> None:
+        """Each document of a packed row: under other contents of those before it, and alone."""
+        with self._trying("packed documents"):
+            if (packed := self.subject.packed()) is None:
+                raise UnsupportedError
+            if not self._unpacked(packed) and packed.is_given and packed.has_own_positions:
+                whole = Way(lambda subject: subject.run([packed.row]))
+                alone = Way(lambda subject: subject.run([subject.cut(packed.row, packed.spans[-1])]))
+                same = [Same(at=packed.spans[-1], of=self.subject.ahead)]
+                self._unless_rounding("documents", Promise(whole, alone, same), UNPACKED.format(packed.source))
+
+    def _unpacked(self, packed: Packed) -> bool:
+        """Add a finding if one document reaches another. That of a row which was made up here is a fault where other
+        layers tell the documents apart; a model that never does so takes no packed rows."""
+        whole = Way(lambda subject: subject.run([packed.row]))
+        for at, beside in ((packed.spans[-1], slice(packed.spans[-1].start)), (packed.spans[0], packed.spans[-1])):
+            changed = Way(lambda subject, at=beside: subject.run([subject.changed(packed.row, at)]))
+            promise = Promise(whole, changed, [Same(at=at, other_at=at, of=self.subject.ahead)], is_exact=True)
+            severity: Severity = "error" if packed.is_given or self._splits(packed) else "info"
+            says = DOCUMENTS.format(packed.source)
+            if self._unless_rounding("documents", promise, says, severity=severity):
+                return True
+        return False
+
+    def _splits(self, packed: Packed) -> bool:
+        """True if the attention of a layer tells the documents apart."""
+        torch.manual_seed(0)
+        with watch(self.subject.model) as seen:
+            self.subject.run([packed.row])
+        start = packed.spans[-1].start
+        size = packed.spans[-1].stop
+        for call in seen.calls:
+            if call.kind == "attention" and call.map is not None and call.map.shape[-2:] == (size, size):
+                block = call.map.block(range(start, size), range(size))
+                if not bool(block[..., :start].any()):
+                    return True
+        return False
 
     def _cache(self) -> None:
-        rows = self.subject.rows
-        for chunk, said in ((1, "one position"), (3, "three positions")):
-
-            def cached(subject: Subject, chunk: int = chunk) -> float:
-                return largest_difference([subject.steps(rows.long, chunk)], _run(subject, [rows.long]))
-
-            with self._trying(f"a cache, {said} at a time"):
-                if self._unless_rounding("cache", cached, CACHE.format(said)):
+        """Steps with a cache against the whole pass of each sequence alone: of prompts, of padded ones, in parts, and
+        after two sequences have changed places."""
+        rows, ahead = self.subject.rows, self.subject.ahead
+        if ahead is None:
+            return
+        length = len(rows.long[ahead])
+        last = length - length // 2
+        for chunk, said in ((1, "one position at a time"), (3, "three positions at a time")):
+            with self._trying(f"a cache, {said}"):
+                if self._reads_apart([rows.long], last, chunk, said):
                     return
+        for side in self.subject.sides:
+            with self._trying(f"a cache, after a prompt padded {side}"):
+                if rows.short is None:
+                    raise UnsupportedError
+                if self._reads_apart([rows.long, rows.short], 3, 1, f"after a prompt padded {side}", side):
+                    return
+        with self._trying("a cache, reordered"):
+            said = "after two sequences have changed places"
+            self._reads_apart([rows.long, rows.other], 3, 1, said, turned=True)
+
+    def _reads_apart(
+        self, rows: Sequence[Sample], last: int, chunk: int, said: str, side: Side = "right", *, turned: bool = False
+    ) -> bool:
+        read = Way(lambda subject: subject.steps(rows, last, chunk, side=side, turned=turned), len(rows))
+        for number, row in enumerate(reversed(rows) if turned else rows):
+            whole = Way(lambda subject, row=row: subject.run([row]))
+            promise = Promise(whole, read, [Same(0, number, of=self.subject.ahead)])
+            if self._unless_rounding("cache", promise, CACHE.format(said)):
+                return True
+        return False
+
+    def _far(self) -> None:
+        """Sequences that pass the borders which the model names, cut before, at and after them."""
+        subject, named = self.subject, borders(self.subject.model)
+        ahead = subject.ahead
+        if ahead is None or not named:
+            return
+        length = len(subject.rows.long[ahead])
+        named = [one for one in named if beyond(one) > length]
+        if not named:
+            return
+        row, passed = self._longest(named, length)
+        if row is None:
+            return
+        if subject.causal:
+            with self._trying(f"the last of {len(row[ahead])} positions replaced, at borders"):
+                for place in cuts(len(row[ahead]), passed):
+                    if self._looks_ahead([row], place, FUTURE.format(f" of {len(row[ahead])} positions")):
+                        return
+            with self._trying(f"a prefix of {len(row[ahead])} positions alone"):
+                self._prefix(row)
+            with self._trying(f"a cache over {len(row[ahead])} positions"):
+                last = max(3, len(row[ahead]) - passed[-1] + 1)
+                if not self._reads_apart([row], min(last, MOST_STEPS), 1, f"over {len(row[ahead])} positions"):
+                    self._reads_apart([row], last, passed[-1] // 2 + 1, f"over {len(row[ahead])} positions, in parts")
+
+    def _longest(self, named: Sequence[int], length: int) -> tuple[Sample | None, list[int]]:
+        """A row that passes as many borders as a minute allows, and these borders."""
+        found: tuple[Sample | None, list[int]] = None, []
+        ahead, seconds, before = self.subject.ahead, self._seconds(self.subject.rows.long), length
+        assert ahead is not None
+        for number, border in enumerate(named):
+            long = beyond(border)
+            if seconds * max(1.0, long / before) ** 1.5 * PASSES > MINUTE:
+                self.unknown.append(f"the border at {border} was not passed: it would take over a minute")
+                break
+            try:
+                row = self.subject.made(long)
+                if len(row[ahead]) <= before:
+                    continue
+                seconds = self._seconds(row)
+            except Exception:
+                break
+            before, found = len(row[ahead]), (row, list(named[: number + 1]))
+        return found
+
+    def _seconds(self, row: Sample) -> float:
+        start = time.perf_counter()
+        Way(lambda subject: subject.run([row]))(self.subject)
+        return time.perf_counter() - start
+
+    # -- the rest of the results -------------------------------------------------------------------------
 
     def _shifted(self) -> None:
         """All positions moved by the same number, which changes nothing where they are relative."""
         subject, rows = self.subject, self.subject.rows
-
-        def moved(subject: Subject) -> float:
-            return largest_difference([subject.shifted(rows.long, SHIFT)], _run(subject, [rows.long]))
-
+        promise = Promise(Way(lambda subject: subject.shifted(rows.long, SHIFT)), Way(lambda s: s.run([rows.long])))
         with self._trying("all positions shifted"):
             if subject.is_rotary and self._attends_alone():
-                self._unless_rounding("positions", moved, ROTARY, MOVED)
-            else:
-                difference = moved(subject)
+                self._unless_rounding("positions", promise, ROTARY, least=MOVED)
+            elif (difference := promise.difference(subject)) is not None:
                 says = f"a shift of all positions by {SHIFT} changes the results by {difference:.1e} of the largest"
                 kind = "absolute" if difference > MOVED else "relative, or not used"
                 self.found.append(
@@ -212,14 +371,15 @@ class Trials:
 
     def _eager(self) -> None:
         for said, batch, side in self._forms():
-
-            def eager(subject: Subject, batch: Sequence[Sample] = batch, side: Side = side) -> float:
-                with subject.eager():
-                    written = _run(subject, batch, side=side)
-                return largest_difference(_run(subject, batch, side=side), written)
-
+            kernel = Way(lambda subject, batch=batch, side=side: subject.run(batch, side=side), len(batch))
+            written = Way(
+                lambda subject, batch=batch, side=side: _in_eager(subject, lambda: subject.run(batch, side=side)),
+                len(batch),
+            )
             with self._trying(f"eager{said}"):
-                if self._unless_rounding("kernel and eager", eager, EAGER.format(said and f" of a batch{said}")):
+                same = [Same(number, number) for number in range(len(batch))]
+                says = EAGER.format(said and f" of a batch{said}")
+                if self._unless_rounding("kernel and eager", Promise(kernel, written, same), says):
                     return
 
     def _sinks(self) -> None:
@@ -229,16 +389,17 @@ class Trials:
         sinks = {path: one for path, n in heads.items() if (one := sinks_of(seen.modules.get(path), n)) is not None}
         if not sinks:
             return
+        run = Way(lambda subject: subject.run([subject.rows.long]))
         with self._trying("other sinks, module by module"):
-            before = _run(subject, [subject.rows.long])
+            before = run(subject)
             for path, sink in sinks.items():
                 kept = sink.detach().clone()
                 sink.copy_(kept + SINK_CHANGE)
                 try:
-                    after = _run(subject, [subject.rows.long])
+                    after = run(subject)
                 finally:
                     sink.copy_(kept)
-                if largest_difference(after, before) == 0:
+                if apart(after, before, (Same(),)) == 0:
                     says = f"its learned sinks change no result: {SINK_CHANGE:g} was added to them"
                     self.found.append(Finding("sink", "error", says, path, cause=NO_SINK, remedy=HAND_SINKS))
 
@@ -254,12 +415,12 @@ class Trials:
 
     # -- the kernels -------------------------------------------------------------------------------------
 
-    def _watched(self, rows: Sequence[Sample], side: Side = "right") -> list[Outputs]:
-        torch.manual_seed(SEED)
+    def _watched(self, rows: Sequence[Sample], side: Side = "right") -> Run:
+        torch.manual_seed(0)
         with watch(self.subject.model) as seen:
-            outputs = self.subject.run(rows, side=side)
+            run = self.subject.run(rows, side=side)
         self.seen.append((seen, self.subject.keep(rows)))
-        return outputs
+        return run
 
     def audited(self, seen: Seen, keep: Tensor | None) -> Checked:
         """The audit of a watched run, without most infos."""
@@ -282,69 +443,51 @@ class Trials:
             self.found.append(Finding("not checked", "info", said))
 
     def _unless_rounding(
-        self,
-        reason: Reason,
-        measure: DifferenceMeasure,
-        says: str,
-        least: float | None = None,
-        severity: Severity = "error",
-    ) -> bool:
-        """Add a finding if a difference is more than rounding; return True then."""
-        numbers = self.judge.beyond_rounding(measure, least)
-        if numbers is None:
+        self, reason: Reason, promise: Promise, says: str, *, least: float | None = None, severity: Severity = "error",
+        told: str = "",
+    ) -> bool:  # fmt: skip
+        """Add a finding if a promise does not hold; return True then."""
+        broken = self.judge.broken(promise, least)
+        if broken is None:
             return False
-        says += f" (difference {numbers['difference']:.1e} of the largest output)"
-        self.found.append(Finding(reason, severity, says, numbers=numbers))
+        numbers, at = dict(broken.numbers), broken.departed
+        says += f" (difference {numbers['difference']:.1e} of the largest output"
+        says += f"; replaced: {told})" if told else ")"
+        if at is not None:
+            numbers |= {"call": float(at.call), "position": float(at.position), "moved": at.difference}
+            says += (
+                f"; first where inputs agree and the output departs, by {at.difference:.1e} at position {at.position}"
+            )
+        self.found.append(Finding(reason, severity, says, "" if at is None else at.path, numbers=numbers))
         return True
 
 
-def _run(
-    subject: Subject, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, seed: int = SEED
-) -> list[Outputs]:
-    torch.manual_seed(seed)
-    return subject.run(rows, side=side, filler=filler)
+MOST_STEPS = 40
+"""The most single steps with a cache over a long sequence."""
 
 
-def _ahead(rows: Sequence[Sample], side: Side) -> DifferenceMeasure:
-    """Measure the change of earlier outputs of the first row under other last positions."""
-
-    def measure(subject: Subject) -> float:
-        assert subject.ahead is not None
-        length, found = len(rows[0][subject.ahead]), []
-        for place in sorted({max(1, length // 2), length - 1}):
-            changed = [subject.changed(rows[0], place), *rows[1:]]
-            before, after = (_run(subject, batch, side=side)[0] for batch in (rows, changed))
-            mine, theirs = ({n: o for n, o in one.items() if o.of == subject.ahead} for one in (before, after))
-            found.append(largest_difference([mine], [theirs], place))
-        return worst_of(found)
-
-    return measure
+def _as_it_is(subject: Subject, run: Callable[[], Run]) -> Run:
+    return run()
 
 
-def _in_eager(measure: DifferenceMeasure) -> DifferenceMeasure:
-    def eager(subject: Subject) -> float:
-        with subject.eager():
-            return measure(subject)
-
-    return eager
+def _in_eager(subject: Subject, run: Callable[[], Run]) -> Run:
+    with subject.eager():
+        return run()
 
 
-def _in_training(measure: DifferenceMeasure) -> DifferenceMeasure:
+def _in_training(subject: Subject, run: Callable[[], Run]) -> Run:
     """The same in training mode, whose code path may differ. Nothing is dropped: of a mixture of experts, each gets as
     many random numbers as it has tokens, and other last tokens go to other experts."""
-
-    def training(subject: Subject) -> float:
-        subject.model.train()
-        for one in subject.model.modules():
-            if isinstance(one, DROPOUTS):
-                one.eval()
-        try:
-            return measure(subject)
-        finally:
-            subject.model.eval()
-
-    return training
+    subject.model.train()
+    for one in subject.model.modules():
+        if isinstance(one, DROPOUTS):
+            one.eval()
+    try:
+        return run()
+    finally:
+        subject.model.eval()
 
 
+Around = Callable[[Subject, Callable[[], Run]], Run]
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -132,7 +132,9 @@ class Trace(FollowedRun):
         one.outputs = _continued(one.outputs, self._marks(call, True, output))
 
     def _marks(self, call: NumberedCall, is_output: bool, given: Any) -> Marks:
-        parts = given.items() if isinstance(given, Mapping) else enumerate(given if isinstance(given, tuple) else [given])
+        parts = (
+            given.items() if isinstance(given, Mapping) else enumerate(given if isinstance(given, tuple) else [given])
+        )
         named = {f"{name}.{n}": x for name, part in parts for n, x in enumerate(tree_leaves(part))}
         return {name: self._mark(x, (call, is_output, name)) for name, x in named.items() if _is_plain(x)}
 

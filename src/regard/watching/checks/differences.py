@@ -1,7 +1,7 @@
 """Differences between the outputs of two runs, told apart from rounding, and located in the modules.
 
-A difference that vanishes in double precision is rounding (even a mixture of experts may choose another expert by it); a
-persistent one is a fault. So a large difference is measured again in float64.
+A difference that vanishes in double precision is rounding (even a mixture of experts may choose another expert by it);
+a persistent one is a fault. So a large difference is measured again in float64.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from regard.watching.checks.subject import Output, Outputs, Run, Subject
+from regard.watching.checks.subject import Output, Outputs, Run, Sample, Side, Subject
 from regard.watching.interference import Axes, Comparison, Departed, Place, Places, Trace, proved_axes, traced
 
 LARGE = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -32,6 +32,11 @@ class Way(NamedTuple):
     def __call__(self, subject: Subject) -> Run:
         torch.manual_seed(SEED)
         return self.run(subject.fresh())
+
+
+def running(rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> Way:
+    """The way to run rows as they are."""
+    return Way(lambda subject: subject.run(rows, side=side, filler=filler, width=width), len(rows))
 
 
 class Same(NamedTuple):
@@ -173,12 +178,12 @@ class Judge:
         if is_double not in self._axes:
             subject = self.double() if is_double else self.subject
             row, lengths, shorter = subject.rows.long, dict[str, int](), dict[str, Trace]()
-            whole, run = _traced(Way(lambda subject: subject.run([row])), subject)
+            whole, run = _traced(running([row]), subject)
             for sequence in subject.sequences:
                 lengths[sequence] = len(run.places[0][sequence].at)
                 less = subject.cut(row, slice(lengths[sequence] - 1), sequence)
                 try:
-                    shorter[sequence], _ = _traced(Way(lambda subject, less=less: subject.run([less])), subject)
+                    shorter[sequence], _ = _traced(running([less]), subject)
                 except Exception:
                     continue  # A model of one length has no such axis.
             self._axes[is_double] = proved_axes(whole, shorter, lengths)

@@ -63,8 +63,9 @@ class GivenSubject(Subject):
         self._groups = self._grouped(tensors)
         self.ahead = self._ahead(tensors)
         rows = [{name: one[number] for name, one in tensors.items()} for number in range(sizes.pop())]
-        *rest, whole = sorted(rows, key=self._number_of_real)
-        shortest = next((row for row in rest if self._is_padded(row)), None)
+        whole: Sample = max(rows, key=self._number_of_real)
+        rest = [row for row in rows if row is not whole]
+        shortest: Sample | None = next((row for row in rest if self._is_padded(row)), None)
         if shortest is None and self._masks:
             whole, shortest = self._with_padding(whole)
         alike = next((row for row in rest if not self._is_padded(row)), None)
@@ -302,8 +303,11 @@ def _like(flags: Tensor, values: Tensor) -> Tensor:
 
 def _by_signature(model: nn.Module, given: Any) -> dict[str, Any]:
     """Arguments by the names of `forward`, as far as it has some."""
-    takes = [name for name, one in inspect.signature(model.forward).parameters.items() if one.kind in POSITIONAL]
-    return {name: one for name, one in zip([*takes, *map(str, range(len(takes), len(given)))], given, strict=False)}
+    try:
+        takes = [name for name, one in inspect.signature(model.forward).parameters.items() if one.kind in POSITIONAL]
+    except ValueError:  # of TorchScript
+        takes = []
+    return dict(zip([*takes, *map(str, range(len(takes), len(given)))], given, strict=False))
 
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -207,9 +207,10 @@ class HuggingFaceSubject(Subject):
         places = torch.tensor(starts, device=ends.device)[:, None] + torch.arange(last, device=ends.device)
         keep = torch.cat([keeps[ahead], torch.ones_like(ends, dtype=torch.bool)], 1)
         if turned:
-            ends, places, keep = ends.flip(0), places.flip(0), torch.cat([keep[:, : max(starts)].flip(0), keep[:, max(starts) :]], 1)  # fmt: skip
+            ends, places = ends.flip(0), places.flip(0)
+            keep = torch.cat([keep[:, : max(starts)].flip(0), keep[:, max(starts) :]], 1)
         mask = MASKS[ahead]
-        if mask in prompt and ahead == "input_ids" and not self._gives_positions:
+        if mask in prompt and not self._gives_positions:
             raise UnsupportedError("the positions of its padded rows cannot be given")
 
         def step(cut: slice, past: Any) -> Any:

@@ -17,7 +17,7 @@ MOST = 1 << 16
 
 
 def borders(model: nn.Module) -> list[int]:
-    """The lengths that a model and its configs name, rising: after each, or at its multiples, something may begin anew."""
+    """The lengths that a model and its configs name, rising: at their multiples something may begin anew."""
     found = set[int]()
     for owner in _owners(model):
         for name, value in list(vars(owner).items()):

@@ -53,7 +53,7 @@ class OwnSubject(Subject):
 
     @property
     def sequences(self) -> tuple[str, ...]:
-        return tuple(reversed(self.rows.long))
+        return tuple(reversed(list(self.rows.long)))
 
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> Run:
         batch = {name: padded([row[name] for row in rows], side, filler, width) for name in self.sequences}

@@ -263,13 +263,13 @@ def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> Run:
     for name, tensor in found.items():
         if not tensor.dim() or len(tensor) != batch or not set(ACROSS).isdisjoint(name.split(".")):
             continue
-        order = reversed(keeps.items()) if name.startswith("encoder_") else keeps.items()
+        order = [*keeps.items()][:: -1 if name.startswith("encoder_") else 1]
         of = next((n for n, keep in order if tensor.dim() > 1 and tensor.shape[1] == keep.shape[1]), None)
         for number, row in enumerate(rows):
             row[name] = Output(tensor[number] if of is None else tensor[number][keeps[of][number]], of)
     if is_padded:
         rows = [{name: one for name, one in row.items() if one.of is not None} for row in rows]
-    at = [{n: Place(row, keep[row].nonzero()[:, 0]) for n, keep in keeps.items()} for row in range(batch)]
+    at: list[Places] = [{n: Place(row, keep[row].nonzero()[:, 0]) for n, keep in keeps.items()} for row in range(batch)]
     return Run(rows, at)
 
 

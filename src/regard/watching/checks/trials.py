@@ -1,7 +1,7 @@
 """The trials of a check: runs of a model whose results must agree, by what it promises, and their audits."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RegardError
 from regard.watching.checks.checked import Checked
-from regard.watching.checks.differences import EVERY, Judge, Promise, Same, Way, apart, largest_difference
+from regard.watching.checks.differences import EVERY, Judge, Promise, Same, Way, apart, largest_difference, running
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.lengths import beyond, borders, cuts
 from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
@@ -82,7 +82,7 @@ class Trials:
     def run(self) -> None:
         """All trials. A sequence that fails even alone is the caller's mistake."""
         subject, rows = self.subject, self.subject.rows
-        alone = Way(lambda subject: subject.run([rows.long]))
+        alone = running([rows.long])
         try:
             first = self._watched([rows.long])
         except RegardError:
@@ -144,13 +144,12 @@ class Trials:
         rows, subject = self.subject.rows, self.subject
         both = [rows.long, rows.other]
         with self._trying("two together"):
-            together = Way(lambda subject: subject.run(both), 2)
+            together = running(both)
             for number, row in enumerate(both):
-                alone = Way(lambda subject, row=row: subject.run([row]))
-                if self._unless_rounding("batch", Promise(together, alone, [Same(number, 0)]), BESIDE):
+                if self._unless_rounding("batch", Promise(together, running([row]), [Same(number, 0)]), BESIDE):
                     return
             if subject.ahead is not None:
-                changed = Way(lambda subject: subject.run([rows.long, subject.changed(rows.other, EVERY)]), 2)
+                changed = running([rows.long, subject.changed(rows.other, EVERY)])
                 self._unless_rounding("batch", Promise(together, changed, is_exact=True), NEIGHBOUR)
 
     def _padding(self, side: Side) -> None:
@@ -160,18 +159,17 @@ class Trials:
             return
         both, of = [rows.long, short], self.subject.ahead
         width = max(len(one) for name, one in rows.long.items() if name == of) if of is not None else 0
-        together = Way(lambda subject: subject.run(both, side=side), 2)
-        lone = Way(lambda subject: subject.run([short]))
-        padded = Way(lambda subject: subject.run([short], side=side, width=width))
+        together, lone = running(both, side=side), running([short])
+        padded = running([short], side=side, width=width)
         with self._trying(f"padded {side}"):
             self._watched(both, side)
             is_moved = side == "left" and self.subject.counts_columns
-            apart = [Promise(together, Way(lambda subject: subject.run([rows.long])), [Same(0, 0)]),
+            apart = [Promise(together, running([rows.long]), [Same(0, 0)]),
                      Promise(together, lone, [Same(1, 0)])]  # fmt: skip
             broken = [one for one in apart if self.judge.broken(one, locates=False)]
             # A model may know padding by its token: other tokens there may change results, if those are right with it.
             for number in (1, 2) if broken or is_moved else ():
-                filled = Way(lambda subject, number=number: subject.run(both, side=side, filler=number), 2)
+                filled = running(both, side=side, filler=number)
                 contents = Promise(together, filled, [Same(0, 0), Same(1, 1)], is_exact=True)
                 if self._unless_rounding("padding", contents, PADDING.format(side)):
                     return
@@ -206,25 +204,17 @@ class Trials:
     ) -> bool:
         around = around or _as_it_is
         assert self.subject.ahead is not None
-        before = Way(lambda subject: around(subject, lambda: subject.run(rows, side=side)), len(rows))
-        after = Way(
-            lambda subject: around(
-                subject, lambda: subject.run([subject.changed(rows[0], slice(place, None)), *rows[1:]], side=side)
-            ), len(rows),
-        )  # fmt: skip
-        promise = Promise(
-            before, after, [Same(at=slice(place), other_at=slice(place), of=self.subject.ahead)], is_exact=True
-        )
-        return self._unless_rounding(
-            "future", promise, says, told=f"{self.subject.contents()} from position {place} on"
-        )
+        changed = [self.subject.changed(rows[0], slice(place, None)), *rows[1:]]
+        before, after = (within(around, running(one, side=side)) for one in (rows, changed))
+        same = Same(at=slice(place), other_at=slice(place), of=self.subject.ahead)
+        told = f"{self.subject.contents()} from position {place} on"
+        return self._unless_rounding("future", Promise(before, after, [same], is_exact=True), says, told=told)
 
     def _prefix(self, row: Sample) -> None:
         assert self.subject.ahead is not None
         half = slice(len(row[self.subject.ahead]) * 2 // 3)
-        whole = Way(lambda subject: subject.run([row]))
-        part = Way(lambda subject: subject.run([subject.cut(row, half)]))
-        self._unless_rounding("length", Promise(whole, part, [Same(at=half, of=self.subject.ahead)]), PREFIX)
+        part = running([self.subject.cut(row, half)])
+        self._unless_rounding("length", Promise(running([row]), part, [Same(at=half, of=self.subject.ahead)]), PREFIX)
 
     def _documents(self) -> None:
         """Each document of a packed row: under other contents of those before it, and alone."""
@@ -232,17 +222,16 @@ class Trials:
             if (packed := self.subject.packed()) is None:
                 raise UnsupportedError
             if not self._unpacked(packed) and packed.is_given and packed.has_own_positions:
-                whole = Way(lambda subject: subject.run([packed.row]))
-                alone = Way(lambda subject: subject.run([subject.cut(packed.row, packed.spans[-1])]))
+                whole, alone = running([packed.row]), running([self.subject.cut(packed.row, packed.spans[-1])])
                 same = [Same(at=packed.spans[-1], of=self.subject.ahead)]
                 self._unless_rounding("documents", Promise(whole, alone, same), UNPACKED.format(packed.source))
 
     def _unpacked(self, packed: Packed) -> bool:
         """Add a finding if one document reaches another. That of a row which was made up here is a fault where other
         layers tell the documents apart; a model that never does so takes no packed rows."""
-        whole = Way(lambda subject: subject.run([packed.row]))
+        whole = running([packed.row])
         for at, beside in ((packed.spans[-1], slice(packed.spans[-1].start)), (packed.spans[0], packed.spans[-1])):
-            changed = Way(lambda subject, at=beside: subject.run([subject.changed(packed.row, at)]))
+            changed = running([self.subject.changed(packed.row, beside)])
             promise = Promise(whole, changed, [Same(at=at, other_at=at, of=self.subject.ahead)], is_exact=True)
             severity: Severity = "error" if packed.is_given or self._splits(packed) else "info"
             says = DOCUMENTS.format(packed.source)
@@ -280,7 +269,9 @@ class Trials:
             with self._trying(f"a cache, after a prompt padded {side}"):
                 if rows.short is None:
                     raise UnsupportedError
-                if self._reads_apart([rows.long, rows.short], 3, 1, f"after a prompt padded {side}", side):
+                # (The targets of pairs are of one length.)
+                short = rows.short if len(self.subject.sequences) == 1 else {**rows.short, ahead: rows.other[ahead]}
+                if self._reads_apart([rows.long, short], 3, 1, f"after a prompt padded {side}", side):
                     return
         with self._trying("a cache, reordered"):
             said = "after two sequences have changed places"
@@ -290,12 +281,17 @@ class Trials:
         self, rows: Sequence[Sample], last: int, chunk: int, said: str, side: Side = "right", *, turned: bool = False
     ) -> bool:
         read = Way(lambda subject: subject.steps(rows, last, chunk, side=side, turned=turned), len(rows))
+        # Windows count the padding that stands between a prompt and its steps: only states are asked about it.
+        unsure = self._attending() if side == "right" and len(rows) > 1 and not turned else set[str]()
         for number, row in enumerate(reversed(rows) if turned else rows):
-            whole = Way(lambda subject, row=row: subject.run([row]))
-            promise = Promise(whole, read, [Same(0, number, of=self.subject.ahead)])
-            if self._unless_rounding("cache", promise, CACHE.format(said)):
+            promise = Promise(running([row]), read, [Same(0, number, of=self.subject.ahead)])
+            if self._unless_rounding("cache", promise, CACHE.format(said), unsure=unsure):
                 return True
         return False
+
+    def _attending(self) -> set[str]:
+        """The modules whose attention was seen."""
+        return {call.name for call in self.seen[0][0].calls if call.kind == "attention"}
 
     def _far(self) -> None:
         """Sequences that pass the borders which the model names, cut before, at and after them."""
@@ -344,7 +340,7 @@ class Trials:
 
     def _seconds(self, row: Sample) -> float:
         start = time.perf_counter()
-        Way(lambda subject: subject.run([row]))(self.subject)
+        running([row])(self.subject)
         return time.perf_counter() - start
 
     # -- the rest of the results -------------------------------------------------------------------------
@@ -352,7 +348,7 @@ class Trials:
     def _shifted(self) -> None:
         """All positions moved by the same number, which changes nothing where they are relative."""
         subject, rows = self.subject, self.subject.rows
-        promise = Promise(Way(lambda subject: subject.shifted(rows.long, SHIFT)), Way(lambda s: s.run([rows.long])))
+        promise = Promise(Way(lambda subject: subject.shifted(rows.long, SHIFT)), running([rows.long]))
         with self._trying("all positions shifted"):
             if subject.is_rotary and self._attends_alone():
                 self._unless_rounding("positions", promise, ROTARY, least=MOVED)
@@ -371,11 +367,8 @@ class Trials:
 
     def _eager(self) -> None:
         for said, batch, side in self._forms():
-            kernel = Way(lambda subject, batch=batch, side=side: subject.run(batch, side=side), len(batch))
-            written = Way(
-                lambda subject, batch=batch, side=side: _in_eager(subject, lambda: subject.run(batch, side=side)),
-                len(batch),
-            )
+            kernel = running(batch, side=side)
+            written = within(_in_eager, kernel)
             with self._trying(f"eager{said}"):
                 same = [Same(number, number) for number in range(len(batch))]
                 says = EAGER.format(said and f" of a batch{said}")
@@ -389,7 +382,7 @@ class Trials:
         sinks = {path: one for path, n in heads.items() if (one := sinks_of(seen.modules.get(path), n)) is not None}
         if not sinks:
             return
-        run = Way(lambda subject: subject.run([subject.rows.long]))
+        run = running([subject.rows.long])
         with self._trying("other sinks, module by module"):
             before = run(subject)
             for path, sink in sinks.items():
@@ -444,7 +437,7 @@ class Trials:
 
     def _unless_rounding(
         self, reason: Reason, promise: Promise, says: str, *, least: float | None = None, severity: Severity = "error",
-        told: str = "",
+        told: str = "", unsure: Collection[str] = (),
     ) -> bool:  # fmt: skip
         """Add a finding if a promise does not hold; return True then."""
         broken = self.judge.broken(promise, least)
@@ -454,9 +447,10 @@ class Trials:
         says += f" (difference {numbers['difference']:.1e} of the largest output"
         says += f"; replaced: {told})" if told else ")"
         if at is not None:
+            severity = "info" if at.path in unsure else severity
             numbers |= {"call": float(at.call), "position": float(at.position), "moved": at.difference}
             says += (
-                f"; first where inputs agree and the output departs, by {at.difference:.1e} at position {at.position}"
+                f"; its inputs agree, and its output departs first, by {at.difference:.1e} at position {at.position}"
             )
         self.found.append(Finding(reason, severity, says, "" if at is None else at.path, numbers=numbers))
         return True
@@ -466,16 +460,16 @@ MOST_STEPS = 40
 """The most single steps with a cache over a long sequence."""
 
 
-def _as_it_is(subject: Subject, run: Callable[[], Run]) -> Run:
-    return run()
+def _as_it_is(subject: Subject, way: Way) -> Run:
+    return way.run(subject)
 
 
-def _in_eager(subject: Subject, run: Callable[[], Run]) -> Run:
+def _in_eager(subject: Subject, way: Way) -> Run:
     with subject.eager():
-        return run()
+        return way.run(subject)
 
 
-def _in_training(subject: Subject, run: Callable[[], Run]) -> Run:
+def _in_training(subject: Subject, way: Way) -> Run:
     """The same in training mode, whose code path may differ. Nothing is dropped: of a mixture of experts, each gets as
     many random numbers as it has tokens, and other last tokens go to other experts."""
     subject.model.train()
@@ -483,11 +477,18 @@ def _in_training(subject: Subject, run: Callable[[], Run]) -> Run:
         if isinstance(one, DROPOUTS):
             one.eval()
     try:
-        return run()
+        return way.run(subject)
     finally:
         subject.model.eval()
 
 
-Around = Callable[[Subject, Callable[[], Run]], Run]
+Around = Callable[[Subject, Way], Run]
+
+
+def within(around: Around, way: Way) -> Way:
+    """The same way in another mode."""
+    return Way(lambda subject: around(subject, way), way.rows)
+
+
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -301,7 +301,7 @@ def test_every_setting_is_a_flag_under_a_heading(call: Call, task: str) -> None:
     for heading, flag in (
         *(("beginning options", flag) for flag in ("--size", "--config", "--resume", "--overwrite")),
         *(("data options", flag) for flag in ("--data", "--valid", "--tokenizer", "--vocab-size")),
-        *(("output options", flag) for flag in ("--out", "--validate-every", "--keep", "--pictures")),
+        *(("output options", flag) for flag in ("--out", "--validate-every", "--pictures")),
         *(
             ("optimisation options", flag)
             for flag in ("--steps", "--epochs", "--learning-rate", "--batch-tokens", "--device")

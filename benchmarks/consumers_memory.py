@@ -1,6 +1,6 @@
 """The peak memory of each use of attention weights, ours beside the eager way, each in a fresh process.
 
-REGARD_USES=eviction,pruning measures these alone, and keeps the lines of the others that RESULTS.md has.
+REGARD_USES=contacts,relevance measures these alone, and keeps the lines of the others that RESULTS.md has.
 """
 
 import os

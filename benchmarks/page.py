@@ -1,7 +1,7 @@
 """RESULTS.md: a section for each claim, in it a part for each processor, which a run on that processor replaces.
 
 A part is a table, and below it one paragraph: the command, its date, versions and notes. Claims of one kind share a
-section, with a list in place of the paragraph: `consumers.eviction` replaces its own rows and its own item, and leaves
+section, with a list in place of the paragraph: `consumers.relevance` replaces its own rows and its own item, and leaves
 those of the other uses.
 """
 

@@ -31,7 +31,7 @@ ROOMS = {
     "functional": ("attention() and explain(), the one door to the maths", "compute"),
     "nn": ("layers, embeddings, dropout, caches", "build"),
     "models": ("Transformers, the recurrent model, kernel regression, weights from elsewhere", "build"),
-    "watching": ("watch(model): attention calls as maps; pruning, analyses, checks", "look"),
+    "watching": ("watch(model): attention calls as maps; analyses, checks", "look"),
     "edits": ("edit(model): other weights in the same kernels", "look"),
     "huggingface": ("lazy maps in the outputs of transformers models", "look"),
     "testing": ("assert_sound(model), for any test runner", "look"),

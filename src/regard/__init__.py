@@ -79,8 +79,6 @@ if TYPE_CHECKING:
     from regard.views.html.page import page as page
     from regard.views.widget.view import view as view
     from regard.watching.checks.check_model import check as check
-    from regard.watching.handed_back import KeepKeys as KeepKeys
-    from regard.watching.handed_back import KeepTokens as KeepTokens
     from regard.watching.on_attention import on_attention as on_attention
     from regard.watching.watch import watch as watch
 else:

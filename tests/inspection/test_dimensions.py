@@ -11,7 +11,6 @@ from torch.nn import functional as F
 import regard
 from regard.edits import ScaleHeads
 from regard.errors import ArgumentError, ShapeError
-from regard.maps.selection import last_query
 from regard.models import RNNConfig, RNNSeq2Seq
 from regard.views import Example, Map, page
 from regard.watching import head_table, rollout
@@ -203,7 +202,6 @@ def test_two_sentences_are_no_two_heads() -> None:
     with pytest.raises(ShapeError, match="no heads to choose from"):
         weights.only(heads=0)
     assert head_table(weights)["entropy"].shape == (1, 1)
-    assert last_query(weights).shape == (2, T)
     pytest.importorskip("anywidget")
     assert "(1 head," in repr(regard.view(weights))
     assert "(1 head," in repr(regard.view(weights, sequence=1))

@@ -1,5 +1,6 @@
-"""The hook itself: when the function is called and with what, and that a model and its cache survive every mistake."""
+"""`regard.on_attention`: when the function is called and with what; and docs/uses/eviction.md, which looks by it."""
 
+import ast
 from typing import Any
 
 import pytest
@@ -9,13 +10,32 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
-from regard import KeepKeys, KeepTokens
 from regard.errors import ArgumentError, FunctionError, NotSeenError
-from tests.inspection.test_eviction import LAYERS, PROMPT, held, hooks_of, llama, prompt
+from tests import ROOT
+
+LAYERS, PROMPT, NEW, BUDGET, WINDOW = 3, 23, 15, 14, 4
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval().double()
+
+
+def prompt() -> Tensor:
+    return torch.randint(3, 61, (2, PROMPT), generator=torch.Generator().manual_seed(1))
+
+
+def hooks_of(model: nn.Module) -> int:
+    hooks = [torch.nn.modules.module._global_forward_hooks, torch.nn.modules.module._global_forward_pre_hooks]
+    return sum(map(len, hooks)) + sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
 def nothing(*call: Any) -> None:
-    """Hand nothing back."""
+    """Look at nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +44,7 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "regard"])
-def test_outputs_are_the_same_bits_if_nothing_is_handed_back(model: Any, implementation: str) -> None:
+def test_outputs_are_the_same_bits(model: Any, implementation: str) -> None:
     model.set_attn_implementation("sdpa" if implementation == "regard" else implementation)
     enabled = regard.huggingface.enable(model) if implementation == "regard" else None
     names, shapes = [], set()
@@ -115,140 +135,26 @@ def test_a_watch_around_the_door_sees_the_same(model: Any) -> None:
 
 # -- mistakes ---------------------------------------------------------------------------------------------
 
-INT = torch.int64
-WRONG = {
-    "raises": (lambda *call: 1 / 0, "the function raised ZeroDivisionError: division by zero"),
-    "a tensor": (lambda *call: torch.zeros(2, 3), r"handed back Tensor \(2, 3\); expected None, regard.KeepKeys"),
-    "out of range": (lambda *call: KeepKeys(torch.tensor([[0, 24], [1, 2]])), r"indices in \[0, 24\), got 24"),
-    "negative": (lambda *call: KeepKeys(torch.tensor([[0, -1], [1, 2]])), r"indices in \[0, 24\), got -1"),
-    "twice": (lambda *call: KeepKeys(torch.tensor([[0, 1], [2, 2]])), "index 2 twice in one row"),
-    "floats": (lambda *call: KeepKeys(torch.zeros(2, 3)), "tensor of int64, got torch.float32"),
-    "bools": (lambda *call: KeepKeys(torch.ones(2, 24, dtype=torch.bool)), "tensor of int64, got torch.bool"),
-    "query heads": (
-        lambda *call: KeepKeys(torch.arange(3).expand(2, 4, 3)),
-        r"indices \(2, K\) or \(2, 2, K\), K in \[1, 24\] here, got \(2, 4, 3\)",
-    ),
-    "one row": (lambda *call: KeepKeys(torch.arange(3)), r"got \(3,\)"),
-    "nothing left": (lambda *call: KeepKeys(torch.zeros(2, 0, dtype=INT)), r"got \(2, 0\)"),
-    "too many": (lambda *call: KeepKeys(torch.arange(25).expand(2, 25)), r"got \(2, 25\)"),
-}
 
-
-@pytest.mark.parametrize("mistake", WRONG)
-def test_a_mistake_in_a_later_layer_leaves_the_cache_as_it_was(model: Any, mistake: str) -> None:
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda *call: 1 / 0, "the function raised ZeroDivisionError: division by zero"),
+        (lambda *call: torch.zeros(2, 3), "the function returned a Tensor; expected None.*regard.edit"),
+    ],
+)
+def test_a_mistake_of_the_function_is_named_and_leaves_no_hook(model: Any, function: Any, message: str) -> None:
     model.set_attn_implementation("sdpa")
-    wrong, message = WRONG[mistake]
-    hooks, cache = hooks_of(model), transformers.DynamicCache(config=model.config)
-
-    def function(name: str, *call: Any) -> Any:
-        # The first layer is cut before the second makes its mistake, and the third never runs.
-        return KeepKeys(torch.arange(5).expand(2, 5)) if name == "model.layers.0.self_attn" else wrong(name, *call)
-
-    with torch.no_grad():
-        model(prompt(), past_key_values=cache)
-        layers: list[Any] = cache.layers
-        before = [(layer.keys.clone(), layer.values.clone()) for layer in layers]
-        plain = model(prompt()[:, :1], past_key_values=copy_of(cache, model)).logits
-        with pytest.raises(FunctionError, match=message) as raised, regard.on_attention(model, function) as hook:
-            model(prompt()[:, :1], past_key_values=cache)
-        assert "'model.layers.1.self_attn'" in str(raised.value)
-        for layer, (keys, values) in zip(layers, before, strict=True):
-            assert torch.equal(layer.keys, keys)
-            assert torch.equal(layer.values, values)
-        assert (hooks_of(model), hook.seen(cache)) == (hooks, PROMPT)
-        assert torch.equal(model(prompt()[:, :1], past_key_values=cache).logits, plain)
-        # An empty cache is empty again.
-        empty = transformers.DynamicCache(config=model.config)
-        with pytest.raises(FunctionError), regard.on_attention(model, function):
-            model(prompt(), past_key_values=empty)
-        assert empty.get_seq_length() == 0
-
-
-def copy_of(cache: Any, model: Any) -> Any:
-    other = transformers.DynamicCache(config=model.config)
-    for n, layer in enumerate(cache.layers):
-        other.update(layer.keys.clone(), layer.values.clone(), n)
-    return other
-
-
-def keep_five(name: str, weights: regard.AttentionMap, *vectors: Any) -> KeepKeys:
-    return KeepKeys(torch.arange(5).expand(weights.shape[0], 5))
-
-
-def mistral() -> tuple[Any, dict[str, Any]]:
-    config = transformers.MistralConfig(
-        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, sliding_window=8,
-    )  # fmt: skip
-    return transformers.MistralForCausalLM(config).eval(), {"input_ids": prompt()}
-
-
-def t5() -> tuple[Any, dict[str, Any]]:
-    config: Any = transformers.T5Config  # (its type does not know a setting of generation)
-    config = config(vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0)
-    return transformers.T5ForConditionalGeneration(config).eval(), {
-        "input_ids": prompt(), "decoder_input_ids": prompt()
-    }  # fmt: skip
-
-
-def bart() -> tuple[Any, dict[str, Any]]:
-    config = transformers.BartConfig(
-        vocab_size=61, d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48,
-    )  # fmt: skip
-    inputs = {"input_ids": prompt(), "decoder_input_ids": prompt()}
-    return transformers.BartForConditionalGeneration(config).eval(), inputs
-
-
-def with_cache(**settings: Any) -> tuple[Any, dict[str, Any]]:
-    model = llama().float()
-    kind = settings.pop("kind")
-    if kind == "static":
-        cache: Any = transformers.StaticCache(config=model.config, max_cache_len=64)
-    elif kind == "quantised":
-        cache = transformers.QuantizedCache("fp8", model.config)
-    elif kind == "none":
-        return model, {"input_ids": prompt(), "use_cache": False}
-    else:
-        model.set_attn_implementation("eager")
-        cache = transformers.DynamicCache(config=model.config)
-    return model, {"input_ids": prompt(), "past_key_values": cache}
-
-
-UNCUT = {
-    "sliding": (mistral, None, "has DynamicSlidingWindowLayer as its cache, which cannot be cut"),
-    "static": (lambda: with_cache(kind="static"), None, "has StaticLayer as its cache, which cannot be cut"),
-    "quantised": (lambda: with_cache(kind="quantised"), None, "has Fp8QuantizedLayer as its cache"),
-    "none": (lambda: with_cache(kind="none"), None, "is given no cache of transformers.*use_cache=True"),
-    "eager": (lambda: with_cache(kind="eager"), None, "writes its attention out.*attn_implementation='sdpa'"),
-    "bias": (t5, "decoder.block.*.layer.0", "adds a bias to its scores, by the place of each key"),
-    "cross": (bart, "model.decoder.layers.*.encoder_attn", "attends to an encoder"),
-    "encoder": (bart, "model.encoder", "is given no cache"),
-}
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("kind", UNCUT)
-def test_a_cache_that_cannot_be_cut_is_refused(kind: str) -> None:
-    torch.manual_seed(0)
-    make, names, message = UNCUT[kind]
-    model, inputs = make()
     hooks = hooks_of(model)
-    with torch.no_grad(), pytest.raises(FunctionError, match=message), regard.on_attention(model, keep_five, names):
-        model(**inputs)
-    assert hooks_of(model) == hooks
-    cache = inputs.get("past_key_values")
-    if cache is not None:
-        assert int(cache.get_seq_length()) == 0
-
-
-def test_the_self_attention_of_a_decoder_is_cut() -> None:
-    torch.manual_seed(0)
-    model, inputs = bart()
-    with torch.no_grad(), regard.on_attention(model, keep_five, "model.decoder.layers.*.self_attn"):
-        cache = model(**inputs).past_key_values
-    assert held(cache.self_attention_cache) == [5, 5]
-    assert held(cache.cross_attention_cache) == [PROMPT, PROMPT]
+    with torch.no_grad():
+        plain = model(prompt()).logits
+        with (
+            pytest.raises(FunctionError, match=f"'model.layers.0.self_attn': {message}"),
+            regard.on_attention(model, function),
+        ):
+            model(prompt())
+        assert hooks_of(model) == hooks
+        assert torch.equal(model(prompt()).logits, plain)
 
 
 def test_a_model_without_attention() -> None:
@@ -271,24 +177,6 @@ def test_what_is_refused_at_the_door(model: Any) -> None:
         hook.__enter__()
 
 
-def test_an_error_of_the_model_leaves_nothing_behind() -> None:
-    class Broken(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise ValueError("broken")
-
-    class Block(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
-
-    model, x = nn.Sequential(Block(), Block(), Broken()), torch.randn(1, 4, 8)
-    hooks = hooks_of(model)
-    one = torch.tensor([[1]])
-    with pytest.raises(ValueError, match="broken"), regard.on_attention(model, lambda *c: KeepTokens(one), "0"):
-        model(x)
-    assert hooks_of(model) == hooks
-    assert model[:2](x).shape == x.shape
-
-
 def test_the_function_runs_without_gradients_and_the_model_with() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -305,3 +193,74 @@ def test_the_function_runs_without_gradients_and_the_model_with() -> None:
         model(torch.randn(1, 1, 3, 4)).sum().backward()
     assert seen == [False]
     assert model.scale.grad is not None
+
+
+# -- docs/uses/eviction.md --------------------------------------------------------------------------------
+
+
+class Evicting:
+    """Eager attention over a cache that is never cut: `alive` has the keys that the rule has not dropped, by layer."""
+
+    def __init__(self, rule: Any) -> None:
+        self.rule = rule
+        self.alive: dict[int, Tensor] = {}
+
+    def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **more: Any) -> Any:
+        batch, groups, keys, _ = key.shape
+        queries, heads, layer = query.shape[2], query.shape[1] // groups, module.layer_idx
+        before = self.alive.get(layer, torch.zeros(batch, groups, 0, dtype=torch.bool))
+        alive = F.pad(before, (0, keys - before.shape[-1]), value=True)
+        seen = torch.arange(keys) <= torch.arange(keys - queries, keys)[:, None]
+        seen = seen & alive.repeat_interleave(heads, 1)[:, :, None]
+        scores = query @ key.repeat_interleave(heads, 1).mT * more["scaling"]
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        self.alive[layer] = self.rule(weights, alive)
+        return (weights @ value.repeat_interleave(heads, 1)).transpose(1, 2), weights
+
+
+def best(scores: Tensor, among: Tensor, count: int) -> Tensor:
+    return torch.zeros_like(among).scatter(-1, scores.masked_fill(~among, -torch.inf).topk(count).indices, True)
+
+
+def token_omission(weights: Tensor, alive: Tensor) -> Tensor:
+    scores = weights[:, :, -1].mean(1)[:, None].expand(alive.shape)
+    return alive if int(alive[0, 0].sum()) <= BUDGET else best(scores, alive, BUDGET)
+
+
+def observation(weights: Tensor, alive: Tensor) -> Tensor:
+    if weights.shape[-2] == 1:
+        return alive
+    votes = weights[:, :, -WINDOW:, :-WINDOW].sum(2).unflatten(1, (alive.shape[1], -1)).mean(2)
+    pooled = F.avg_pool1d(votes, 7, stride=1, padding=3)
+    return F.pad(best(pooled, alive[..., :-WINDOW], BUDGET - WINDOW), (0, WINDOW), value=True)
+
+
+def definitions_of(page: str) -> dict[str, Any]:
+    """The imports and functions of a page's first script."""
+    text = (ROOT / page).read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    wanted = [one for one in ast.parse(text).body if isinstance(one, ast.Import | ast.FunctionDef)]
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module(list(wanted), []), page, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize(("method", "rule"), [("tova", token_omission), ("snapkv", observation)])
+def test_eviction_is_that_of_the_papers_eager_form(model: Any, method: str, rule: Any) -> None:
+    page, more = definitions_of("docs/uses/eviction.md"), {} if method == "tova" else {"window": WINDOW}
+    model.set_attn_implementation("sdpa")
+    ids, cache = page["greedy"](model, prompt(), NEW, lambda weights: page[method](weights, BUDGET, **more))
+    oracle = Evicting(rule)
+    transformers.AttentionInterface.register("evicting", oracle)
+    model.set_attn_implementation("evicting")
+    expected, whole = prompt(), transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        for step in range(NEW):
+            given = expected if not step else expected[:, -1:]
+            logits = model(given, past_key_values=whole).logits
+            expected = torch.cat([expected, logits[:, -1:].argmax(-1)], 1)
+    model.set_attn_implementation("sdpa")
+    assert torch.equal(ids, expected)
+    assert [layer.keys.shape[-2] for layer in cache.layers] == [int(oracle.alive[n][0, 0].sum()) for n in range(LAYERS)]
+    for number, layer in enumerate(cache.layers):  # the very keys that the rule has left
+        left = oracle.alive[number][..., None].expand(whole.layers[number].keys.shape)
+        torch.testing.assert_close(layer.keys.flatten(), whole.layers[number].keys[left], rtol=0, atol=1e-10)

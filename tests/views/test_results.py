@@ -32,8 +32,8 @@ NAMES = {
     "a handle, whose answers show themselves": "Enabled LanguageModel Translator TokenStore Reader "
     "Measure Atlas MeasuredFolder AttentionMonitor",
     "an argument, which the caller wrote": "Beam FitConfig AlignmentOf Request Limits Upsampling Theme Summarize Grid "
-    "ForcedPrefix MinP RepetitionPenalty Temperature TopK TopP Vocabulary ByteLevelBPE Characters Words KeepKeys "
-    "KeepTokens Sizes Dimensions Statistic AcrossHeads",
+    "ForcedPrefix MinP RepetitionPenalty Temperature TopK TopP Vocabulary ByteLevelBPE Characters Words "
+    "Sizes Dimensions Statistic AcrossHeads",
     "the state of a computation, which goes back into it": "KeyValue Step DecoderOnlyState RNNState TransformerState "
     "Progress Batch Pair Hypothesis RecurrentState Mixed",
     "given to a function of the caller, during a call": "EditedCall EditedWeights CallEdits",

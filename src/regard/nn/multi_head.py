@@ -153,7 +153,7 @@ class MultiHeadAttention(nn.Module):
         """The same attention with a copy of the weights of a `torch.nn.MultiheadAttention`; its inputs are batch first.
 
         Raises:
-            ArgumentError: the module has `add_bias_kv` or `add_zero_attn`; use `regard.nn.compat` for these.
+            ArgumentError: the module has `add_bias_kv` or `add_zero_attn`.
 
         >>> theirs = nn.MultiheadAttention(8, 2, batch_first=True)
         >>> x = torch.randn(3, 5, 8)
@@ -161,7 +161,7 @@ class MultiHeadAttention(nn.Module):
         True
         """
         if module.bias_k is not None or module.add_zero_attn:
-            raise ArgumentError("from_torch cannot take add_bias_kv or add_zero_attn; use regard.nn.compat")
+            raise ArgumentError("from_torch cannot take add_bias_kv or add_zero_attn; regard.watch reads such a module")
         ours = cls(
             module.embed_dim,
             module.num_heads,
@@ -174,7 +174,7 @@ class MultiHeadAttention(nn.Module):
         theirs = packed if packed[0] is not None else (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         with torch.no_grad():
             source = torch.cat(theirs).split(ours.sizes) if len(theirs) == 1 else theirs
-            for mine, other in zip(ours._weights(), source, strict=True):
+            for mine, other in zip(ours._weights(), source, strict=True):  # noqa: SLF001  (its own)
                 mine.copy_(other)
             if ours.in_bias is not None:
                 ours.in_bias.copy_(module.in_proj_bias)

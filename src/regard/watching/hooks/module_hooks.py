@@ -90,15 +90,11 @@ def _keywords() -> dict[str, Any] | None:
     return given
 
 
-def _after(module: nn.Module, args: Args, *rest: Any) -> Any:
-    """End a module's forward; `rest` is (keyword arguments, output) if it returned, and (None,) if it raised.
-
-    Returns:
-        The output in place of the module's; None keeps it.
-    """
+def _after(module: nn.Module, args: Args, *rest: Any) -> None:
+    """End a module's forward; `rest` is (keyword arguments, output) if it returned, and (None,) if it raised."""
     thread = known_thread()
     if thread is None:
-        return None
+        return
     if thread.plain is not None:
         is_this = thread.plain is module
         try:
@@ -108,14 +104,15 @@ def _after(module: nn.Module, args: Args, *rest: Any) -> Any:
         finally:
             thread.end_plain()
         if is_this:
-            return None
-    return _end(thread, module, args, *rest) if thread.stack else None
+            return
+    if thread.stack:
+        _end(thread, module, args, *rest)
 
 
-def _end(thread: ThreadState, module: nn.Module, args: Args, *rest: Any) -> Any:
+def _end(thread: ThreadState, module: nn.Module, args: Args, *rest: Any) -> None:
     # Another hook's exception may have left modules on the stack, or kept this one off it.
     if thread.stack[-1].module is not module and not any(frame.module is module for frame in thread.stack):
-        return None
+        return
     while thread.stack[-1].module is not module:
         thread.stack.pop()
     frame = thread.stack[-1]
@@ -137,7 +134,6 @@ def _end(thread: ThreadState, module: nn.Module, args: Args, *rest: Any) -> Any:
             if editor.refusal is not None:
                 refusal, editor.refusal = editor.refusal, None
                 raise refusal
-    return thread.left(module, rest[1] if len(rest) == 2 else None)
 
 
 def _finish(thread: ThreadState, frame: RunningModule, args: Args, kwargs: Kwargs, output: Any) -> None:

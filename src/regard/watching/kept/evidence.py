@@ -178,7 +178,7 @@ class ViewedMemory:
 
     def is_that_of(self, other: "ViewedMemory") -> bool:
         """True for the same view of the same memory."""
-        return self.place == other.place and (self is other or self._number() == other._number() is not None)
+        return self.place == other.place and (self is other or self._number() == other._number() is not None)  # noqa: SLF001  (its own)
 
     def _number(self) -> int | None:
         from torch.multiprocessing.reductions import StorageWeakRef

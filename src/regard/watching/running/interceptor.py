@@ -43,14 +43,6 @@ class Interceptor:
     def entered(self, module: nn.Module) -> None:
         """Called when the forward of a module begins."""
 
-    def left(self, module: nn.Module, output: Any) -> Any:
-        """Called at the end of a module's forward, with its output, or None if it raised.
-
-        Returns:
-            The output in place of this one; None keeps it.
-        """
-        return None
-
     def unread(self, path: str, reason: str) -> None:
         """Called if a module attends in an unreadable way."""
 

@@ -204,14 +204,6 @@ class ThreadState:
         except Exception as error:
             self.unread(f"{type(error).__name__}: {error}")
 
-    def left(self, module: nn.Module, output: Any) -> Any:
-        """Notify every watch of a module's end; returns a watch's replacement of the output."""
-        changed = None
-        for watch in tuple(self.watches):
-            handed = watch.left(module, output if changed is None else changed)
-            changed = changed if handed is None else handed
-        return changed
-
     def unread(self, reason: str, module: nn.Module | None = None) -> None:
         """Notify every watch of an unreadable call, in the running module or in `module`."""
         for watch, path in self._where(module):

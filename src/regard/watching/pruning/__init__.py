@@ -1,1 +1,0 @@
-"""Pruning for `regard.on_attention`: caches of keys, and tokens of layers."""

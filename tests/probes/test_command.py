@@ -128,7 +128,7 @@ def test_a_folder_of_hugging_face(check: Call, monkeypatch: pytest.MonkeyPatch, 
     )
     status, out, _ = check(str(tmp_path))
     assert status == 1
-    assert "error: the model: what stands in the padding" in out
+    assert "error: model.layers.0.self_attn: what stands in the padding" in out
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     status, out, err = check(str(tmp_path))
     assert (status, out, err.count("\n")) == (2, "", 1)
@@ -152,7 +152,7 @@ def test_a_folder_of_a_run(check: Call, tmp_path: Path) -> None:
     )
     status, out, _ = check(str(tmp_path / "run"))
     assert status == 0, out
-    assert out.startswith("DecoderOnly: 1 layer, 7 questions, 9 trials, nothing found\n")
+    assert out.startswith("DecoderOnly: 1 layer, 8 questions, 9 trials, nothing found\n")
 
 
 def test_help(call: Call) -> None:

@@ -21,7 +21,7 @@ NumberedCall = tuple[str, int]
 """A module's path and the number of its call within a call of the model."""
 TensorPlace = tuple[NumberedCall, bool, str]
 """A call, whether the tensor is of its outputs, and the tensor's name: that of an argument, and its number within."""
-Axes = Mapping[TensorPlace, Sequence[tuple[int, str]]]
+PositionAxes = Mapping[TensorPlace, Sequence[tuple[int, str]]]
 """The axes of positions of a tensor, each with the name of its sequence."""
 
 
@@ -76,7 +76,7 @@ class FollowedRun:
         """The output in place of this one, or None."""
 
 
-class Prints(NamedTuple):
+class AxisPrints(NamedTuple):
     """The fingerprints of a tensor along one axis of positions."""
 
     sequence: str
@@ -90,11 +90,11 @@ class Mark(NamedTuple):
     """The fingerprints of a tensor along its axes of positions, or of all of it where it has none."""
 
     shape: tuple[int, ...]
-    along: tuple[Prints, ...] = ()
+    along: tuple[AxisPrints, ...] = ()
     whole: float | None = None
 
 
-Marks = dict[str, Mark]
+TensorMarks = dict[str, Mark]
 """Those of the tensors of a call, by name."""
 
 
@@ -103,15 +103,15 @@ class TracedCall:
     """The fingerprints of a call."""
 
     at: NumberedCall
-    inputs: "Marks" = field(default_factory=dict)
-    outputs: "Marks" = field(default_factory=dict)
+    inputs: "TensorMarks" = field(default_factory=dict)
+    outputs: "TensorMarks" = field(default_factory=dict)
     parts: list["TracedCall"] = field(default_factory=list)
 
 
-class Trace(FollowedRun):
+class RunTrace(FollowedRun):
     """The fingerprints of a run of a batch with some rows. Later calls of the model go on where the first ones end."""
 
-    def __init__(self, rows: int, axes: Axes | None = None) -> None:
+    def __init__(self, rows: int, axes: PositionAxes | None = None) -> None:
         super().__init__()
         self.rows, self.axes = rows, axes
         self.calls: dict[NumberedCall, TracedCall] = {}
@@ -131,7 +131,7 @@ class Trace(FollowedRun):
         one = self.calls[call]
         one.outputs = _continued(one.outputs, self._marks(call, True, output))
 
-    def _marks(self, call: NumberedCall, is_output: bool, given: Any) -> Marks:
+    def _marks(self, call: NumberedCall, is_output: bool, given: Any) -> TensorMarks:
         parts = (
             given.items() if isinstance(given, Mapping) else enumerate(given if isinstance(given, tuple) else [given])
         )
@@ -147,7 +147,7 @@ class Trace(FollowedRun):
         whole = None if along or x.numel() > MOST_VALUES else float(_product(x.reshape(1, -1)).sum())
         return Mark(tuple(x.shape), along, whole)
 
-    def _along(self, x: Tensor, axis: int, sequence: str) -> Prints | None:
+    def _along(self, x: Tensor, axis: int, sequence: str) -> AxisPrints | None:
         moved = x.movedim(axis, 0)
         rest = moved.shape[1:]
         if axis == 1 and rest[0] == self.rows:
@@ -158,7 +158,7 @@ class Trace(FollowedRun):
             moved = moved.unflatten(1, (self.rows, -1)).flatten(2)
         else:
             moved = moved.reshape(len(moved), 1, -1)
-        return Prints(sequence, _product(moved), moved.shape[-1]) if moved.numel() else None
+        return AxisPrints(sequence, _product(moved), moved.shape[-1]) if moved.numel() else None
 
 
 MOST_VALUES = 1 << 20
@@ -182,7 +182,7 @@ def _numbers(size: int) -> Tensor:
     return torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
 
 
-def _continued(before: Marks, now: Marks) -> Marks:
+def _continued(before: TensorMarks, now: TensorMarks) -> TensorMarks:
     if not before:
         return now
     joined = {name: _joined(one, now[name]) for name, one in before.items() if name in now}
@@ -198,7 +198,7 @@ def _joined(one: Mark, other: Mark) -> Mark | None:
     return Mark(one.shape, tuple(a._replace(values=torch.cat([a.values, b.values])) for a, b in pairs))
 
 
-def proved_axes(whole: Trace, shorter: Mapping[str, Trace], lengths: Mapping[str, int]) -> Axes:
+def proved_axes(whole: RunTrace, shorter: Mapping[str, RunTrace], lengths: Mapping[str, int]) -> PositionAxes:
     """The axes of positions: their sizes fall by one where a sequence is one position shorter."""
     found: dict[TensorPlace, list[tuple[int, str]]] = {}
     for sequence, trace in shorter.items():
@@ -213,7 +213,7 @@ def proved_axes(whole: Trace, shorter: Mapping[str, Trace], lengths: Mapping[str
     return found
 
 
-def _shapes(trace: Trace) -> Iterator[tuple[TensorPlace, tuple[int, ...]]]:
+def _shapes(trace: RunTrace) -> Iterator[tuple[TensorPlace, tuple[int, ...]]]:
     for call in trace.calls.values():
         for is_output, marks in ((False, call.inputs), (True, call.outputs)):
             yield from (((call.at, is_output, name), mark.shape) for name, mark in marks.items())
@@ -233,7 +233,9 @@ class Departed(NamedTuple):
 class Comparison:
     """Two traces of the same model, and the positions of each that must agree, in pairs."""
 
-    def __init__(self, one: Trace, other: Trace, pairs: Sequence[tuple[Places, Places]], tolerance: float) -> None:
+    def __init__(
+        self, one: RunTrace, other: RunTrace, pairs: Sequence[tuple[Places, Places]], tolerance: float
+    ) -> None:
         self.one, self.other, self.pairs, self.tolerance = one, other, pairs, tolerance
 
     def first_departure(self) -> Departed | None:
@@ -264,7 +266,7 @@ class Comparison:
             moved += [(whole, call) for whole in self._changed_wholes(call.outputs, twin.outputs)]
         return None
 
-    def _apart(self, ones: Marks, others: Marks) -> tuple[float, int] | None:
+    def _apart(self, ones: TensorMarks, others: TensorMarks) -> tuple[float, int] | None:
         """The largest difference of tensors with positions, and its position; None without such tensors."""
         found = []
         for name in ones.keys() & others.keys():
@@ -273,7 +275,7 @@ class Comparison:
             found += [min(told)] if told else []
         return max(found, default=None)
 
-    def _along(self, one: Prints, other: Prints) -> tuple[float, int] | None:
+    def _along(self, one: AxisPrints, other: AxisPrints) -> tuple[float, int] | None:
         if one.features != other.features or one.sequence != other.sequence:
             return None
         found = []
@@ -290,7 +292,7 @@ class Comparison:
         return max(found, default=None)
 
     @staticmethod
-    def _changed_wholes(ones: Marks, others: Marks) -> set[float]:
+    def _changed_wholes(ones: TensorMarks, others: TensorMarks) -> set[float]:
         """The fingerprints of tensors without positions that differ."""
         pairs = [(ones[name], others[name]) for name in ones.keys() & others.keys()]
         return {
@@ -300,9 +302,11 @@ class Comparison:
         }  # fmt: skip
 
 
-def traced(model: nn.Module, run: Callable[[], Any], rows: int, axes: Axes | None = None) -> tuple[Trace, Any]:
+def traced(
+    model: nn.Module, run: Callable[[], Any], rows: int, axes: PositionAxes | None = None
+) -> tuple[RunTrace, Any]:
     """Run a model, and keep the fingerprints; and the result of the run."""
-    trace = Trace(rows, axes)
+    trace = RunTrace(rows, axes)
     with trace.through(dict(model.named_modules())):
         result = run()
     return trace, result

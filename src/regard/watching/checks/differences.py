@@ -10,8 +10,17 @@ from typing import NamedTuple
 
 import torch
 
-from regard.watching.checks.subject import Output, Outputs, Run, Sample, Side, Subject
-from regard.watching.interference import Axes, Comparison, Departed, Place, Places, Trace, proved_axes, traced
+from regard.watching.checks.subject import Output, Outputs, Sample, Side, Subject, SubjectRun
+from regard.watching.interference import (
+    Comparison,
+    Departed,
+    Place,
+    Places,
+    PositionAxes,
+    RunTrace,
+    proved_axes,
+    traced,
+)
 
 LARGE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """From where on a difference is measured again, relative to the largest output; 1e-2 in other dtypes."""
@@ -26,15 +35,15 @@ EVERY = slice(None)
 class Way(NamedTuple):
     """A way to run a subject, on a batch of some rows."""
 
-    run: Callable[[Subject], Run]
+    run: Callable[[Subject], SubjectRun]
     rows: int = 1
 
-    def __call__(self, subject: Subject) -> Run:
+    def __call__(self, subject: Subject) -> SubjectRun:
         torch.manual_seed(SEED)
         return self.run(subject.fresh())
 
 
-def running(rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> Way:
+def as_they_are(rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> Way:
     """The way to run rows as they are."""
     return Way(lambda subject: subject.run(rows, side=side, filler=filler, width=width), len(rows))
 
@@ -64,7 +73,7 @@ class Promise(NamedTuple):
         return apart(self.one(subject), self.other(subject), self.same)
 
 
-def apart(one: Run, other: Run, same: Sequence[Same]) -> float | None:
+def apart(one: SubjectRun, other: SubjectRun, same: Sequence[Same]) -> float | None:
     """The largest difference of the outputs of two runs, over the largest |output|; NaN if either has NaN; None
     without an output to compare."""
     found = []
@@ -125,7 +134,7 @@ class Judge:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self._double: Subject | None = None
-        self._axes: dict[bool, Axes] = {}
+        self._axes: dict[bool, PositionAxes] = {}
 
     def broken(self, promise: Promise, least: float | None = None, *, locates: bool = True) -> Broken | None:
         """The measured difference, if it stays in float64, and the module where it begins; or None. NaN is always
@@ -173,30 +182,30 @@ class Judge:
             return Comparison(one, other, pairs, tolerance).first_departure()
         return None
 
-    def axes(self, is_double: bool) -> Axes:
+    def axes(self, is_double: bool) -> PositionAxes:
         """The axes of positions in all modules, by a run for each sequence that is one position shorter."""
         if is_double not in self._axes:
             subject = self.double() if is_double else self.subject
-            row, lengths, shorter = subject.rows.long, dict[str, int](), dict[str, Trace]()
-            whole, run = _traced(running([row]), subject)
+            row, lengths, shorter = subject.rows.long, dict[str, int](), dict[str, RunTrace]()
+            whole, run = _traced(as_they_are([row]), subject)
             for sequence in subject.sequences:
                 lengths[sequence] = len(run.places[0][sequence].at)
                 less = subject.cut(row, slice(lengths[sequence] - 1), sequence)
                 try:
-                    shorter[sequence], _ = _traced(running([less]), subject)
+                    shorter[sequence], _ = _traced(as_they_are([less]), subject)
                 except Exception:
                     continue  # A model of one length has no such axis.
             self._axes[is_double] = proved_axes(whole, shorter, lengths)
         return self._axes[is_double]
 
 
-def _traced(way: Way, subject: Subject, axes: Axes | None = None) -> tuple[Trace, Run]:
+def _traced(way: Way, subject: Subject, axes: PositionAxes | None = None) -> tuple[RunTrace, SubjectRun]:
     other = subject.fresh()
     torch.manual_seed(SEED)
     return traced(other.model, lambda: way.run(other), way.rows, axes)
 
 
-def _places(pair: Same, one: Run, other: Run) -> tuple[Places, Places]:
+def _places(pair: Same, one: SubjectRun, other: SubjectRun) -> tuple[Places, Places]:
     return _some(one.places[pair.row], pair.at, pair.of), _some(other.places[pair.other], pair.other_at, pair.of)
 
 

@@ -21,12 +21,12 @@ from regard.watching.checks.huggingface_subject import is_huggingface_model, spe
 from regard.watching.checks.roles import is_causal_model, is_pair
 from regard.watching.checks.subject import (
     HUGE,
-    Packed,
-    Run,
+    PackedRow,
     Sample,
     Samples,
     Side,
     Subject,
+    SubjectRun,
     by_row,
     in_parts,
     output_of,
@@ -155,9 +155,9 @@ class GivenSubject(Subject):
         full = {n: torch.ones_like(row[n]) if m.is_real else torch.zeros_like(row[n]) for n, m in self._masks.items()}
         return {**out, **full}
 
-    # -- running -----------------------------------------------------------------------------------------
+    # -- as_they_are -----------------------------------------------------------------------------------------
 
-    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> Run:
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> SubjectRun:
         # A row alone is cropped to its own length, and needs no mask.
         rows = [self._filled(row, filler) if len(rows) > 1 or width else self._cropped(row) for row in rows]
         batch = {n: rows[0][n] if n in self._shared else torch.stack([row[n] for row in rows]) for n in rows[0]}
@@ -181,7 +181,7 @@ class GivenSubject(Subject):
                 row[name] = int(one.min()) + torch.arange(length, device=one.device).to(one.dtype)
         return row
 
-    def packed(self) -> Packed | None:
+    def packed(self) -> PackedRow | None:
         row = self.rows.long
         if self.ahead is None or (told := self._documents(row)) is None or not bool(self._real(row, self.ahead).all()):
             return None
@@ -190,7 +190,7 @@ class GivenSubject(Subject):
         spans = [slice(*pair) for pair in itertools.pairwise(starts)]
         if len(spans) < 2 or len(spans) > len(documents) // 2:
             return None
-        return Packed({**row, **self._ends()}, spans, source, is_given=True, has_own_positions=begins)
+        return PackedRow({**row, **self._ends()}, spans, source, is_given=True, has_own_positions=begins)
 
     def _ends(self) -> dict[str, Tensor]:
         return {name: self._shared[name] for name in ENDS if isinstance(self._shared.get(name), Tensor)}
@@ -211,13 +211,13 @@ class GivenSubject(Subject):
                 return torch.nn.functional.pad((positions.diff() != 1).long().cumsum(0), (1, 0)), "position_ids", True
         squares = {n: one for n, one in self._shared.items() if isinstance(one, Tensor) and _is_square(one[None])}
         for name, mask in (*((n, row[n]) for n in self._squares), *squares.items()):
-            if mask.shape[-1] == length and (blocks := blocks_of(mask)) is not None:
+            if mask.shape[-1] == length and (blocks := separate_blocks(mask)) is not None:
                 return blocks, name, False
         return None
 
     def steps(
         self, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False
-    ) -> Run:
+    ) -> SubjectRun:
         """By the names of transformers: `forward` takes a cache and `use_cache`, and its output has the cache."""
         takes = inspect.signature(self.model.forward).parameters
         name = cache_name(takes)
@@ -241,7 +241,7 @@ class GivenSubject(Subject):
         keep = torch.ones(1, length, dtype=torch.bool, device=row[self.ahead].device)
         return by_row(read_in_steps(in_parts(length, last, chunk), step), {self.ahead: keep})
 
-    def shifted(self, row: Sample, by: int) -> Run:
+    def shifted(self, row: Sample, by: int) -> SubjectRun:
         if "position_ids" not in row:
             return super().shifted(row, by)
         return self.run([{**row, "position_ids": row["position_ids"] + by}])
@@ -327,7 +327,7 @@ def hidden_pairs_of(mask: Tensor) -> Tensor | None:
     return mask <= -HUGE if bool(((mask == 0) | (mask <= -HUGE)).all()) else None
 
 
-def blocks_of(mask: Tensor) -> Tensor | None:
+def separate_blocks(mask: Tensor) -> Tensor | None:
     """The block of each position of a mask whose blocks see nothing of each other; None for one block."""
     hidden = hidden_pairs_of(mask)
     if hidden is None:

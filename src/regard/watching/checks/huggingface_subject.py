@@ -13,12 +13,12 @@ from regard.errors import ArgumentError
 from regard.watching.cache_argument import cache_name
 from regard.watching.checks.roles import is_causal_model, is_pair, nested_configs
 from regard.watching.checks.subject import (
-    Packed,
-    Run,
+    PackedRow,
     Sample,
     Samples,
     Side,
     Subject,
+    SubjectRun,
     UnsupportedError,
     by_row,
     in_parts,
@@ -134,9 +134,9 @@ class HuggingFaceSubject(Subject):
                 return found
         raise ArgumentError(f"{type(self.model).__name__} says no {name}: give a batch, as check(model, batch=)")
 
-    # -- running -----------------------------------------------------------------------------------------
+    # -- as_they_are -----------------------------------------------------------------------------------------
 
-    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> Run:
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> SubjectRun:
         inputs, keeps = self._inputs(rows, side, filler, width)
         return by_row(self._called(inputs), keeps)
 
@@ -180,7 +180,7 @@ class HuggingFaceSubject(Subject):
     def _forward(self, **inputs: Any) -> Any:
         return self.model(**inputs, return_dict=True)
 
-    def packed(self) -> Packed | None:
+    def packed(self) -> PackedRow | None:
         if not (self._gives_positions and self.causal) or "use_cache" not in self._takes:
             return None
         ids = [self.rows.other["input_ids"], self.rows.long["input_ids"]]
@@ -190,13 +190,13 @@ class HuggingFaceSubject(Subject):
             "position_ids": torch.cat([torch.arange(n, device=ids[0].device) for n in lengths]),
         }  # fmt: skip
         spans = [slice(lengths[0]), slice(lengths[0], sum(lengths))]
-        return Packed(row, spans, "position_ids", is_given=False, has_own_positions=True)
+        return PackedRow(row, spans, "position_ids", is_given=False, has_own_positions=True)
 
     # -- with a cache ------------------------------------------------------------------------------------
 
     def steps(
         self, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False
-    ) -> Run:
+    ) -> SubjectRun:
         name, ahead = cache_name(self._takes), self.ahead
         if ahead is None or not self.causal or name is None or self.config.model_type in FEEDS_ALL:
             return super().steps(rows, last, chunk)
@@ -228,7 +228,7 @@ class HuggingFaceSubject(Subject):
         found = read_in_steps(in_parts(max(starts) + last, last, chunk), step, turned=turned)
         return by_row(found, {**keeps, ahead: keep})
 
-    def shifted(self, row: Sample, by: int) -> Run:
+    def shifted(self, row: Sample, by: int) -> SubjectRun:
         if not self._gives_positions:
             return super().shifted(row, by)
         inputs, keeps = self._inputs([row], "right", 0)

@@ -1,6 +1,5 @@
 """The borders that a model names: windows, chunks, blocks, radii, strides, kernels; a sequence is to pass them."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,11 +7,13 @@ from torch import nn
 
 from regard.watching.checks.roles import nested_configs
 
-NAMED = re.compile(
-    r"window|width|chunk|block|radius|compress|stride|span|segment|local|kernel_size|d_conv|conv_kernel|state_size"
-)
-COUNTED = re.compile(r"^_|^num_|^n_|layer|token|_id$|_ids$|_dim$|heads|vocab|version")
-"""Names of other numbers."""
+NAMED = (
+    "window", "width", "chunk", "block", "radius", "compress", "stride", "span", "segment", "local", "kernel_size",
+    "d_conv", "conv_kernel", "state_size",
+)  # fmt: skip
+"""Parts of the names of lengths,"""
+COUNTED = ("num_", "n_", "layer", "token", "_id", "_dim", "heads", "vocab", "version")
+"""and of other numbers."""
 MOST = 1 << 16
 
 
@@ -21,7 +22,7 @@ def borders(model: nn.Module) -> list[int]:
     found = set[int]()
     for owner in _owners(model):
         for name, value in list(vars(owner).items()):
-            if NAMED.search(name) and not COUNTED.search(name):
+            if name[:1] != "_" and any(one in name for one in NAMED) and not any(one in name for one in COUNTED):
                 found |= {n for n in (value if isinstance(value, list | tuple) else (value,)) if _is_length(n)}
     return sorted(found)
 

@@ -11,7 +11,7 @@ from regard.models.encoder_only import EncoderOnly
 from regard.models.protocol import Seq2Seq
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
-from regard.watching.checks.subject import Output, Run, Sample, Samples, Side, Subject, by_row, padded
+from regard.watching.checks.subject import Output, Sample, Samples, Side, Subject, SubjectRun, by_row, padded
 
 LENGTHS = {"tokens": (13, 8), "source": (13, 8), "target_input": (11, 6)}
 """The lengths of the made-up sequences, long and short, by the input's name."""
@@ -55,7 +55,7 @@ class OwnSubject(Subject):
     def sequences(self) -> tuple[str, ...]:
         return tuple(reversed(list(self.rows.long)))
 
-    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> Run:
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> SubjectRun:
         batch = {name: padded([row[name] for row in rows], side, filler, width) for name in self.sequences}
         model: Any = self.model
         if self._is_pair:
@@ -75,7 +75,7 @@ class OwnSubject(Subject):
 
     def steps(
         self, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False
-    ) -> Run:
+    ) -> SubjectRun:
         model: Any = self.model
         if isinstance(model, EncoderOnly) or len(rows) > 1 or chunk > 1:
             return super().steps(rows, last, chunk)
@@ -95,4 +95,4 @@ class OwnSubject(Subject):
             logits.append(found.logits[0])
         whole = self.run([row])
         values = torch.cat([whole.outputs[0]["logits"].values[:first], torch.stack(logits)])
-        return Run([{"logits": Output(values, self.ahead)}], whole.places)
+        return SubjectRun([{"logits": Output(values, self.ahead)}], whole.places)

@@ -49,14 +49,14 @@ class UnsupportedError(Exception):
     """A trial that a subject has no means for."""
 
 
-class Run(NamedTuple):
+class SubjectRun(NamedTuple):
     """The outputs of each sequence of a run, and its positions in the batch."""
 
     outputs: list[Outputs]
     places: list[Places]
 
 
-class Packed(NamedTuple):
+class PackedRow(NamedTuple):
     """A row of several documents."""
 
     row: Sample
@@ -91,7 +91,7 @@ class Subject(ABC):
     """True if a call changes the results of the next one: each run is that of a copy."""
 
     @abstractmethod
-    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> Run:
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> SubjectRun:
         """Run a batch; rows that are shorter than the longest, or than `width`, are padded on a side, with values by
         `filler`."""
 
@@ -117,18 +117,18 @@ class Subject(ABC):
         """A row whose sequence `ahead` has another length."""
         raise UnsupportedError("its inputs have one length")
 
-    def packed(self) -> Packed | None:
+    def packed(self) -> PackedRow | None:
         """A row of several documents, if the model takes one."""
         return None
 
     def steps(
         self, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False
-    ) -> Run:
+    ) -> SubjectRun:
         """Read rows with a cache: all but the `last` positions at once, padded on a side, and these `chunk` at a time;
         `turned` exchanges two rows, and their caches, after the prompt."""
         raise UnsupportedError("it has no cache that is known")
 
-    def shifted(self, row: Sample, by: int) -> Run:
+    def shifted(self, row: Sample, by: int) -> SubjectRun:
         """Run a row whose positions are all moved."""
         raise UnsupportedError("it takes no positions")
 
@@ -250,7 +250,7 @@ def output_of(model: Any, batch: Any) -> Any:
     return model(*map(fitted, batch if isinstance(batch, list | tuple) else (batch,)))
 
 
-def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> Run:
+def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> SubjectRun:
     """The outputs of each row, without padding. `keeps` has the real positions of each sequence, bool (B, L), that of a
     decoder first.
 
@@ -270,7 +270,7 @@ def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> Run:
     if is_padded:
         rows = [{name: one for name, one in row.items() if one.of is not None} for row in rows]
     at: list[Places] = [{n: Place(row, keep[row].nonzero()[:, 0]) for n, keep in keeps.items()} for row in range(batch)]
-    return Run(rows, at)
+    return SubjectRun(rows, at)
 
 
 CacheStep = Callable[[slice, Any], Any]

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RegardError
 from regard.watching.checks.checked import Checked
-from regard.watching.checks.differences import EVERY, Judge, Promise, Same, Way, apart, largest_difference, running
+from regard.watching.checks.differences import EVERY, Judge, Promise, Same, Way, apart, as_they_are, largest_difference
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.lengths import beyond, borders, cuts
 from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
-from regard.watching.checks.subject import Packed, Run, Sample, Side, Subject, UnsupportedError
+from regard.watching.checks.subject import PackedRow, Sample, Side, Subject, SubjectRun, UnsupportedError
 from regard.watching.checks.unused_weights import unused_weights
 from regard.watching.report import mixers_in
 from regard.watching.watch import Seen, watch
@@ -82,7 +82,7 @@ class Trials:
     def run(self) -> None:
         """All trials. A sequence that fails even alone is the caller's mistake."""
         subject, rows = self.subject, self.subject.rows
-        alone = running([rows.long])
+        alone = as_they_are([rows.long])
         try:
             first = self._watched([rows.long])
         except RegardError:
@@ -109,7 +109,7 @@ class Trials:
     def _stateful(self, alone: Way) -> None:
         """Results that differ under the same seed: a module keeps state between calls."""
 
-        def twice(subject: Subject) -> Run:
+        def twice(subject: Subject) -> SubjectRun:
             subject.run([self.subject.rows.long])
             return subject.run([self.subject.rows.long])
 
@@ -144,12 +144,12 @@ class Trials:
         rows, subject = self.subject.rows, self.subject
         both = [rows.long, rows.other]
         with self._trying("two together"):
-            together = running(both)
+            together = as_they_are(both)
             for number, row in enumerate(both):
-                if self._unless_rounding("batch", Promise(together, running([row]), [Same(number, 0)]), BESIDE):
+                if self._unless_rounding("batch", Promise(together, as_they_are([row]), [Same(number, 0)]), BESIDE):
                     return
             if subject.ahead is not None:
-                changed = running([rows.long, subject.changed(rows.other, EVERY)])
+                changed = as_they_are([rows.long, subject.changed(rows.other, EVERY)])
                 self._unless_rounding("batch", Promise(together, changed, is_exact=True), NEIGHBOUR)
 
     def _padding(self, side: Side) -> None:
@@ -159,17 +159,17 @@ class Trials:
             return
         both, of = [rows.long, short], self.subject.ahead
         width = max(len(one) for name, one in rows.long.items() if name == of) if of is not None else 0
-        together, lone = running(both, side=side), running([short])
-        padded = running([short], side=side, width=width)
+        together, lone = as_they_are(both, side=side), as_they_are([short])
+        padded = as_they_are([short], side=side, width=width)
         with self._trying(f"padded {side}"):
             self._watched(both, side)
             is_moved = side == "left" and self.subject.counts_columns
-            apart = [Promise(together, running([rows.long]), [Same(0, 0)]),
+            apart = [Promise(together, as_they_are([rows.long]), [Same(0, 0)]),
                      Promise(together, lone, [Same(1, 0)])]  # fmt: skip
             broken = [one for one in apart if self.judge.broken(one, locates=False)]
             # A model may know padding by its token: other tokens there may change results, if those are right with it.
             for number in (1, 2) if broken or is_moved else ():
-                filled = running(both, side=side, filler=number)
+                filled = as_they_are(both, side=side, filler=number)
                 contents = Promise(together, filled, [Same(0, 0), Same(1, 1)], is_exact=True)
                 if self._unless_rounding("padding", contents, PADDING.format(side)):
                     return
@@ -205,7 +205,7 @@ class Trials:
         around = around or _as_it_is
         assert self.subject.ahead is not None
         changed = [self.subject.changed(rows[0], slice(place, None)), *rows[1:]]
-        before, after = (within(around, running(one, side=side)) for one in (rows, changed))
+        before, after = (within(around, as_they_are(one, side=side)) for one in (rows, changed))
         same = Same(at=slice(place), other_at=slice(place), of=self.subject.ahead)
         told = f"{self.subject.contents()} from position {place} on"
         return self._unless_rounding("future", Promise(before, after, [same], is_exact=True), says, told=told)
@@ -213,8 +213,10 @@ class Trials:
     def _prefix(self, row: Sample) -> None:
         assert self.subject.ahead is not None
         half = slice(len(row[self.subject.ahead]) * 2 // 3)
-        part = running([self.subject.cut(row, half)])
-        self._unless_rounding("length", Promise(running([row]), part, [Same(at=half, of=self.subject.ahead)]), PREFIX)
+        part = as_they_are([self.subject.cut(row, half)])
+        self._unless_rounding(
+            "length", Promise(as_they_are([row]), part, [Same(at=half, of=self.subject.ahead)]), PREFIX
+        )
 
     def _documents(self) -> None:
         """Each document of a packed row: under other contents of those before it, and alone."""
@@ -222,16 +224,16 @@ class Trials:
             if (packed := self.subject.packed()) is None:
                 raise UnsupportedError
             if not self._unpacked(packed) and packed.is_given and packed.has_own_positions:
-                whole, alone = running([packed.row]), running([self.subject.cut(packed.row, packed.spans[-1])])
+                whole, alone = as_they_are([packed.row]), as_they_are([self.subject.cut(packed.row, packed.spans[-1])])
                 same = [Same(at=packed.spans[-1], of=self.subject.ahead)]
                 self._unless_rounding("documents", Promise(whole, alone, same), UNPACKED.format(packed.source))
 
-    def _unpacked(self, packed: Packed) -> bool:
+    def _unpacked(self, packed: PackedRow) -> bool:
         """Add a finding if one document reaches another. That of a row which was made up here is a fault where other
         layers tell the documents apart; a model that never does so takes no packed rows."""
-        whole = running([packed.row])
+        whole = as_they_are([packed.row])
         for at, beside in ((packed.spans[-1], slice(packed.spans[-1].start)), (packed.spans[0], packed.spans[-1])):
-            changed = running([self.subject.changed(packed.row, beside)])
+            changed = as_they_are([self.subject.changed(packed.row, beside)])
             promise = Promise(whole, changed, [Same(at=at, other_at=at, of=self.subject.ahead)], is_exact=True)
             severity: Severity = "error" if packed.is_given or self._splits(packed) else "info"
             says = DOCUMENTS.format(packed.source)
@@ -239,7 +241,7 @@ class Trials:
                 return True
         return False
 
-    def _splits(self, packed: Packed) -> bool:
+    def _splits(self, packed: PackedRow) -> bool:
         """True if the attention of a layer tells the documents apart."""
         torch.manual_seed(0)
         with watch(self.subject.model) as seen:
@@ -284,7 +286,7 @@ class Trials:
         # Windows count the padding that stands between a prompt and its steps: only states are asked about it.
         unsure = self._attending() if side == "right" and len(rows) > 1 and not turned else set[str]()
         for number, row in enumerate(reversed(rows) if turned else rows):
-            promise = Promise(running([row]), read, [Same(0, number, of=self.subject.ahead)])
+            promise = Promise(as_they_are([row]), read, [Same(0, number, of=self.subject.ahead)])
             if self._unless_rounding("cache", promise, CACHE.format(said), unsure=unsure):
                 return True
         return False
@@ -340,7 +342,7 @@ class Trials:
 
     def _seconds(self, row: Sample) -> float:
         start = time.perf_counter()
-        running([row])(self.subject)
+        as_they_are([row])(self.subject)
         return time.perf_counter() - start
 
     # -- the rest of the results -------------------------------------------------------------------------
@@ -348,7 +350,7 @@ class Trials:
     def _shifted(self) -> None:
         """All positions moved by the same number, which changes nothing where they are relative."""
         subject, rows = self.subject, self.subject.rows
-        promise = Promise(Way(lambda subject: subject.shifted(rows.long, SHIFT)), running([rows.long]))
+        promise = Promise(Way(lambda subject: subject.shifted(rows.long, SHIFT)), as_they_are([rows.long]))
         with self._trying("all positions shifted"):
             if subject.is_rotary and self._attends_alone():
                 self._unless_rounding("positions", promise, ROTARY, least=MOVED)
@@ -367,7 +369,7 @@ class Trials:
 
     def _eager(self) -> None:
         for said, batch, side in self._forms():
-            kernel = running(batch, side=side)
+            kernel = as_they_are(batch, side=side)
             written = within(_in_eager, kernel)
             with self._trying(f"eager{said}"):
                 same = [Same(number, number) for number in range(len(batch))]
@@ -382,7 +384,7 @@ class Trials:
         sinks = {path: one for path, n in heads.items() if (one := sinks_of(seen.modules.get(path), n)) is not None}
         if not sinks:
             return
-        run = running([subject.rows.long])
+        run = as_they_are([subject.rows.long])
         with self._trying("other sinks, module by module"):
             before = run(subject)
             for path, sink in sinks.items():
@@ -408,7 +410,7 @@ class Trials:
 
     # -- the kernels -------------------------------------------------------------------------------------
 
-    def _watched(self, rows: Sequence[Sample], side: Side = "right") -> Run:
+    def _watched(self, rows: Sequence[Sample], side: Side = "right") -> SubjectRun:
         torch.manual_seed(0)
         with watch(self.subject.model) as seen:
             run = self.subject.run(rows, side=side)
@@ -460,16 +462,16 @@ MOST_STEPS = 40
 """The most single steps with a cache over a long sequence."""
 
 
-def _as_it_is(subject: Subject, way: Way) -> Run:
+def _as_it_is(subject: Subject, way: Way) -> SubjectRun:
     return way.run(subject)
 
 
-def _in_eager(subject: Subject, way: Way) -> Run:
+def _in_eager(subject: Subject, way: Way) -> SubjectRun:
     with subject.eager():
         return way.run(subject)
 
 
-def _in_training(subject: Subject, way: Way) -> Run:
+def _in_training(subject: Subject, way: Way) -> SubjectRun:
     """The same in training mode, whose code path may differ. Nothing is dropped: of a mixture of experts, each gets as
     many random numbers as it has tokens, and other last tokens go to other experts."""
     subject.model.train()
@@ -482,7 +484,7 @@ def _in_training(subject: Subject, way: Way) -> Run:
         subject.model.eval()
 
 
-Around = Callable[[Subject, Way], Run]
+Around = Callable[[Subject, Way], SubjectRun]
 
 
 def within(around: Around, way: Way) -> Way:

@@ -162,7 +162,7 @@ def test_generation_with_an_encoder() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "t5", "bert"])
 def test_other_contexts(name: str, context: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     if name != "t5" or context is torch.inference_mode:  # t5's learned bias takes it off the fused kernel
-        monkeypatch.setattr("regard.watching.kept.factors.row_state", lambda call: 1 / 0)
+        monkeypatch.setattr("regard.maps.sources.factors.row_state", lambda call: 1 / 0)
     family = FAMILIES[name]
     model, inputs = family.build(), family.inputs()
     with context():

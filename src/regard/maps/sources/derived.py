@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from regard.call.shapes import Dimensions, Rows
 from regard.errors import ArgumentError, ShapeError
-from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic, take_rows
+from regard.maps.sources.source import Part, PartOf, Piece, Scratch, Source, Statistic, take_rows
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
+from regard.tensors.fresh import Fresh
 from regard.tensors.guards import has_values
 
 
@@ -40,6 +41,14 @@ class DerivedSource(Source):
     @property
     def dimensions(self) -> Dimensions:
         return self.of.dimensions
+
+    @property
+    def part_of(self) -> PartOf:
+        return self.of.part_of
+
+    @property
+    def key_heads(self) -> Tensor | None:
+        return self.of.key_heads
 
     @property
     def has_blocks(self) -> bool:
@@ -87,6 +96,10 @@ class AverageSource(DerivedSource):
     of: Source
     shares: Tensor | None = None
     """The factors: for a mean they sum to 1."""
+
+    @property
+    def key_heads(self) -> None:
+        return None
 
     @property
     def count(self) -> int:
@@ -168,6 +181,11 @@ class SelectionSource(DerivedSource):
     chosen: Rows
 
     @property
+    def part_of(self) -> PartOf:
+        whole = self.of.part_of
+        return whole._replace(rows=_of(whole.rows, self.rows), columns=_of(whole.columns, self.chosen))
+
+    @property
     def shape(self) -> torch.Size:
         return torch.Size((*self.of.leading, len(self.rows), len(self.chosen)))
 
@@ -233,6 +251,10 @@ class WeightedSource(SameShapeSource):
     right: Tensor
     name: str
     alone: bool = False
+    fresh: Fresh = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fresh", Fresh(gradient_of_the_output=self.left, values=self.right))
 
     @property
     def width(self) -> int:
@@ -255,6 +277,7 @@ class WeightedSource(SameShapeSource):
         return range(self.keys) if self.alone else self.of.support(rows)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        self.fresh.check()
         where = slice(flat_heads.start, flat_heads.stop)
         inner = None if self.alone else self.of.part(flat_heads, scratch)
         right = self.right[where]
@@ -269,11 +292,13 @@ class WeightedSource(SameShapeSource):
         return weights
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "WeightedSource":
+        self.fresh.check()
         left, right = ((t if t is None or flat_heads is None else t[flat_heads]) for t in (self.left, self.right))
         assert right is not None
         return replace(self, of=self.of.choose(flat_heads, leading), left=left, right=right)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "WeightedSource":
+        self.fresh.check()
         left = None if self.left is None else change(self.left)
         return replace(self, of=self.of.mapped(change), left=left, right=change(self.right))
 
@@ -337,6 +362,34 @@ def average(of: Source, dim: int | None = None, weights: Tensor | Sequence[float
             raise ArgumentError(f"average() divides its weights by their sum, which is {float(whole)}")
         shares = shares / whole
     return _over(of, place, shares)
+
+
+def mean_of_key_heads(of: Source) -> Source:
+    """The mean over the query heads of each key head. See `AttentionMap.per_key_head`."""
+    key_heads, names = of.key_heads, of.dimensions
+    if key_heads is None:
+        of.refuse("per_key_head()")
+    of.require_heads("per_key_head()")
+    if names.head is None:
+        return of
+    if not key_heads.numel():
+        return of
+    by_sequence = key_heads.view(of.leading).movedim(names.head, -1).reshape(-1, of.leading[names.head])
+    groups: dict[int, list[int]] = {}
+    for place, group in enumerate(by_sequence[0].tolist()):
+        groups.setdefault(group, []).append(place)
+    if all(len(group) == 1 for group in groups.values()):
+        return of
+    # Heads of groups of unlike sizes are repeated until all have as many: the means are the same.
+    count = math.lcm(*map(len, groups.values()))
+    order = [[place for place in group for _ in range(count // len(group))] for group in groups.values()]
+    moved = heads_last(of)
+    is_whole = order == [[*range(n * count, (n + 1) * count)] for n in range(len(order))]
+    places = torch.arange(moved.flat_heads, device=of.device).view(moved.leading)
+    leading = (*moved.leading[:-1], len(order), count)
+    chosen = None if is_whole else places[..., torch.tensor(order, device=of.device)].reshape(-1)
+    grouped, names = moved.choose(chosen, leading), moved.dimensions
+    return average(grouped.with_dimensions(names.named((*names.leading, "head"))), -3)
 
 
 def heads_last(of: Source) -> Source:

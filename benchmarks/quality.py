@@ -1,12 +1,11 @@
-"""Train on a public corpus by the commands that users type, choose by validation BLEU, and score the test set once.
+"""Train on a public corpus by the commands that users type, and score the test set once.
 
-    python -m benchmarks.quality en-de FOLDER              train, choose and score in FOLDER/en-de; takes an hour or so
+    python -m benchmarks.quality en-de FOLDER              train and score in FOLDER/en-de; takes an hour or so
     python -m benchmarks.quality en-de FOLDER --seeds 3    three runs, each scored
     python -m benchmarks.quality en-de FOLDER --score      score the runs that are there already
 
 REGARD_DATA names the folder with the corpora (multi30k/, eng-fra/); `dates` makes its own. Nothing is chosen on the
-test set: a run keeps the models of its latest validations, `regard choose` takes the one, or the mean of several, that
-translates the validation set best.
+test set: the best model is that of the validation set.
 """
 
 import argparse
@@ -191,8 +190,8 @@ def main(name: str, folder: Path, *, seeds: int, only_score: bool) -> None:
     recipe, runs = RECIPES[name], folders(name, folder, seeds)
     corpus = Path(os.environ["REGARD_DATA"]) / recipe.corpus
     for seed, run in enumerate([] if only_score else runs):
-        for command in (train_command(recipe, corpus, run, seed), ["regard", "choose", str(run), "--by", "bleu"]):
-            subprocess.run([Path(sys.executable).with_name(command[0]), *command[1:]], check=True)
+        command = train_command(recipe, corpus, run, seed)
+        subprocess.run([Path(sys.executable).with_name(command[0]), *command[1:]], check=True)
     typed = f"python -m benchmarks.quality {name} runs{f' --seeds {seeds}' if seeds > 1 else ''}"
     put(name, recipe.title, typed, *report(name, recipe, corpus, runs))
 

@@ -22,8 +22,6 @@ from regard.cli.help import EXAMPLES, printed_in_lines
 from regard.cli.train import TRAINERS
 from regard.tasks.config import make_schedule
 from regard.tasks.registry import TASKS
-from regard.tasks.runs import choose_checkpoint as choosing
-from regard.tasks.runs.choose_checkpoint import CandidateWeights
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.training.checkpoints import Checkpoints
 from tests import ROOT
@@ -124,12 +122,14 @@ def test_epochs_are_passes_over_the_data(folder: Path, tmp_path: Path) -> None:
 def test_a_long_line_is_a_bad_line(folder: Path, tmp_path: Path) -> None:
     """Its limit is that of training; a flag moves it."""
     run, long = str(folder / "translation"), " ".join(f"{n} times" for n in range(1_000))
-    (tmp_path / "in").write_text(f"1 times 2\n{long}\n3 times 4\n")
-    command = ("translate", run, "--input", str(tmp_path / "in"), "--beam", "1", "--device", "cpu")
+    (tmp_path / "in.txt").write_text(f"1 times 2\n{long}\n3 times 4\n")
+    command = ("translate", run, "--input", str(tmp_path / "in.txt"), "--beam", "1", "--device", "cpu")
     start = time.monotonic()
     status, out, err = typed(*command)
     assert status == 2
-    assert re.search(r"in:2: [\d,]+ tokens, and the limit is 256: cut it, or raise the limit \(--max-length\)", err)
+    assert re.search(
+        r"in\.txt:2: [\d,]+ tokens, and the limit is 256: cut it, or raise the limit \(--max-length\)", err
+    )
     status, out, err = typed(*command, "--bad-lines", "skip")
     assert (status, len(out.split("\n")), out.split("\n")[1]) == (0, 4, "")
     assert "bad lines left empty: 1" in err
@@ -148,7 +148,7 @@ def test_a_log_counts_from_the_first_word(monkeypatch: pytest.MonkeyPatch) -> No
     assert log.getvalue() == "bytes: 71\n"
 
 
-def test_evaluate_and_choose_say_how_far_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_says_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
     for task, words in (
         ("translation", "sentences translated: 0 of 400"),
@@ -157,19 +157,6 @@ def test_evaluate_and_choose_say_how_far_they_are(folder: Path, monkeypatch: pyt
         data = str(folder / ("pairs.tsv" if task == "translation" else "book.txt"))
         beam = ("--beam", "1") if task == "translation" else ()
         assert words in typed("evaluate", str(folder / task), "--data", data, "--device", "cpu", *beam)[2]
-    status, out, err = typed("choose", str(folder / "translation"), "--by", "bleu", "--beam", "1", "--device", "cpu")
-    assert status == 0, err
-    assert "models scored: 0 of 2" in err
-    assert "no model reaches 1 BLEU, where BLEU tells nothing: the loss decided" in err
-    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", out)]
-    assert len(losses) == 2
-    assert losses == sorted(losses)
-
-
-def test_bleu_decides_from_1_on() -> None:
-    one, two = (CandidateWeights((name,), {"loss": 1.0, "bleu": bleu}) for name, bleu in (("a", 0.5), ("b", 1.0)))
-    assert choosing.is_chance([one])
-    assert not choosing.is_chance([one, two])
 
 
 def test_cut_off_hypotheses_are_told_apart(folder: Path) -> None:
@@ -195,8 +182,8 @@ def test_one_pair_is_too_few(tmp_path: Path) -> None:
 
 def test_a_blank_sentence_is_its_own_translation(folder: Path, tmp_path: Path) -> None:
     run = str(folder / "translation")
-    (tmp_path / "in").write_text("\n  \n")
-    for source in (("", "  "), ("--input", str(tmp_path / "in"))):
+    (tmp_path / "in.txt").write_text("\n  \n")
+    for source in (("", "  "), ("--input", str(tmp_path / "in.txt"))):
         assert typed("translate", run, *source, "--device", "cpu") == (0, "\n  \n", "")
     table = typed("translate", run, "", "--nbest", "2", "--beam", "2", "--prefix", "1", "--device", "cpu")[1]
     assert table == "1\t0.0000\t\n"
@@ -303,10 +290,8 @@ def _reading(run: Path, folder: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "translate": ("translate", of, "1 times 2"),
         "align": ("align", of, "--data", pairs),
         "evaluate": ("evaluate", of, "--data", pairs),
-        "score": ("score", of, "--data", pairs),
-        "choose": ("choose", of, "--by", "loss"),
         "view": ("view", of, "1 times 2", "--out", str(out)),
-        "measure": ("measure", of, "--data", pairs, "--out", str(out), "--workers", "1"),
+        "measure": ("measure", of, "--data", str(folder / "book.txt"), "--out", str(out), "--workers", "1"),
         "serve": ("serve", of, "--port", "0"),
         "check": ("check", of),
         "export to huggingface": ("export", of, "--to", "huggingface", "--out", str(out)),

@@ -96,7 +96,6 @@ DOORS = {
     "check": ["check", "FOLDER"],
     "measure": ["measure", "FOLDER", "--data", "lines.txt", "--out", "stats"],
     "generate": ["generate", "FOLDER", "a b"],
-    "score": ["score", "FOLDER", "--data", "lines.txt"],
     "translate": ["translate", "FOLDER", "a b"],
     "evaluate": ["evaluate", "FOLDER", "--data", "lines.txt"],
     "serve": ["serve", "FOLDER", "--port", "0"],
@@ -124,7 +123,7 @@ def test_every_door_says_the_kind_of_a_folder(
 
 @pytest.mark.parametrize(
     ("door", "family"),
-    each_once(["view", "measure", "generate", "score", "translate", "evaluate", "serve"], ["gpt2", "marian"]),
+    each_once(["view", "measure", "generate", "translate", "evaluate", "serve"], ["gpt2", "marian"]),
 )
 def test_an_absent_tokenizer_is_said_before_the_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], door: str, family: str

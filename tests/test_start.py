@@ -24,8 +24,6 @@ WITHOUT_TORCH = [
             "generate",
             "align",
             "evaluate",
-            "score",
-            "choose",
             "view",
             "measure",
             "atlas",

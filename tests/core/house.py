@@ -10,13 +10,11 @@ from pathlib import Path
 from types import FunctionType
 from typing import NamedTuple
 
+import networkx
+
 import regard
 
 Graph = Mapping[str, frozenset[str]]
-PUBLIC = frozenset({"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe", "_abc_impl", "_repr_mimebundle_"})
-"""Private by name alone: Python documents them, of named tuples, of `os` and of `sys`; IPython the last."""
-OF_OTHERS = frozenset({"_attn_implementation", "_supports_sdpa", "_errors", "_check_sample_weight"})
-"""Of transformers, tyro and scikit-learn: there is no other way, and each is read where it is used."""
 
 
 class Definition(NamedTuple):
@@ -75,61 +73,10 @@ def _is_import_module(function: ast.expr) -> bool:
     return name in ("import_module", "__import__")
 
 
-def parsers(files: Mapping[str, ast.Module]) -> list[str]:
-    """The files that parse JSON, TOML or safetensors themselves."""
-    return [name for name, tree in files.items() if _parses(tree)]
-
-
-def _parses(tree: ast.Module) -> bool:
-    reading = {"load", "loads", "JSONDecoder", "safe_open", "load_file"}
-    modules = {"json", "safetensors", "safetensors.torch"}
-    called = {"json"}  # what the module json and what reads are called in this file
-    for node in nodes(tree):
-        if isinstance(node, ast.Import):
-            called |= {alias.asname for alias in node.names if alias.name == "json" and alias.asname}
-            if any(alias.name == "tomllib" for alias in node.names):
-                return True
-        elif isinstance(node, ast.ImportFrom) and node.module == "tomllib":
-            return True
-        elif isinstance(node, ast.ImportFrom) and node.module in modules:
-            called |= {alias.asname or alias.name for alias in node.names if alias.name in reading}
-    used = (node.func for node in nodes(tree) if isinstance(node, ast.Call))
-    return any(
-        function.id in called
-        if isinstance(function, ast.Name)
-        else isinstance(function, ast.Attribute)
-        and isinstance(function.value, ast.Name)
-        and function.value.id in called
-        and function.attr in reading
-        for function in used
-    )
-
-
 def circles(graph: Graph) -> list[list[str]]:
-    """The sets of files that import one another, directly or by way of others (Tarjan 1972)."""
-    order: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(file: str) -> None:
-        order[file] = lowest[file] = len(order)
-        stack.append(file)
-        for other in sorted(graph[file]):
-            if other not in order:
-                visit(other)
-            if other in stack:
-                lowest[file] = min(lowest[file], lowest[other])
-        if lowest[file] == order[file]:
-            component = stack[stack.index(file) :]
-            del stack[stack.index(file) :]
-            if len(component) > 1:
-                found.append(sorted(component))
-
-    for file in sorted(graph):
-        if file not in order:
-            visit(file)
-    return found
+    """The sets of files that import one another, directly or by way of others."""
+    found = networkx.strongly_connected_components(networkx.DiGraph(dict(graph)))
+    return sorted(sorted(component) for component in found if len(component) > 1)
 
 
 def folders(graph: Graph) -> Graph:
@@ -150,100 +97,35 @@ def _dotted(package: str, name: str) -> str:
     return f"{package}.{name}"
 
 
-def private_reads(files: Mapping[str, ast.Module]) -> list[str]:
-    """Each reading of a private name that another file of the package defines, and its own does not."""
-    defined = {name: set(_bound(tree)) for name, tree in files.items()}
-    anywhere: set[str] = set().union(*defined.values()) - PUBLIC
-    return [
-        f"{file}:{line} reads {name}"
-        for file, tree in files.items()
-        for line, name in _read(tree)
-        if name in anywhere - defined[file]
-    ]
+BY_TEXT = {
+    # Strings and imports by which code reads private names of another package, or of another file.
+    r"(?:get|has|set|del)attr\([^()]*, *[\"']_(?!_|fields|attn_implementation)[^\"']*": {
+        "regard.tensors.torch_private"
+    },
+    r"[\"']torch\.(?:\w+\.)*_\w[^\"']*": {"regard.tensors.torch_private"},
+    r"^ *(?:from|import) [\w.]*\._[a-z]\w*": {"regard.tensors.torch_private"},
+    r"^ *from [\w.]+ import (?:\([^)]*|[^\n(]*)\b_[A-Za-z]\w*": {
+        "regard.tensors.torch_private",
+        "regard.cli.arguments",  # of tyro; there is no other way
+        "regard.models.kernel_regression",  # of scikit-learn, likewise
+    },
+    # Asking whether a tensor has data.
+    r"\.fake_mode|[\"']fake_mode|\bis_fake\b|^ *from [\w.]+ import .*\bFakeTensor": {"regard.tensors.guards"},
+    # Methods that pickle, and arguments by which a reader runs the code of a file.
+    r"\bfabric\.(?:save|load|load_raw)\(|\.(?:to_pickle|read_pickle)\(|(?:allow_pickle|weights_only)=(?!False|True\b)\S*"
+    r"|allow_pickle=True|weights_only=False": set(),
+}
+"""Patterns that ruff has no rule for, and the files that may hold them."""
 
 
-def foreign_private_reads(files: Mapping[str, ast.Module]) -> list[str]:
-    """Each reading of a private name that no file of the package defines: what another package may change any day."""
-    return [
-        f"{file}:{line} reads {name}"
-        for file, tree in files.items()
-        for line, name in [*_foreign(tree, set(_bound(tree))), *_private_modules(tree)]
-    ]
-
-
-def _foreign(tree: ast.Module, own: set[str]) -> Iterator[tuple[int, str]]:
-    """Attributes, names that are imported, and names in getattr, hasattr, setattr and delattr."""
-    of_torch = {id(node) for node in nodes(tree) if isinstance(node, ast.Attribute) and _root(node) in TORCHS_NAMES}
-    for node in nodes(tree):
-        match node:
-            case ast.Attribute(attr=name) if name not in own or id(node) in of_torch:
-                found = [name]
-            case ast.ImportFrom(module=str(module)) if not module.startswith(("regard", "planted")):
-                found = [alias.name for alias in node.names]
-            case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr" | "delattr"), args=[_, second, *_]):
-                text = second.value if isinstance(second, ast.Constant) else None
-                found = [text] if isinstance(text, str) and text not in own else []
-            case _:
-                continue
-        yield from ((node.lineno, name) for name in found if _is_private(name))
-
-
-TORCHS_NAMES = frozenset({"torch", "nn", "F", "aten", "functorch", "forward_ad"})
-
-
-def _root(node: ast.expr) -> str:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-STATE_QUESTIONS = frozenset({
-    "is_grad_enabled", "is_inference_mode_enabled", "is_compiling", "is_dynamo_compiling", "is_exporting",
-    "is_scripting", "is_tracing", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype",
-    "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "has_torch_function", "has_torch_function_unary",
-    "has_torch_function_variadic", "is_current_stream_capturing", "FakeTensor", "FakeTensorMode", "fake_mode",
-    "is_fake",
-})  # fmt: skip
-"""Torch's public names by which code asks in which state it runs."""
-PRIVATE_STATE_QUESTIONS = frozenset({
-    "peek_interpreter_stack", "get_interpreter_stack", "count_dispatch_modes", "get_dispatch_mode", "is_tracing",
-    "dispatch_keys", "is_torch_function_enabled", "get_function_mode", "get_function_modes", "level_of",
-    "forward_level",
-})  # fmt: skip
-"""What torch keeps private and `regard.tensors.torch_private` names, of the same kind."""
-
-
-def state_questions(files: Mapping[str, ast.Module]) -> list[str]:
-    """Each place that asks torch in which state the code runs: recorded, compiled, traced, transformed, cast."""
-    return [f"{file}:{line} asks {name}" for file, tree in files.items() for line, name in _asked(tree)]
-
-
-def _asked(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Attributes of modules, names that are imported, and names in getattr and hasattr.
-
-    A state that was handed down has fields of the same names (`state.is_compiling`), and these are no questions.
-    """
-    modules = {
-        (alias.asname or alias.name).partition(".")[0]
-        for node in nodes(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
-    for node in nodes(tree):
-        match node:
-            case ast.Attribute(attr=name) if _root(node) in modules:
-                found = {name} & (STATE_QUESTIONS | PRIVATE_STATE_QUESTIONS)
-            case ast.Attribute(attr="fake_mode"):
-                found = {"fake_mode"}
-            case ast.ImportFrom(module="regard.tensors.torch_private"):
-                found = {alias.name for alias in node.names} & PRIVATE_STATE_QUESTIONS
-            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] == "torch":
-                found = {alias.name for alias in node.names} & STATE_QUESTIONS
-            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value=str(text)), *_]):
-                found = {text} & STATE_QUESTIONS
-            case _:
-                continue
-        yield from ((node.lineno, name) for name in sorted(found))
+def held_by_text(texts: Mapping[str, str]) -> list[str]:
+    return sorted(
+        f"{file}: {found[0].split()[-1]}"
+        for pattern, allowed in BY_TEXT.items()
+        for file, text in texts.items()
+        for found in re.finditer(pattern, text, re.MULTILINE)
+        if file not in allowed
+    )
 
 
 def names_that_decide(files: Mapping[str, ast.Module]) -> list[str]:
@@ -286,43 +168,6 @@ def _deciding(tree: ast.AST, variables: Set[str]) -> Iterator[str]:
             inside = list(node.args)
         if any(_reads_a_name(one, variables) for one in inside):
             yield ast.unparse(node)
-
-
-def _private_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in nodes(tree):
-        if isinstance(node, ast.ImportFrom):
-            modules = [node.module or ""]
-        elif isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
-            modules = [node.value] if node.value.startswith("torch.") else []
-        else:
-            continue
-        yield from ((node.lineno, module) for module in modules if any(_is_private(part) for part in module.split(".")))
-
-
-def _is_private(name: str) -> bool:
-    return bool(re.match(r"_[^_]", name)) and name not in PUBLIC | OF_OTHERS
-
-
-def _bound(tree: ast.Module) -> Iterator[str]:
-    for node in nodes(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                yield name
-            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-                yield name
-
-
-def _read(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in nodes(tree):
-        if isinstance(node, ast.Attribute):
-            names = [node.attr]
-        elif isinstance(node, ast.ImportFrom):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        yield from ((node.lineno, name) for name in names if re.match(r"_[^_]", name))
 
 
 def definitions(files: Mapping[str, ast.Module]) -> Iterator[Definition]:

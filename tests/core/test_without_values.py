@@ -75,7 +75,6 @@ QUESTIONS: dict[str, tuple[Ask, tuple[int, ...]]] = {
     "at": (lambda q: weights(q).at(torch.tensor([1, 4]), torch.tensor([0, 2])), (2, 2, 2)),
     "points": (lambda q: part(q, (..., torch.tensor([1, 4]), torch.tensor([0, 2]))), (2, 2, 2)),
     "some queries": (lambda q: weights(q).only(rows=[1, 2]).received(), (2, 2, 5)),
-    "singular values": (lambda q: weights(q).singular_values(2).values, (2, 2, 2)),
     "top_p_count": (lambda q: weights(q).top_p_count(0.5), (2, 2, 5)),
 }
 

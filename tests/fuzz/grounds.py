@@ -42,7 +42,6 @@ GROUNDS = {
         Ground("pairs", "tests.fuzz.pairs:case"),
         Ground("text", "tests.fuzz.text.ground:case"),
         Ground("requests", "tests.fuzz.serving.requests:case"),
-        Ground("documents", "tests.fuzz.serving.documents:case"),
     )
 }
 BY_NAME = {"cards": Ground("cards", "tests.fuzz.cards:case")}

@@ -41,12 +41,11 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
         ("maps", 0, 20),
         ("parts", 0, 40),
         ("watch", 1, 10),
-        ("paths", 0, 30),
+        ("paths", 0, 60),
         ("lifetimes", 0, 30),
         ("files", 0, 24),
         ("text", 0, 6),
         ("requests", 0, 20),
-        ("documents", 0, 40),
     ],
 )
 def test_a_short_search_finds_nothing(ground: str, seed: int, cases: int) -> None:

@@ -48,9 +48,10 @@ def test_lists_lines_and_alternatives_keep_their_places(server: Running) -> None
     assert json.loads(body)["translatedText"] == [translated(server, SENTENCE), translated(server, "we see ten stars")]
 
 
-def test_tags_of_html_come_back(server: Running) -> None:
+def test_html_is_refused_by_name(server: Running) -> None:
     question = {"q": "we see <b>two</b> cats", "source": "en", "target": "fr", "format": "html"}
-    assert server.json("/translate", question)["translatedText"].count("<b>") == 1
+    status, body, _ = server.ask("/translate", question)
+    assert (status, json.loads(body)) == (400, {"error": 'format must be "text": HTML is not translated'})
 
 
 def client_of(server: Running, key: str = "none") -> openai.OpenAI:

@@ -11,11 +11,11 @@ from regard.tasks.translation.aligned_words import as_line, word_numbers, words_
 from regard.tasks.translation.alignments import AlignmentOf
 from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, run, write_pairs
-from tests.tasks.test_confidence import SENTENCES
 from tests.tasks.test_read_once import fed
 from tests.tasks.test_translate_options import make
 
 __all__ = ["run"]
+SENTENCES = ["we see two cats", "they see two stars", "Zoë sees 日本", "one cat, two cats"]
 TEXTS = [("we see two", "on voit une"), ("they see", "elles en voient deux")]
 
 
@@ -72,5 +72,5 @@ def test_align_prints_a_line_for_each_pair_that_training_reads(run: Path, call: 
         alone = [next(words_aligned(translator, [pair], which)) for pair in PAIRS[:40]]
         assert (status, err) == (0, "")
         assert out.splitlines() == [as_line(links) for links in alone]
-        with fed(run.parent / f"once{len(flags)}", data.read_bytes()):
-            assert call("align", str(run), "--data", str(run.parent / f"once{len(flags)}"), *flags)[:2] == (0, out)
+        with fed(run.parent / f"once{len(flags)}.tsv", data.read_bytes()):
+            assert call("align", str(run), "--data", str(run.parent / f"once{len(flags)}.tsv"), *flags)[:2] == (0, out)

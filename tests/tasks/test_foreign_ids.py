@@ -110,16 +110,6 @@ def table(out: str) -> dict[str, str]:
     return {name: value for name, value, *_ in (line.split("\t") for line in out.splitlines())}
 
 
-def test_lines_are_scored_to_the_last_token(gpt2: Path, call: Call, tmp_path: Path) -> None:
-    (data := tmp_path / "lines.txt").write_text("\n".join(LINES) + "\n")
-    status, out, err = call("score", str(gpt2), "--data", str(data), "--device", "cpu")
-    assert (status, err) == (0, "")
-    found = [line.split("\t") for line in out.splitlines()]
-    for (log, count), (expected, tokens) in zip(found, of_lines(gpt2, LINES), strict=True):
-        assert int(count) == tokens
-        assert float(log) == pytest.approx(expected, abs=2e-4)
-
-
 def test_a_text_is_evaluated_to_the_last_token(gpt2: Path, call: Call, tmp_path: Path) -> None:
     (data := tmp_path / "text.txt").write_text('!!\n#"!\n')
     status, out, _ = call("evaluate", str(gpt2), "--data", str(data), "--device", "cpu")
@@ -137,14 +127,9 @@ def test_a_text_is_written_and_shown(gpt2: Path, call: Call, tmp_path: Path) -> 
     assert "#" in out
 
 
-def test_pairs_are_scored_to_the_end_mark(bart: Path, call: Call, tmp_path: Path) -> None:
+def test_pairs_are_evaluated_to_the_end_mark(bart: Path, call: Call, tmp_path: Path) -> None:
     (data := tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
-    status, out, _ = call("score", str(bart), "--data", str(data), "--device", "cpu")
-    assert status == 0
     expected = of_pairs(bart, PAIRS)
-    for line, (log, tokens) in zip(out.splitlines(), expected, strict=True):
-        assert line.split("\t")[1] == str(tokens)
-        assert float(line.split("\t")[0]) == pytest.approx(log, abs=2e-4)
     status, out, _ = call("evaluate", str(bart), "--data", str(data), "--device", "cpu")
     assert status == 0
     assert float(table(out)["loss"]) == pytest.approx(
@@ -200,15 +185,11 @@ def test_a_model_is_checked(of: str, call: Call, request: pytest.FixtureRequest)
 
 
 @pytest.mark.parametrize("of", ["gpt2", "bart"])
-@pytest.mark.parametrize("command", ["choose", "export"])
-def test_commands_of_our_runs_refuse_other_folders(
-    command: str, of: str, call: Call, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_an_export_refuses_other_folders(of: str, call: Call, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """They read models and ids that `regard train` wrote, so no other vocabulary comes to them."""
     folder, out = request.getfixturevalue(of), tmp_path / "exported"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    to = ("--to", "ctranslate2", "--out", str(out)) if command == "export" else ("--by", "bleu")
-    status, printed, err = call(command, str(folder), *to)
+    status, printed, err = call("export", str(folder), "--to", "ctranslate2", "--out", str(out))
     assert (status, printed, err.count("\n")) == (2, "", 1)
     assert str(folder) in err
     assert not out.exists()

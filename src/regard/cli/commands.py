@@ -13,7 +13,7 @@ from regard.cli.arguments import Known, refuse_bare_lists, told_in_one_line, wit
 from regard.cli.check import CheckCommand
 from regard.cli.defaults import FIRST, Beginning, settings_as_flags
 from regard.cli.demo import DemoCommand
-from regard.cli.evaluate import ChooseCommand, EvaluateCommand, ScoreCommand
+from regard.cli.evaluate import EvaluateCommand
 from regard.cli.export import ExportCommand
 from regard.cli.generate import GenerateCommand
 from regard.cli.help import EXAMPLES, described, documented, printed_in_lines
@@ -37,7 +37,7 @@ TRAIN = (
 COMMANDS: dict[str, type[Command]] = {
     one.__name__.removesuffix("Command").lower(): one
     for one in (
-        *(TranslateCommand, GenerateCommand, AlignCommand, EvaluateCommand, ScoreCommand, ChooseCommand),
+        *(TranslateCommand, GenerateCommand, AlignCommand, EvaluateCommand),
         *(ViewCommand, MeasureCommand, AtlasCommand, ServeCommand, CheckCommand),
         *(ExportCommand, DemoCommand),
     )

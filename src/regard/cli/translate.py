@@ -27,7 +27,7 @@ class TranslateCommand(SearchCommand):
     input: Path | None = None
     """a file with one sentence on each line; may be packed."""
     data_format: RunningTextFormat | None = None
-    """the form of the lines, if the first do not tell: text, or JSON objects with a `source` or `text` (jsonl)."""
+    """the form of the lines, if the name does not tell: text, or JSON objects with a `source` or `text` (jsonl)."""
     output: Path | None = None
     """a file to write to, instead of standard output; it has that name once it is whole."""
     resume: bool = False
@@ -48,11 +48,6 @@ class TranslateCommand(SearchCommand):
     """the decoder layer whose attention that is, from 0, or from -1 backwards; or mean; the last unless given."""
     alignment_head: int | Mean | None = None
     """the head in that layer, or mean."""
-    confidence: bool = False
-    """print JSON: the probability of each token, the entropy of its attention, the attention that each token of the
-    source got, and source words that were perhaps left untranslated."""
-    keep_tags: bool = False
-    """put the tags (<b>) and placeholders ({name}, %s) of the source back where they belong."""
     copy_unknown: bool = False
     """for each word outside the vocabulary, print the source word that it attends to most."""
     prefix: str = ""
@@ -96,7 +91,7 @@ class TranslateCommand(SearchCommand):
 
     def _refuse_contradictions(self) -> None:
         sentences, output, resume, overwrite = self.sentences, self.output, self.resume, self.overwrite
-        users = ("--alignments", "--confidence", "--keep-tags", "--copy-unknown")
+        users = ("--alignments", "--copy-unknown")
         refuse_first(
             (bool(sentences and self.input), "a sentence and --input were both given: give one of them"),
             (bool(sentences and output), "--output is for many lines: give --input, not a sentence"),
@@ -108,7 +103,7 @@ class TranslateCommand(SearchCommand):
             ),
             (
                 self.names_alignment and not self.given(*users),
-                f"--alignment-layer and --alignment-head go with {', '.join(users[:-1])} or {users[-1]}",
+                f"--alignment-layer and --alignment-head go with {' or '.join(users)}",
             ),
         )
 

@@ -15,8 +15,8 @@ from regard.cli.progress import counting
 from regard.cli.shared import alignment_of
 from regard.errors import RegardError
 from regard.tasks.exports.engine import refuse_run
-from regard.tasks.text.gate import RunningTextFormat, form_of_text
-from regard.tasks.text.lines import STANDARD_INPUT, Line, Lines
+from regard.tasks.text.gate import STANDARD_INPUT, form_of
+from regard.tasks.text.lines import Line, Lines
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.bulk.lines import (
     BulkTranslation,
@@ -50,9 +50,7 @@ def _options(asked: Any, translator: Translator) -> TranslationOptions:
         copy_unknown=asked.copy_unknown,
         max_length=asked.max_length,
         max_target_length=asked.max_length,
-        confidence=asked.confidence,
-        keep_tags=asked.keep_tags,
-        labels=asked.alignments or asked.confidence,
+        labels=asked.alignments,
     )
 
 
@@ -60,10 +58,11 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
     typed = not asked.sentences and asked.input is None and asked.output is None and sys.stdin.isatty()
     if asked.sentences:
         lines: Iterator[Line] = (Line(f"sentence {n}", os.fsencode(one)) for n, one in enumerate(asked.sentences, 1))
-        format: RunningTextFormat = "text"
+        format: Any = "text"
     else:
-        lines = read = Lines(asked.input or STANDARD_INPUT)
-        format = asked.data_format or form_of_text(read.head)
+        path = asked.input or STANDARD_INPUT
+        lines = Lines(path)
+        format = "text" if asked.prefix_column else asked.data_format or form_of(path, ("text", "jsonl"))
     parse = sentence_and_prefix if asked.prefix_column else partial(whole_line, prefix=asked.prefix, format=format)
     windows = answered(translator, lines, options, parse=parse, window_lines=1 if typed else WINDOW_LINES)
     show = as_json if options.labels else as_table if asked.nbest > 1 else as_plain_text
@@ -85,10 +84,6 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
         print(f"bad lines left empty: {work.bad}", file=sys.stderr)
     if work.cut_off.lines:
         print(f"translations cut off by the limit of their tokens: {work.cut_off}; raise --max-length", file=sys.stderr)
-    if work.doubted.lines:
-        print(f"lines with words that were perhaps left untranslated: {work.doubted}", file=sys.stderr)
-    if work.left.lines:
-        print(f"lines left as they are, because a tag would not come back once: {work.left}", file=sys.stderr)
 
 
 def _engine_line(asked: Any, translator: Translator, searcher: str) -> str:
@@ -132,18 +127,13 @@ def as_json(_number: int, translation: Translation) -> str:
 
 
 def _candidate_as_json(one: Candidate) -> dict[str, Any]:
-    known: dict[str, Any] = {
+    return {
         "text": one.text,
         "score": round(one.score, 4),
         "finished": one.finished,
         "tokens": one.labels,
         "alignment": [] if one.alignment is None else [_rounded(row) for row in one.alignment.tolist()],
     }
-    if one.confidence is not None:
-        probabilities, entropies, coverage, untranslated = one.confidence
-        known |= {"probabilities": _rounded(probabilities), "entropies": _rounded(entropies)}
-        known |= {"coverage": _rounded(coverage), "untranslated": untranslated}
-    return known
 
 
 def _rounded(numbers: Sequence[float]) -> list[float]:

@@ -15,13 +15,13 @@ from regard.maps import files
 from regard.maps.indexing import Index, chosen_flat_heads, dimensions_after, is_integer, positions
 from regard.maps.sources.call import source_of_call
 from regard.maps.sources.derived import (
-    SelectionSource,
     WeightedSource,
     average,
     heads_last,
     mean_of_key_heads,
     mean_of_positive,
 )
+from regard.maps.sources.selection import SelectionSource
 from regard.maps.sources.stack import StackSource, starts_of
 from regard.maps.sources.summary import SummarySource, joined_steps
 from regard.maps.sources.transposed import TransposedSource
@@ -235,7 +235,8 @@ class AttentionMap(TensorLike):
         >>> regard.attention(q, k, k, return_weights=True).weights.per_key_head().shape
         torch.Size([1, 2, 2, 2])
         """
-        return AttentionMap(mean_of_key_heads(self.source))
+        made = mean_of_key_heads(self.source)
+        return self if made is self.source else AttentionMap(made)
 
     def with_values(self, value: Tensor) -> "AttentionMap":
         """The same map with the values (batch..., G, S, E) of the call. A map keeps no values by default.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from regard.nn.recurrent_mixers import GatedDeltaNet as GatedDeltaNet
     from regard.nn.recurrent_mixers import LightningAttention as LightningAttention
     from regard.nn.recurrent_mixers import Mamba2 as Mamba2
-    from regard.nn.residual import InnerPostNorm as InnerPostNorm
-    from regard.nn.residual import LayerScale as LayerScale
     from regard.nn.residual import PostNorm as PostNorm
     from regard.nn.residual import PreNorm as PreNorm
     from regard.nn.residual import SandwichNorm as SandwichNorm

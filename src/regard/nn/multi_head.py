@@ -174,7 +174,7 @@ class MultiHeadAttention(nn.Module):
         theirs = packed if packed[0] is not None else (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         with torch.no_grad():
             source = torch.cat(theirs).split(ours.sizes) if len(theirs) == 1 else theirs
-            for mine, other in zip(ours._weights(), source, strict=True):
+            for mine, other in zip(ours._weights(), source, strict=True):  # noqa: SLF001  (its own)
                 mine.copy_(other)
             if ours.in_bias is not None:
                 ours.in_bias.copy_(module.in_proj_bias)

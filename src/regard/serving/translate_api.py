@@ -1,6 +1,7 @@
 """LibreTranslate's addresses."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -15,9 +16,12 @@ from regard.serving.served import Sentences, ServedTranslator
 from regard.serving.shapes import Health, Language, Translated, TranslateQuestion
 from regard.serving.ticket import Refused, Ticket
 from regard.serving.worker import SharedWork
-from regard.tasks.translation.documents import CutText, cut_html, cut_text, put_together
 from regard.tasks.translation.options import Request as TranslationRequest
 from regard.tasks.translation.results import Translation
+
+LINE_END = re.compile(r"(\r\n|\n|\r)")
+CutText = list[str | TranslationRequest]
+"""A text in order: each line as a request, each line end as it is."""
 
 
 class TranslateApi:
@@ -27,19 +31,21 @@ class TranslateApi:
         self._desk = desk
 
     async def translate(self, request: Request) -> Any:
-        """Translate texts: the lines of plain ones, and the blocks of HTML."""
+        """Translate texts line by line."""
         is_json = body_type(request) == "application/json"
         asked = question_of(await self._fields(request), TranslateQuestion, strict=is_json)
         self._admit(request, asked.api_key)
+        if asked.format == "html":
+            raise Refused(400, 'format must be "text": HTML is not translated')
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
         self._desk.check_text(*texts)
         served = self._model(asked)
         if asked.alternatives + 1 > self._desk.limits.max_beam:
             raise Refused(400, f"alternatives must be below {self._desk.limits.max_beam}, got {asked.alternatives}")
-        cuts, ticket = [(cut_html if asked.format == "html" else cut_text)(text) for text in texts], Ticket()
+        cuts, ticket = [cut_text(text) for text in texts], Ticket()
         flat = [one for cut in cuts for one in cut if isinstance(one, TranslationRequest)]
-        sentences = Sentences(flat, asked.alternatives, asked.format == "html", ticket)
-        key = (served, asked.alternatives, asked.format)
+        sentences = Sentences(flat, asked.alternatives, ticket)
+        key = (served, asked.alternatives)
 
         def render(events: list[Any]) -> Response:
             found = iter(events[0])
@@ -103,6 +109,21 @@ class TranslateApi:
         if twice := [name for name, texts in fields.items() if len(texts) > 1 and name != "q"]:
             raise Refused(400, f"fields that are given twice: {', '.join(twice):.200}; only q may be")
         return {name: texts if len(texts) > 1 else texts[0] for name, texts in fields.items()}
+
+
+def cut_text(text: str) -> CutText:
+    r"""The lines of a text, and its line ends.
+
+    >>> [one if isinstance(one, str) else one.source for one in cut_text("we see\r\ntwo")]
+    ['we see', '\r\n', 'two']
+    """
+    return [part if number % 2 else TranslationRequest(part) for number, part in enumerate(LINE_END.split(text))]
+
+
+def put_together(cut: CutText, translations: Sequence[str]) -> str:
+    """The whole text, with the translations of its lines in order."""
+    left = iter(translations)
+    return "".join(one if isinstance(one, str) else next(left) for one in cut)
 
 
 def _joined(cut: CutText, found: Iterator[Translation], alternatives: int) -> tuple[str, list[str]]:

@@ -56,7 +56,7 @@ class Fresh:
     def joined(self, *others: "Fresh") -> "Fresh":
         """The tensors of several."""
         made = Fresh()
-        made._held = [one for each in (self, *others) for one in each._held]
+        made._held = [one for each in (self, *others) for one in each._held]  # noqa: SLF001  (its own)
         return made
 
     def tensors(self) -> list[Tensor]:

@@ -1,1 +1,1 @@
-"""The grounds `requests` and `documents`: a server in this process is asked what is drawn."""
+"""The ground `requests`: a server in this process is asked what is drawn."""

@@ -108,7 +108,7 @@ class CallSource(NamedSource):
     def _sides(self, asked: str, grad_output: Tensor | None) -> tuple["CallSource", Tensor, Tensor]:
         """The weights, dO and V. A saved gradient has no graph, so its cofactors need none."""
         if grad_output is None and any(tensor.requires_grad for tensor in self.tensors()):
-            return self.mapped(Tensor.detach)._sides(asked, None)
+            return self.mapped(Tensor.detach)._sides(asked, None)  # noqa: SLF001  (its own)
         value = self.beside.values_for(asked)
         expected = (*self.leading, self.queries, value.shape[-1])
         if grad_output is None:

@@ -181,8 +181,12 @@ class Factors:
         keys.tensor, keys.fresh = later.keys.tensor, later.keys.fresh
         later.keys = keys
         for one in (self, later):
-            assert one._call is not None, "its keys were compared"
-            one._call = replace(one._call, key=one._call.key.new_empty(0))
+            one.drop_keys()
+
+    def drop_keys(self) -> None:
+        """Let go of the call's own tensor of keys."""
+        assert self._call is not None, "its keys were compared"
+        self._call = replace(self._call, key=self._call.key.new_empty(0))
 
     def tensors(self) -> list[Tensor]:
         """The tensors in memory now."""

@@ -38,8 +38,6 @@ class Hypothesis:
     """The sum of the tokens' log-probabilities, divided by the penalty of its length (`Beam.score`)."""
     alignment: Float[Tensor, "T S"] | None = None
     """The attention of each token to the source, as a mean over heads; rows sum to 1."""
-    log_probabilities: Float[Tensor, " T"] | None = None
-    """The model's own log-probability of each token, in nats, or None."""
     limited: bool = False
     """Whether the best of an ended search, which the limit of tokens alone let win: one that was cut off scored
     higher."""

@@ -1,13 +1,11 @@
-"""The align stage: hypotheses get the attention of each of their tokens, and its log-probability."""
+"""The align stage: hypotheses get the attention of each of their tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from regard.tasks.generation.protocol import Hypothesis, precise
-from regard.tasks.text.batches import Batch
+from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.searching import Begun
@@ -33,21 +31,14 @@ class Align:
         with torch.inference_mode():
             maps = model.attend(batch.source, batch.source_lengths, batch.target_input)
             weights = (self.options.alignments or AlignmentOf()).of(maps, model.alignment_names).cpu()
-            gains = self._gains(batch, tokens) if self.options.confidence else [None] * len(rows)
-        for (n, k), row, written, gained in zip(rows, weights, tokens, gains, strict=True):
+        for (n, k), row, written in zip(rows, weights, tokens, strict=True):
             # The slices leave out the padding of the batch.
             alignment = row[: len(written), : len(begun[n].ids) + 1].clone()
-            found[n][k] = replace(found[n][k], alignment=alignment, log_probabilities=gained)
+            found[n][k] = replace(found[n][k], alignment=alignment)
         return found
 
     def _is_due(self, one: Hypothesis) -> bool:
         asked = self.options
-        if asked.alignments is not None or asked.confidence or asked.keep_tags:
+        if asked.alignments is not None:
             return True
         return asked.copy_unknown and self.model.target_tokenizer.unknown_id in one.tokens
-
-    def _gains(self, batch: Batch, written: Sequence[Sequence[int]]) -> list[Tensor | None]:
-        """The log-probability of each token of some targets, given the source and the tokens before it."""
-        logits = self.model.model(batch.source, batch.source_lengths, batch.target_input)
-        everything = precise(logits).log_softmax(-1).cpu()
-        return [row[torch.arange(len(ids)), ids] for row, ids in zip(everything, written, strict=True)]

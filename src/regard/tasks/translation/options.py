@@ -1,19 +1,14 @@
-"""Requests to a translator: sentences, how to translate them, and their drafts, without tags and as tokens."""
+"""Requests to a translator: sentences, how to translate them, and their drafts as tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any, NamedTuple
 
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.protocol import Hypothesis
-from regard.tasks.text.unicode import normalise
 from regard.tasks.text.words import is_blank
 from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.elements import MarkupPart
-from regard.tasks.translation.markup import pieces_of
 from regard.tasks.translation.searching import Begun
-from regard.tasks.translation.tags import Tag, TaggedSentence, without_tags
 from regard.tasks.translation.translation_model import TranslationModel
 
 
@@ -24,17 +19,6 @@ class Request(NamedTuple):
     prefix: str = ""
     is_wanted: Callable[[], bool] | None = None
     """Asked before each step of a search; once it is False, the translation ends where it is."""
-    pieces: tuple[MarkupPart, ...] | None = None
-    """The source as HTML, if tags are kept: its tags, and its text, in which character references have been read. Those
-    that HTML needs are written into its translation."""
-
-    def parts(self) -> Sequence[MarkupPart]:
-        """The tags and the text of the source."""
-        return pieces_of(self.source) if self.pieces is None else self.pieces
-
-    def escaped(self, text: str) -> str:
-        """A text as its translation has it."""
-        return text if self.pieces is None else escape(text, quote=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,18 +39,13 @@ class TranslationOptions:
     max_target_length: int | None = None
     """The most tokens of a translation, its end mark counted: a longer one is cut off. None means 2 n + 50 for a
     sentence of n tokens, rounded up."""
-    confidence: bool = False
-    """Whether candidates say how sure the model was of each token, and which words were left untranslated."""
-    keep_tags: bool = False
-    """Whether tags (`<b>`) and placeholders (`{name}`, `%s`) of a source are taken out of it, and put back into its
-    translations where the alignment says that they belong."""
     labels: bool = True
     """Whether the answers have labels; a text alone needs none, and they take as long as a fast search."""
 
     @property
     def has_labels(self) -> bool:
-        """Whether tokens are labelled: asked for, or needed for alignments or confidence."""
-        return self.labels or self.alignments is not None or self.confidence
+        """Whether tokens are labelled: asked for, or needed for alignments."""
+        return self.labels or self.alignments is not None
 
     def settings(self) -> dict[str, Any]:
         """The options that decide the answers, as values for JSON."""
@@ -79,8 +58,6 @@ class TranslationOptions:
             "copy-unknown": self.copy_unknown,
             "max-length": self.max_length,
             "max-target-length": self.max_target_length,
-            "confidence": self.confidence,
-            "keep-tags": self.keep_tags,
         }
 
 
@@ -89,10 +66,6 @@ class Draft:
     """A sentence on its way through the stages of a translator."""
 
     asked: Request
-    text: str
-    """The sentence without its tags."""
-    tags: tuple[Tag, ...]
-    """Those that were taken out, to be put back into its translations."""
     ids: list[int]
     """Its tokens; none if it is blank or cannot be translated."""
     prefix: list[int]
@@ -104,21 +77,15 @@ class Draft:
         return Begun(self.ids, self.prefix, is_wanted=self.asked.is_wanted)
 
 
-def _plain(asked: Request) -> TaggedSentence:
-    parts = [one._replace(text=normalise(one.text)) if one.kind == "text" else one for one in asked.parts()]
-    return without_tags(parts)
-
-
 def drafts_of(model: TranslationModel, lines: Sequence[str | Request], options: TranslationOptions) -> list[Draft]:
-    """Take tags out of sentences if the options say so, and make tokens of them."""
+    """Make tokens of sentences."""
     asked = [Request(line) if isinstance(line, str) else line for line in lines]
-    plain = [_plain(one) if options.keep_tags else TaggedSentence(one.source, ()) for one in asked]
-    sources = model.source_tokenizer.encode_batch([one.plain for one in plain])
+    sources = model.source_tokenizer.encode_batch([one.source for one in asked])
     prefixes: list[list[int]] = [[] for _ in asked]
     if any(one.prefix for one in asked):
         prefixes = model.target_tokenizer.encode_batch([one.prefix for one in asked])
     drafts = []
-    for one, (text, tags), ids, prefix in zip(asked, plain, sources, prefixes, strict=True):
+    for one, ids, prefix in zip(asked, sources, prefixes, strict=True):
         problem = model.problem(ids, prefix, options.max_length, options.max_target_length)
-        drafts.append(Draft(one, text, tags, [] if problem or is_blank(text) else ids, prefix, problem))
+        drafts.append(Draft(one, [] if problem or is_blank(one.source) else ids, prefix, problem))
     return drafts

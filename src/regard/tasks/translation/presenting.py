@@ -1,6 +1,5 @@
-"""The present stage: tokens become texts, labels, alignments over labels, and figures of confidence."""
+"""The present stage: tokens become texts, labels, and alignments over labels."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -11,12 +10,8 @@ from torch import Tensor
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.pictures.token_maps import Axis, axis, merge
 from regard.tasks.text.codec import Codec, finished_text
-from regard.tasks.text.words import stretches
-from regard.tasks.translation.confidence import Confidence, confidence_of
-from regard.tasks.translation.markup import marks_of
 from regard.tasks.translation.options import Draft, TranslationOptions
 from regard.tasks.translation.results import Candidate, Translation
-from regard.tasks.translation.tags import between_units, put_back
 from regard.tasks.translation.translation_model import TranslationModel
 
 
@@ -35,9 +30,8 @@ class Present:
         return Translation(draft.asked.source, source.texts, candidates, draft.problem)
 
     def _unsearched(self, draft: Draft) -> Candidate:
-        """A blank line, or one with tags alone, as it is; nothing for a line that cannot be translated."""
-        sure = Confidence([], [], [], []) if self.options.confidence else None
-        return Candidate("" if draft.problem else draft.asked.source, 0.0, [], None, confidence=sure)
+        """A blank line as it is; nothing for a line that cannot be translated."""
+        return Candidate("" if draft.problem else draft.asked.source, 0.0, [], None)
 
     def _candidate(self, draft: Draft, one: Hypothesis, source: Axis) -> Candidate:
         tokenizer = self.model.target_tokenizer
@@ -45,45 +39,23 @@ class Present:
         written = axis(tokenizer, tokens if self.options.has_labels else [])
         if self.options.alignments is not None and weights is not None:
             alignment = cast(Tensor, merge(weights, written, source))
-        text, is_left = self._text(draft, one)
-        is_finished, sure = tokens[-1:] == [tokenizer.marks.end_id], self._confidence(draft, one, written, source)
-        return Candidate(text, one.score, written.texts, alignment, is_finished, sure, one.limited, is_left)
+        is_finished = tokens[-1:] == [tokenizer.marks.end_id]
+        return Candidate(self._text(draft, one), one.score, written.texts, alignment, is_finished, one.limited)
 
-    def _text(self, draft: Draft, one: Hypothesis) -> tuple[str, bool]:
-        """The text of a translation, and whether it is its source, because a tag would not come back exactly once."""
+    def _text(self, draft: Draft, one: Hypothesis) -> str:
         unknown = self._unknown(draft, one)
-        if not (draft.prefix or draft.tags):
-            text = finished_text(self.model.target_tokenizer, one.tokens, unknown=unknown)
-            return draft.asked.escaped(text), False
+        if not draft.prefix:
+            return finished_text(self.model.target_tokenizer, one.tokens, unknown=unknown)
         pieces = added_texts(self.model.target_tokenizer, one.tokens, unknown)
         _write(pieces, 0, len(draft.prefix), draft.asked.prefix)
-        text = "".join(pieces)
-        if not draft.tags:
-            return draft.asked.escaped(text), False
-        text = put_back(text, draft.tags, self._weights(draft, one, pieces), draft.asked.escaped)
-        found = Counter(marks_of(text))
-        wanted = Counter(part.text for part in draft.asked.parts() if part.kind != "text")
-        return (text, False) if wanted == {mark: found[mark] for mark in wanted} else (draft.asked.source, True)
-
-    def _confidence(self, draft: Draft, one: Hypothesis, written: Axis, source: Axis) -> Confidence | None:
-        if one.log_probabilities is None or one.alignment is None:
-            return None
-        surfaces = self.model.source_tokenizer.surfaces(draft.text)
-        return confidence_of(one.log_probabilities, one.alignment, written, draft.text, surfaces, source)
-
-    def _weights(self, draft: Draft, one: Hypothesis, pieces: Sequence[str]) -> Tensor:
-        """How much each unit of a translation looks at each unit of its source."""
-        assert one.alignment is not None
-        places = list(pairwise(accumulate(map(len, pieces), initial=0)))
-        source = stretches(self.model.source_tokenizer.surfaces(draft.text), draft.text)
-        return between_units(one.alignment, source, places, draft.text, "".join(pieces))
+        return "".join(pieces)
 
     def _unknown(self, draft: Draft, one: Hypothesis) -> list[str]:
         """The words to print for the unknown tokens of a translation."""
         unknown = self.model.target_tokenizer.unknown_id
         if unknown is None or not self.options.copy_unknown or one.alignment is None:
             return []
-        return copies(one.tokens, unknown, one.alignment, self.model.source_tokenizer.surfaces(draft.text))
+        return copies(one.tokens, unknown, one.alignment, self.model.source_tokenizer.surfaces(draft.asked.source))
 
 
 def added_texts(codec: Codec, ids: Sequence[int], unknown: Sequence[str] = ()) -> list[str]:

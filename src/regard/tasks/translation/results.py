@@ -7,7 +7,6 @@ from torch import Tensor
 from regard.lazy import displayed
 from regard.tasks.pictures.token_maps import Alternative
 from regard.tasks.training.metrics import CorpusScore
-from regard.tasks.translation.confidence import Confidence
 
 
 @displayed
@@ -25,12 +24,8 @@ class Candidate(NamedTuple):
     to 1."""
     finished: bool = True
     """Whether the model ended it; otherwise it was cut off at the most steps."""
-    confidence: Confidence | None = None
-    """How sure the model was of each label, if it was asked for."""
     limited: bool = False
     """Whether it ended, and one that was cut off at the most steps scored higher."""
-    left: bool = False
-    """Whether the text is that of the source: a tag or placeholder would not have come back exactly once."""
 
 
 @displayed

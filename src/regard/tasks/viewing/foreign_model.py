@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import ArgumentError, DataError, NotSeenError, RegardError, RunFolderError
+from regard.huggingface.folder import TellRead
 from regard.huggingface.load_folder import load_folder, quiet, transformers_library
 from regard.maps.attention_map import AttentionMap
-from regard.models.convert.folder import TellRead
+from regard.tasks.generation.downloaded import MapSide, sides_of
 from regard.tasks.pictures.token_maps import AxisLabels
 from regard.tasks.text.labels import label_of_each
 from regard.tasks.text.tokenizers import is_byte_level
@@ -25,7 +26,7 @@ from regard.tasks.viewing.places import ForeignAttention, InputLabels, image_pla
 from regard.tasks.viewing.view_input import ViewInput
 from regard.views.examples import of_sequence
 from regard.watching.analysis.tables import named
-from regard.watching.report import layers_of, maps_of_layers
+from regard.watching.report import maps_of_layers
 from regard.watching.watch import Seen, watch
 
 ALTERNATIVES = 3
@@ -65,10 +66,10 @@ class ForeignModel:
             raise NotSeenError(f"no attention of {self._kind} was seen: {seen!r}")
         whole = dict(named(layers))
         maps = self._of_sequence(whole)
-        crossing = self._crossing(seen, whole)
-        axes = {name: self._axes(name, whole[name].shape, crossing, places) for name in maps}
+        sides = sides_of(self.model, seen) if self._is_pair else {}
+        axes = {name: self._axes(sides.get(name), whole[name].shape, places) for name in maps}
         square = [name for name, one in maps.items() if one.shape[-2] == one.shape[-1]]
-        shown = next((name for name in reversed(maps) if crossing.get(name)), [*maps, *square][-1])
+        shown = next((name for name in reversed(maps) if sides.get(name) == "cross"), [*maps, *square][-1])
         choices = {}
         if written and (logits := getattr(output, "logits", None)) is not None and logits.dim() == 3:
             others = probable_others(logits[0].float().softmax(-1), self._tokens, written, ALTERNATIVES)
@@ -247,31 +248,14 @@ class ForeignModel:
 
     # -- labels ------------------------------------------------------------------------------------------
 
-    def _crossing(self, seen: Seen, maps: Mapping[str, Any]) -> dict[str, bool]:
-        """Of an encoder-decoder, whether a map attends from the target to the source."""
-        if not self._is_pair:
-            return {}
-        calls = layers_of(seen.record, crossing=True)
-        return {name: bool(call.crosses) for name, call in zip(maps, calls, strict=True)}
-
-    def _axes(
-        self, name: str, shape: Sequence[int], crossing: Mapping[str, bool], places: InputLabels
-    ) -> tuple[AxisLabels, AxisLabels]:
+    def _axes(self, side: MapSide | None, shape: Sequence[int], places: InputLabels) -> tuple[AxisLabels, AxisLabels]:
         *lead, _, queries, keys = shape
         parts = prod(lead)
-        if not self._is_pair:
+        if side is None:
             return places.of(queries, parts=parts), places.of(keys, parts=parts)
-        if crossing[name]:
-            return places.written, places.of(keys)
-        if self._in_encoder(name):
+        if side == "encoder":
             return places.of(queries), places.of(keys)
-        return places.written, places.read
-
-    def _in_encoder(self, name: str) -> bool:
-        path = name.split(" [")[0]
-        encoder = self.model.get_encoder()
-        module = dict(self.model.named_modules())[path]
-        return any(module is one for one in encoder.modules())
+        return places.written, places.of(keys) if side == "cross" else places.read
 
 
 def said_by(error: Exception) -> str:

@@ -48,7 +48,7 @@ def read_ids(path: Path) -> tuple[int, ...]:
     import numpy as np  # here, so that a text can be read before numpy is loaded
 
     try:
-        found = np.load(path, allow_pickle=False)
+        found = np.load(path, allow_pickle=False)  # noqa: TID251  (it refuses pickles)
     except (OSError, ValueError, EOFError, MemoryError) as error:
         raise DataError(f"{path} is no file of numpy.save ({error!s:.200})") from None
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or found.size not in found.shape:

@@ -89,9 +89,7 @@ class BulkTranslation:
     bad_lines: BadLines
     """Whether the work ends at a bad line, or answers it by an empty one."""
     bad: Notes = field(default_factory=Notes)
-    doubted: Notes = field(default_factory=Notes)
     cut_off: Notes = field(default_factory=Notes)
-    left: Notes = field(default_factory=Notes)
 
     def take(self, window: Iterable[Answered], *, after: int) -> str:
         """The answers to lines that follow on line number `after`, as they are printed; lines with a note are counted.
@@ -109,10 +107,6 @@ class BulkTranslation:
             first = translation.candidates[0]
             if first.limited or not first.finished:  # it was cut off at the most tokens, or better ones were
                 self.cut_off.add(f"line {number}")
-            if any(one.left for one in translation.candidates):  # for the sake of its tags
-                self.left.add(f"line {number}")
-            if first.confidence is not None and first.confidence.untranslated:
-                self.doubted.add(f"line {number}: {', '.join(first.confidence.untranslated)}")
         return "".join(shown)
 
     def print(self, file: IO[str], *, flush: bool) -> None:

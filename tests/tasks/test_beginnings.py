@@ -3,12 +3,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.tasks import Translator, train_translation
 from regard.tasks.generation.config import Beam
-from regard.tasks.runs.choose_checkpoint import choose_checkpoint
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.training.bleu import bleu
 from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs
@@ -18,49 +16,9 @@ from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pa
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A translator that learns its pairs by heart within a few validations."""
     folder = tmp_path_factory.mktemp("choosing")
-    config = small_config(folder, steps=120, validate_every=30, save_every=30, keep=4)
+    config = small_config(folder, steps=120, validate_every=30, save_every=30)
     train_translation(config)
     return config.out
-
-
-def test_the_winner_becomes_the_best_and_the_former_best_stays(run: Path) -> None:
-    checkpoints = RunFolder(run).checkpoints
-    former = checkpoints.load_model("best")
-    candidates = choose_checkpoint(run, by="bleu", beam_size=2)
-    assert [one.name for one in candidates if len(one.checkpoints) > 1 or one.name == "last"]
-    scores = [one.metrics["bleu"] for one in candidates]
-    assert scores == sorted(scores, reverse=True)
-    worst = candidates[-1]
-    assert worst.checkpoints == ("kept/step-00000030",)  # the least trained
-    # The score is that of the door that users have, on text.
-    translator = Translator.load(run, checkpoint="best")
-    found = [one.text for one in translator.translate((source for source, _ in PAIRS), beam=Beam(2))]
-    assert bleu(found, [target for _, target in PAIRS]).value == pytest.approx(scores[0])
-    assert translator.loss(PAIRS) == pytest.approx(candidates[0].metrics["loss"], rel=1e-5)
-    if candidates[0].checkpoints != ("best",):
-        kept = checkpoints.load_model("trained")
-        assert all(torch.equal(value, former[name]) for name, value in kept.items())
-    means = {one.checkpoints for one in candidates if len(one.checkpoints) > 1}
-    assert {len(names) for names in means} == {2, 4}
-
-
-def test_a_mean_that_wins_is_the_mean(run: Path) -> None:
-    """The weights of `best` are the mean of those that its name lists."""
-    checkpoints = RunFolder(run).checkpoints
-    winner = choose_checkpoint(run, by="loss")[0]
-    parts = [checkpoints.load_model(name) for name in winner.checkpoints]
-    for name, value in checkpoints.load_model("best").items():
-        mean = torch.stack([part[name].double() for part in parts]).mean(0)
-        torch.testing.assert_close(value.double(), mean, rtol=0, atol=1e-7)
-
-
-def test_what_cannot_be_chosen_is_said(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError):
-        choose_checkpoint(tmp_path)
-    with pytest.raises(ArgumentError, match="validation_beam must be at least 1"):
-        choose_checkpoint(run, by="bleu", beam_size=0)
-    with pytest.raises(ArgumentError, match="a beam has at most 10,000 hypotheses, got 1,000,000,000"):
-        choose_checkpoint(run, by="bleu", beam_size=10**9)
 
 
 def test_best_by_bleu_in_training(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ if "REGARD_UNCHECKED_SHAPES" not in os.environ and find_spec("beartype") is not 
     for room in ("nn", "models"):
         stems = [path.stem for path in (Path(__file__).parent / "src/regard" / room).glob("[!_]*.py")]
         modules += [f"regard.{room}.{name}" for name in stems if "loop" not in name and name != "kernel_regression"]
-    jaxtyping.install_import_hook(["regard.models.convert", *modules], "beartype.beartype")
+    jaxtyping.install_import_hook(modules, "beartype.beartype")
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402

@@ -42,7 +42,6 @@ QUESTIONS: dict[str, Callable[[AttentionMap], object]] = {
     "`summary()` with any of the last five": lambda w: w.summary(
         "received", "entropy", "top_keys", k=2, rows=2, columns=2
     ),
-    "`singular_values(k)`": lambda w: w.singular_values(2, iterations=2),
 }
 
 

@@ -171,10 +171,10 @@ def test_lines_with_prefixes(call: Call, asked: Asked) -> None:
 def test_a_file_is_gone_on_with_under_the_same_flags_alone(
     call: Call, asked: Asked, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    source, target = tmp_path / "in", tmp_path / "out"
+    source, target = tmp_path / "in.txt", tmp_path / "out"
     source.write_bytes(b"a\n\xff\n")
     command = ("translate", "run", "--input", str(source), "--output", str(target))
-    assert "in:2: expected UTF-8" in call(*command)[2]  # it stops there, and the work so far is kept
+    assert "in.txt:2: expected UTF-8" in call(*command)[2]  # it stops there, and the work so far is kept
     status, _, err = call(*command, "--resume", *flags)
     assert status == 2
     assert "was begun with" in err
@@ -184,11 +184,11 @@ def test_a_file_is_gone_on_with_under_the_same_flags_alone(
 
 def test_a_file_of_text_is_not_gone_on_with_in_json(call: Call, asked: Asked, tmp_path: Path) -> None:
     """Both copy by the alignments of one head; only one of them prints the alignments."""
-    source, target = tmp_path / "in", tmp_path / "out"
+    source, target = tmp_path / "in.txt", tmp_path / "out"
     source.write_bytes(b"a\n\xff\n")
     command = ("translate", "run", "--input", str(source), "--output", str(target))
     copying = ("--copy-unknown", "--alignment-head", "0")
-    assert "in:2: expected UTF-8" in call(*command, *copying)[2]
+    assert "in.txt:2: expected UTF-8" in call(*command, *copying)[2]
     assert "was begun with json False, not True" in call(*command, *copying, "--resume", "--alignments")[2]
 
 
@@ -207,8 +207,8 @@ def of_run(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> Callable[[str], Non
 
 def test_evaluate_a_translator(call: Call, asked: Asked, of_run: Callable[[str], None], tmp_path: Path) -> None:
     of_run("translation")
-    (tmp_path / "pairs").write_text("a\tb\nc\td\n")
-    command = ("evaluate", "run", "--data", str(tmp_path / "pairs"), "--device", "cpu")
+    (tmp_path / "pairs.tsv").write_text("a\tb\nc\td\n")
+    command = ("evaluate", "run", "--data", str(tmp_path / "pairs.tsv"), "--device", "cpu")
     status, out, _ = call(*command, "--beam", "3", "--length-penalty", "0.5")
     assert (status, asked["beam"]) == (0, Beam(3, length_penalty=0.5))
     assert asked["pairs"] == [("a", "b"), ("c", "d")]
@@ -224,8 +224,8 @@ def test_evaluate_a_translator(call: Call, asked: Asked, of_run: Callable[[str],
 def test_evaluate_a_language_model(call: Call, asked: Asked, of_run: Callable[[str], None], tmp_path: Path) -> None:
     of_run("language-model")
     for name in ("one", "two"):
-        (tmp_path / name).write_text(f"{name}\n")
-    command = ("evaluate", "run", "--data", str(tmp_path / "one"), str(tmp_path / "two"))
+        (tmp_path / f"{name}.txt").write_text(f"{name}\n")
+    command = ("evaluate", "run", "--data", str(tmp_path / "one.txt"), str(tmp_path / "two.txt"))
     status, out, _ = call(*command, "--stride", "4")
     assert (status, asked["stride"], asked["lines"]) == (0, 4, ["one", "two"])
     assert [line.split("\t")[:2] for line in out.splitlines()] == [

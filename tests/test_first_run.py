@@ -122,12 +122,14 @@ def test_epochs_are_passes_over_the_data(folder: Path, tmp_path: Path) -> None:
 def test_a_long_line_is_a_bad_line(folder: Path, tmp_path: Path) -> None:
     """Its limit is that of training; a flag moves it."""
     run, long = str(folder / "translation"), " ".join(f"{n} times" for n in range(1_000))
-    (tmp_path / "in").write_text(f"1 times 2\n{long}\n3 times 4\n")
-    command = ("translate", run, "--input", str(tmp_path / "in"), "--beam", "1", "--device", "cpu")
+    (tmp_path / "in.txt").write_text(f"1 times 2\n{long}\n3 times 4\n")
+    command = ("translate", run, "--input", str(tmp_path / "in.txt"), "--beam", "1", "--device", "cpu")
     start = time.monotonic()
     status, out, err = typed(*command)
     assert status == 2
-    assert re.search(r"in:2: [\d,]+ tokens, and the limit is 256: cut it, or raise the limit \(--max-length\)", err)
+    assert re.search(
+        r"in\.txt:2: [\d,]+ tokens, and the limit is 256: cut it, or raise the limit \(--max-length\)", err
+    )
     status, out, err = typed(*command, "--bad-lines", "skip")
     assert (status, len(out.split("\n")), out.split("\n")[1]) == (0, 4, "")
     assert "bad lines left empty: 1" in err
@@ -180,8 +182,8 @@ def test_one_pair_is_too_few(tmp_path: Path) -> None:
 
 def test_a_blank_sentence_is_its_own_translation(folder: Path, tmp_path: Path) -> None:
     run = str(folder / "translation")
-    (tmp_path / "in").write_text("\n  \n")
-    for source in (("", "  "), ("--input", str(tmp_path / "in"))):
+    (tmp_path / "in.txt").write_text("\n  \n")
+    for source in (("", "  "), ("--input", str(tmp_path / "in.txt"))):
         assert typed("translate", run, *source, "--device", "cpu") == (0, "\n  \n", "")
     table = typed("translate", run, "", "--nbest", "2", "--beam", "2", "--prefix", "1", "--device", "cpu")[1]
     assert table == "1\t0.0000\t\n"
@@ -289,7 +291,7 @@ def _reading(run: Path, folder: Path, out: Path) -> dict[str, tuple[str, ...]]:
         "align": ("align", of, "--data", pairs),
         "evaluate": ("evaluate", of, "--data", pairs),
         "view": ("view", of, "1 times 2", "--out", str(out)),
-        "measure": ("measure", of, "--data", pairs, "--out", str(out), "--workers", "1"),
+        "measure": ("measure", of, "--data", str(folder / "book.txt"), "--out", str(out), "--workers", "1"),
         "serve": ("serve", of, "--port", "0"),
         "check": ("check", of),
         "export to huggingface": ("export", of, "--to", "huggingface", "--out", str(out)),

@@ -25,10 +25,9 @@ MOMENTS = {
     "naming a tokenizer": ("os.rename", "target_tokenizer.json.", 1),
     "writing tokens": ("open", "train.tokens.", 1),
     "naming the tokens": ("os.rename", "valid.tokens.", 1),
-    "writing the best model": ("open", "best/.model-", 1),
-    "writing the optimizer": ("open", "last/.optimizer-", 1),
-    "naming a checkpoint": ("os.rename", "last/.checkpoint.json", 2),
-    "removing the old one": ("os.remove", "last/model-", 1),
+    "writing the best model": ("open", ".best.safetensors.", 1),
+    "writing the last state": ("open", ".last.safetensors.", 1),
+    "naming a checkpoint": ("os.rename", ".last.safetensors.", 2),
 }
 armed: dict[str, Any] = {}
 
@@ -137,10 +136,11 @@ def test_a_second_ctrl_c_says_how_to_go_on_too(
     check_it_can_be_gone_on_with(call, data, tmp_path / "run", err)
 
 
+@pytest.mark.parametrize("name", [".run.toml", ".config.json"])
 def test_before_anything_is_written_there_is_nothing_to_go_on_with(
-    call: Call, data: Path, tmp_path: Path, moment: dict[str, Any]
+    call: Call, data: Path, tmp_path: Path, moment: dict[str, Any], name: str
 ) -> None:
-    moment.update(event="open", path=".config.json", left=1, number=signal.SIGTERM)
+    moment.update(event="open", path=name, left=1, number=signal.SIGTERM)
     status, _, err = call(*command(data, tmp_path / "run"))
     assert status == 143
     assert err.splitlines()[-1] == "regard: stopped by SIGTERM"

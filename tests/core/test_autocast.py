@@ -12,7 +12,6 @@ from regard.call.scores.additive import Additive
 from regard.call.scores.base import Bilinear, Cosine, ScaledDot
 from regard.models import RNNConfig, RNNSeq2Seq
 from regard.watching.analysis.rollout import rollout
-from regard.watching.analysis.similarity import agreement, difference
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -118,11 +117,8 @@ QUESTIONS: dict[str, Callable[[AttentionMap], Any]] = {
     "pooled": lambda w: w.pooled(3, 4),
     "mass": lambda w: w.mass(regard.window(2)),
     "spans": lambda w: w.spans(keys=[(0, 4), (4, 9)]),
-    "singular values": lambda w: w.singular_values(2).error,
     "divergence": lambda w: regard.divergence(w, w[..., torch.arange(8, -1, -1), :], "mse"),
     "cross entropy": lambda w: regard.divergence(w, w, "cross_entropy"),
-    "agreement": agreement,
-    "difference": lambda w: difference(w, w[..., torch.arange(8, -1, -1), :]).total_variation,
     "rollout": lambda w: rollout([w, w], 3),
 }
 

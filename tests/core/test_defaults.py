@@ -66,7 +66,6 @@ ASKED: dict[str, Callable[[Any], Any]] = {
     "entropy": lambda m: m.entropy(),
     "top_keys": lambda m: m.top_keys(2).indices,
     "pooled": lambda m: m.pooled(2, 2, "max"),
-    "singular_values": lambda m: m.singular_values(1)[0],
 }
 
 

@@ -361,7 +361,7 @@ assert torch.equal(s, torch.get_rng_state()) and t == torch.get_num_threads()
 assert not logging.getLogger().handlers and not logging.getLogger("regard").handlers
 print("quiet")
 """
-    names = ("nn", "models", "models.convert", "tasks.generation", "tasks.text", "tasks.training", "views")
+    names = ("nn", "models", "tasks.generation", "tasks.text", "tasks.training", "views")
     imports = "import regard, " + ", ".join(f"regard.{name}" for name in names)
     assert run(f"{before}\n{imports}{after}") == "quiet\n"
 

@@ -35,11 +35,13 @@ def save(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "stream.arrow", "file.arrow", "x.jsonl", "x.jsonl.gz"])
-@pytest.mark.parametrize("is_named_so", [True, False])
-def test_files_of_every_kind_have_the_same_documents(tmp_path: Path, name: str, is_named_so: bool) -> None:
+def test_files_of_every_kind_have_the_same_documents(tmp_path: Path, name: str) -> None:
     path = save(tmp_path / name)
-    path = path if is_named_so else path.rename(tmp_path / "data")
     assert list(documents_in(path, **NAMES)) == [Document(row["id"], row["text"]) for row in ROWS]
+    for other in ("data", "data.json", "data.csv"):
+        with pytest.raises(ArgumentError, match=rf"data: expected a name that ends in .*, got .*{other}; rename"):
+            next(documents_in(path.rename(tmp_path / other), **NAMES))
+        (tmp_path / other).rename(path)
 
 
 def test_without_ids_the_place_is_the_id(tmp_path: Path) -> None:

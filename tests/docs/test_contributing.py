@@ -15,6 +15,7 @@ import pytest
 from regard.errors import OverwrittenError
 from regard.kernels import BACKENDS
 from tests.core import random_calls
+from tests.fuzz.core.masks import MASKS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "CONTRIBUTING.md"
@@ -56,7 +57,7 @@ def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with (
         patch.dict(random_calls.SCORES),
         patch.dict(random_calls.FORMULAS),
-        patch.dict(random_calls.MASKS),
+        patch.dict(MASKS),
         patch.dict(BACKENDS),
         patch.object(random_calls, "ROUNDING", rounding),
         patch("tests.core.contracts.ROUNDING", rounding),

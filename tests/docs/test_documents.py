@@ -73,7 +73,7 @@ def test_the_page_for_newcomers_runs_by_itself() -> None:
 
 @pytest.mark.parametrize(
     ("page", "script", "make"),
-    [("backends", "make_backends", "table"), ("maps", "make_maps", "page"), ("convert", "make_convert", "page")],
+    [("backends", "make_backends", "table"), ("maps", "make_maps", "page")],
 )
 def test_the_tables_are_current(page: str, script: str, make: str) -> None:
     code = compile((ROOT / f"docs/{script}.py").read_text(encoding="utf-8"), f"{script}.py", "exec")

@@ -46,7 +46,7 @@ def answered(capsys: Capture, *command: object) -> tuple[str, list[str]]:
 
 
 def test_it_searches_where_it_is_installed_with_the_tokens_of_ours(run: Path, tmp_path: Path, capsys: Capture) -> None:
-    given = tmp_path / "in"
+    given = tmp_path / "in.txt"
     given.write_text("".join(f"{line}\n" for line in [*LINES, *(source for source, _ in PAIRS)]))
     for beam in (1, 5):
         command = ("translate", run, "--input", given, "--beam", beam, "--nbest", min(beam, 2))
@@ -141,8 +141,8 @@ def test_a_sentence_beyond_the_exports_positions_goes_by_ours_and_is_told_once(
 ) -> None:
     monkeypatch.setattr("regard.tasks.exports.trained.LONGEST", 80)
     long = " ".join(["1 times 2"] * 30)
-    (tmp_path / "in").write_text(f"1 times 2\n{long}\n3 times 4\n{long}\n")
-    command = ("translate", run, "--input", tmp_path / "in", "--max-length", 500)
+    (tmp_path / "in.txt").write_text(f"1 times 2\n{long}\n3 times 4\n{long}\n")
+    command = ("translate", run, "--input", tmp_path / "in.txt", "--max-length", 500)
     found, said = answered(capsys, *command)
     assert said == [f"{SAYS}CTranslate2 takes and writes 80 tokens at most"]
     assert found == answered(capsys, *command, "--engine", "regard")[0]

@@ -136,7 +136,7 @@ def test_the_export_is_made_once_and_anew_for_other_weights_whatever_its_date(ru
     use(run)
     first = kept(run)
     assert {"model.bin", "engine.json", "config.json"} < set(first)
-    for path in (run / ENGINE, *(run / "best").iterdir()):
+    for path in (run / ENGINE, run / "best.safetensors"):
         os.utime(path)
     use(run, precision="int8")
     assert kept(run) == first
@@ -144,8 +144,7 @@ def test_the_export_is_made_once_and_anew_for_other_weights_whatever_its_date(ru
     checkpoints = RunFolder(run).checkpoints
     weights = {name: tensor * 1.01 for name, tensor in checkpoints.load_model("best").items()}
     checkpoints.save_model("best", weights, checkpoints.position("best"))
-    for path in (run / "best").iterdir():
-        os.utime(path, (0, 0))
+    os.utime(run / "best.safetensors", (0, 0))
     use(run)
     assert (run / ENGINE / "model.bin").read_bytes() != before
     assert not list(run.rglob("*.new*"))
@@ -237,8 +236,8 @@ def test_a_file_in_order_with_blank_and_bad_lines_and_resumed(
 ) -> None:
     monkeypatch.setattr("regard.tasks.translation.translator.WINDOW_LINES", 4)
     given = [b"1 times 2", b"", b"2 times 3", b"\xff", b"5 times 4", b"3 times 3", b"0 times 1"]
-    (tmp_path / "in").write_bytes(b"\n".join(given) + b"\n")
-    command = ["translate", str(run), "--input", str(tmp_path / "in"), "--bad-lines", "skip", "--device", "cpu"]
+    (tmp_path / "in.txt").write_bytes(b"\n".join(given) + b"\n")
+    command = ["translate", str(run), "--input", str(tmp_path / "in.txt"), "--bad-lines", "skip", "--device", "cpu"]
     command += ["--engine", "ctranslate2", "--precision", "float32", "--nbest", "2"]
     assert run_command([*command, "--output", str(tmp_path / "whole"), "--verbose"]) == 0
     assert "CTranslate2 " in capsys.readouterr().err

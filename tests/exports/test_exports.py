@@ -12,7 +12,6 @@ import torch
 
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.models.config import RNNConfig
-from regard.models.convert import from_huggingface
 from regard.models.transformer import Transformer
 from regard.tasks.exports import export_run
 from regard.tasks.exports.ctranslate2 import to_ctranslate2
@@ -64,7 +63,7 @@ def test_an_export_comes_back(name: str, run_of: Runs, tmp_path: Path) -> None:
     run = run_of(name)
     export_run(run, to="huggingface", out=tmp_path / "out")
     translator: Any = Translator.load(run, device="cpu")
-    returned = from_huggingface(tmp_path / "out").model
+    returned: Any = Translator.load(tmp_path / "out", device="cpu").model
     source, lengths, target = torch.randint(4, 90, (2, 7)), torch.tensor([7, 4]), torch.randint(4, 90, (2, 5))
     size = len(translator.target_tokenizer)
     source, target = source.clamp(max=len(translator.source_tokenizer) - 1), target.clamp(max=size - 1)
@@ -83,7 +82,8 @@ def test_tokens_that_only_the_source_has_are_never_written(tmp_path: Path) -> No
     with torch.no_grad():
         model.output.weight.mul_(3)
     to_huggingface(ExportedRun(model.requires_grad_(False), TINY, source, target), tmp_path)
-    logits = from_huggingface(tmp_path).model(*(torch.full(shape, 4) for shape in ((1, 3), (1,), (1, 2))))
+    returned: Any = Translator.load(tmp_path, device="cpu").model
+    logits = returned(*(torch.full(shape, 4) for shape in ((1, 3), (1,), (1, 2))))
     assert logits.shape[-1] == len(source) > len(target)
     assert (logits[..., len(target) :] < -1e8).all()
     output = theirs(tmp_path).generate(torch.tensor([[4, 5, 6, 2]]), max_new_tokens=9, max_length=None, num_beams=3)

@@ -40,7 +40,7 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
         ("core", 0, 20),
         ("maps", 0, 20),
         ("watch", 1, 10),
-        ("paths", 0, 30),
+        ("paths", 0, 60),
         ("lifetimes", 0, 30),
         ("files", 0, 24),
         ("positions", 0, 20),

@@ -1,4 +1,4 @@
-"""Rollout, head tables, agreement and comparison against the dense weights in float64, and on watched models."""
+"""Rollout, head tables and comparison against the dense weights in float64, and on watched models."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, ShapeError
-from regard.watching import agreement, compare, difference, head_table, rollout
+from regard.watching import compare, head_table, rollout
 from regard.watching.analysis.tables import HeadTable
 from regard.watching.watch import Seen
 from tests.largest import Largest
@@ -64,43 +64,6 @@ def test_rollout_has_gradients() -> None:
         return rollout(maps, [-1, 2])
 
     assert torch.autograd.gradcheck(last, (q,), fast_mode=True)
-
-
-def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
-    def kl(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(a > 0, a * (torch.where(a > 0, a, 1.0) / torch.where(b > 0, b, 1.0)).log(), 0.0).sum(-1)
-
-    return (kl(p, (p + q) / 2) + kl(q, (p + q) / 2)) / 2
-
-
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("tile", [1 << 20, 40], ids=["one tile", "many"])
-def test_how_alike_heads_are(monkeypatch: pytest.MonkeyPatch, name: str, tile: int) -> None:
-    monkeypatch.setattr("regard.watching.analysis.similarity.TILE_ELEMENTS", tile)
-    (weights,) = maps_of(MASKS[name], 1)
-    dense = weights.dense()
-    a, b = dense[:, :, None], dense[:, None]
-    norms = dense.square().sum((-2, -1)).sqrt()
-    scale = norms[:, :, None] * norms[:, None]
-    cosine = (a * b).sum((-2, -1)) / torch.where(scale > 0, scale, 1.0)
-    torch.testing.assert_close(agreement(weights), cosine, rtol=0, atol=1e-12)
-    expected = jensen_shannon(*torch.broadcast_tensors(a, b)).mean(-1)
-    torch.testing.assert_close(agreement(weights, "jensen-shannon"), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(agreement(weights[0]), cosine[0], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("tile", [1 << 20, 40], ids=["one tile", "many"])
-def test_how_far_two_maps_are_apart(monkeypatch: pytest.MonkeyPatch, name: str, tile: int) -> None:
-    monkeypatch.setattr("regard.watching.analysis.similarity.TILE_ELEMENTS", tile)
-    one, other = maps_of(MASKS[name], 2)
-    p, q = one.dense(), other.dense()
-    found = difference(one, other)
-    torch.testing.assert_close(found.jensen_shannon, jensen_shannon(p, q), rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.total_variation, (p - q).abs().sum(-1) / 2, rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.largest, (p - q).abs().amax(-1), rtol=0, atol=1e-12)
-    assert all((part == 0).all() for part in difference(one, one))
-    assert all(part.shape == (4, 13) for part in difference(one[0], other[1]))
 
 
 def mean_over(values: Tensor, counted: Tensor) -> Tensor:
@@ -194,7 +157,7 @@ def test_models_of_hugging_face(name: str) -> None:
     assert table.layers[0] in str(table)
     apart = compare(seen, seen)
     assert all((apart[name] == 0).all() for name in apart.columns)
-    assert (compare(seen.maps[:1], seen.maps[1:])["variation"] > 0).all()
+    assert (compare(seen.maps[:1], seen.maps[1:])["jensen-shannon"] > 0).all()
 
 
 def test_a_model_of_our_own_by_its_parts() -> None:
@@ -223,7 +186,6 @@ def test_nothing_of_t_times_t() -> None:
         rollout(maps, [-1, 5])
         head_table(maps, ids=torch.randint(0, 9, (length,)))
         compare(maps[:1], maps[1:])
-        agreement(maps[0]), agreement(maps[0], "jensen-shannon")
     assert largest.elements <= 1 << 20 < length * length
 
 
@@ -263,9 +225,6 @@ def test_layers_of_other_widths_share_a_table() -> None:
         (lambda m: head_table(m, "thirteen letter"), ArgumentError, "tokens are strings, one for each key"),
         (lambda m: head_table(m, ["a"] * 13, ids=torch.ones(13)), ArgumentError, "leave one of them out"),
         (lambda m: head_table(m)["entropi"], ArgumentError, "columns distance, entropy.*got 'entropi'"),
-        (lambda m: agreement(m[0][0, 0]), ShapeError, r"heads of a map .* got \(13, 13\)"),
-        (lambda m: agreement(m[0], cast(Any, "kl")), ArgumentError, "got 'kl'"),
-        (lambda m: difference(m[0], m[1][0]), ShapeError, "one shape"),
         (lambda m: compare(m, m[:1]), ShapeError, "got 2 and 1"),
     ],
 )

@@ -182,7 +182,6 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
         lambda m: m.summary("entropy", "distance"),
         lambda m: m.only(rows=slice(2)).entropy(),
         lambda m: m.average().entropy(),
-        lambda m: m.singular_values(1),
         lambda m: m.value_norms(),
         lambda m: m.with_values(torch.ones(T, 1)),
         lambda m: m.save("nowhere"),

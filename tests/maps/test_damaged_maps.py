@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import regard
-from regard.errors import ArgumentError, DataError, NonFiniteError
+from regard.errors import ArgumentError, DataError
 from regard.maps.files import save_summary
 from tests.maps.rewritten import rewritten
 
@@ -125,9 +125,3 @@ def test_a_map_is_written_where_a_link_leads(tmp_path: Path) -> None:
     weights.save(tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert torch.equal(regard.AttentionMap.load(tmp_path / "there").dense(), weights.dense())
-
-
-def test_singular_values_of_nan() -> None:
-    q, bias = torch.randn(3, 2), torch.full((3, 3), torch.nan)
-    with pytest.raises(NonFiniteError, match="singular_values needs finite weights"):
-        regard.attention(q, q, q, bias=bias, return_weights=True).weights.singular_values(1)

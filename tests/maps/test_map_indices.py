@@ -118,7 +118,6 @@ QUESTIONS: dict[str, tuple[Callable[[regard.AttentionMap, Tensor], Tensor], tupl
     "top_keys": (lambda m, x: m.top_keys(2).values, (5, 2)),
     "top_p_count": (lambda m, x: m.top_p_count(0.5), (5,)),
     "pooled": (lambda m, x: m.pooled(2, 3), (2, 3)),
-    "singular_values": (lambda m, x: m.singular_values(1).values, (1,)),
 }
 
 

@@ -57,7 +57,6 @@ def test_statistics_without_a_gradient_and_scores_that_take_tiles(monkeypatch: p
     weights, additive = call(regard.causal()), call(regard.causal(), score)
     with Largest() as largest, torch.no_grad():
         weights.summary("top_key", "top_p_count", "top_weight", "pooled_max", "top_keys", k=5)
-        weights.singular_values(3)
         weights.average().top_key()
         additive.summary("entropy", "received", "top_keys")
         regard.maps.stack([additive, weights]).entropy()

@@ -81,35 +81,6 @@ def test_softmax_of_other_dtypes(dtype: torch.dtype, is_cast: bool, case: Case, 
         check(weights, dense, tolerance=TOLERANCE[dtype], **drawn(data, dense))
 
 
-@pytest.mark.parametrize("name", [n for n in NORMALIZATIONS if n != "softmax"])
-@settings(max_examples=20)
-@given(case=cases(scores=SCORES), data=st.data())
-def test_other_normalizations(name: str, case: Case, data: st.DataObject) -> None:
-    with torch.no_grad():
-        weights, dense = weights_of(case, torch.float64, NORMALIZATIONS[name])
-        check(weights, dense, tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
-
-
-@pytest.mark.parametrize("backend", ["tiled", "reference"])
-@settings(max_examples=15)
-@given(case=cases(), data=st.data())
-def test_backends_that_were_named(backend: Any, case: Case, data: st.DataObject) -> None:
-    with torch.no_grad():
-        weights, dense = weights_of(case, torch.float64, backend=backend)
-        check(weights, dense, tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
-
-
-@settings(max_examples=20)
-@given(case=cases(scores=("dot", "additive", "laplacian")), data=st.data())
-def test_a_choice_of_heads(case: Case, data: st.DataObject) -> None:
-    with torch.no_grad():
-        weights, dense = weights_of(case, torch.float64, regard.SoftmaxWithSink(0.1))
-        if weights.ndim == 2:
-            return
-        index = data.draw(st.integers(0, len(weights) - 1))
-        check(weights[index], dense[index], tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
-
-
 def long_case(
     mask: regard.Mask | None, length: int = 150, keys: int = 170, dtype: torch.dtype = torch.float32, sharp: float = 1.0
 ) -> tuple[regard.AttentionMap, Tensor]:
@@ -308,7 +279,7 @@ def test_of_equal_keys_a_share_takes_as_many_as_it_says(normalization: Normaliza
             assert weights.top_p_count(float(share)).tolist() == [math.ceil(share * keys)] * 2, (keys, share)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(21))
 def test_the_share_of_a_row_takes_the_fewest_keys_that_hold_it(seed: int) -> None:
     """Against float64 sums of the weights that the map reads, at shares near 0 and 1 too: no row differs."""
     generator = torch.Generator().manual_seed(seed)
@@ -330,13 +301,6 @@ def test_the_share_of_a_row_takes_the_fewest_keys_that_hold_it(seed: int) -> Non
             assert isinstance(summary, Tensor)
             assert torch.equal(summary, expected)
     assert torch.equal(weights.top_p_count(1.0), (dense > 0).sum(-1))
-
-
-def test_a_summary_pools_as_it_is_told() -> None:
-    weights, _ = long_case(regard.causal())
-    for how in ("mean", "sum", "max"):
-        pooled = weights.summary("pooled", "top_weight", rows=4, columns=5, how=how)["pooled"]
-        torch.testing.assert_close(pooled, weights.pooled(4, 5, how))
 
 
 def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +340,6 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda w: w.expected("mean"), ShapeError, "are numbers or a function"),
         (lambda w: w.expected(None), ShapeError, "are numbers or a function"),
         (lambda w: w.expected(torch.ones(7, dtype=torch.complex64)), ShapeError, "torch.complex64"),
-        (lambda w: w.singular_values(1.5), ArgumentError, "got 1.5"),
         (lambda w: w.average(weights=[1.0, -1.0, 2.0, -2.0]), ArgumentError, "by their sum, which is 0.0"),
         (lambda w: w.average(weights=[1.0, math.nan, 2.0, 0.0]), ArgumentError, "by their sum, which is nan"),
         (lambda w: w.top_p_count(0.0), ArgumentError, r"p in \(0, 1\], got 0.0"),
@@ -387,8 +350,6 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda w: w.mT @ torch.ones(7, 2), ShapeError, r"x of shape \(..., 5, N\) .* got \(7, 2\)"),
         (lambda w: w.mT @ torch.ones(3, 5, 2), ShapeError, "do not broadcast"),
         (lambda w: w.summary("entropie"), ArgumentError, "knows received, entropy.*; got 'entropie'"),
-        (lambda w: w.singular_values(6), ArgumentError, r"k in \[1, 5\], got 6"),
-        (lambda w: w.singular_values(2, iterations=-1), ArgumentError, "at least 0, got -1"),
         (lambda w: w.average(-2), ArgumentError, "got dim -2"),
         (lambda w: w.average(-3, weights=[1.0]), ArgumentError, r"each of 4, got \(1,\)"),
         (lambda w: w[0, 0].average(0), ArgumentError, "dimensions before queries"),
@@ -424,15 +385,6 @@ def test_values_of_keys_may_be_numbers_of_any_kind() -> None:
     values: Any
     for values in ([0, 1, 2], np.arange(3), torch.arange(3), lambda j: j.tolist()):
         torch.testing.assert_close(weights.expected(values), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_singular_values_of_a_map_in_half_precision_are_rounded_at_the_end(dtype: torch.dtype) -> None:
-    q = torch.randn(2, 5, 4)
-    weights = regard.attention(q, q, q, return_weights=True).weights
-    found, expected = (one.singular_values(2) for one in (weights.to(dtype), weights))
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other.to(dtype))
 
 
 @pytest.mark.parametrize("sink", [60.0, 80.0, -5.0])

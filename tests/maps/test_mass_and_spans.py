@@ -12,6 +12,7 @@ import regard
 from regard.call.normalizations import Normalization
 from regard.call.shapes import Sizes
 from regard.errors import ArgumentError, ShapeError
+from tests import each_once
 from tests.core.random_calls import Case, cases
 
 MASKS = {
@@ -46,9 +47,12 @@ def same(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS.values(), ids=NORMALIZATIONS)
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize(
-    "kept", [regard.lengths(7), regard.lengths(torch.tensor([3, 30])), regard.window(4), ~regard.causal()], ids=str
+    ("mask", "kept"),
+    each_once(
+        MASKS.values(), [regard.lengths(7), regard.lengths(torch.tensor([3, 30])), regard.window(4), ~regard.causal()]
+    ),
+    ids=str,
 )
 def test_mass(kept: regard.Mask, mask: Any, normalization: Normalization) -> None:
     weights, dense, inputs = example(mask, normalization)
@@ -172,9 +176,12 @@ def blocks_written_out(dense: Tensor, queries: int, keys: int) -> Tensor:
     return torch.stack([torch.stack([block.amax((-2, -1)) for block in row], -1) for row in rows], -2)
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS.values(), ids=NORMALIZATIONS)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("size", [(1, 1), (4, 6), (37, 41), (100, 3), (5, 1000)])
+@pytest.mark.parametrize(
+    ("size", "normalization"),
+    each_once([(1, 1), (4, 6), (37, 41), (100, 3), (5, 1000)], NORMALIZATIONS.values()),
+    ids=str,
+)
 def test_block_maxima(size: tuple[int, int], mask: Any, normalization: Normalization) -> None:
     weights, dense, inputs = example(mask, normalization)
     expected = blocks_written_out(dense, *size)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.call.rotary.rotary import Rotary
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, ShapeError
 from regard.models import (
     DECODER_ONLY_SIZES,
     TRANSFORMER_SIZES,
@@ -20,6 +20,7 @@ from regard.models import (
     EncoderOnlyConfig,
     Transformer,
 )
+from regard.models.patches import Patches
 from regard.nn import MultiHeadAttention
 
 VOCAB, LENGTH = 17, 7
@@ -251,3 +252,22 @@ def test_texts_longer_than_learned_positions_or_than_they_say() -> None:
             model.step(state, torch.tensor([1, 1, 1]))
     with pytest.raises(ArgumentError, match="0 to 7 tokens"):
         model.start(some_text(), torch.tensor([8, 1, 1]))
+
+
+def test_patches_are_the_formula() -> None:
+    """The class with the first position, registers without one, then each patch row by row; and on another grid."""
+    patches = Patches(8, channels=3, patch=(4, 3), grid=(2, 4), registers=2)
+    nn.init.normal_(patches.first)
+    image = torch.randn(2, 3, 8, 12)
+    cut = torch.stack([image[..., r : r + 4, c : c + 3].flatten(1) for r in (0, 4) for c in (0, 3, 6, 9)], 1)
+    vectors = cut @ patches.projection.weight.flatten(1).mT + patches.projection.bias + patches.positions[1:]
+    ahead = torch.cat([patches.first + patches.positions[:1], patches.registers]).expand(2, -1, -1)
+    torch.testing.assert_close(patches(image), torch.cat([ahead, vectors], 1))
+    with torch.no_grad():
+        patches.projection.weight.zero_()
+    wide, tall = patches(image), patches(torch.randn(2, 3, 16, 6))  # 2 x 4 patches, and 4 x 2
+    assert wide.shape == tall.shape
+    assert not torch.allclose(wide, tall)
+    for wrong in ((1, 1, 8, 12), (1, 3, 3, 12), (3, 12, 12)):
+        with pytest.raises(ShapeError, match=r"expected images \(B, 3, at least \(4, 3\)\), got"):
+            patches(torch.zeros(wrong))

@@ -28,18 +28,16 @@ def the_random_state_is_forgotten() -> None:
         _soak_by_events()
 
 
-def a_checkpoint_is_named_before_it_is_complete() -> None:
+def the_old_checkpoint_goes_before_the_new_one() -> None:
     from regard.tasks.training import checkpoints
 
-    real = vars(checkpoints)["write_part"]
+    real = vars(checkpoints)["write_tensors"]
 
-    def early(folder: Path, part: str, *rest: Any) -> Any:
-        if part == "model" and folder.name == "last":
-            for path in folder.glob("*.safetensors"):
-                path.unlink()
-        return real(folder, part, *rest)
+    def early(path: Path, *rest: Any) -> Any:
+        path.unlink(missing_ok=True)
+        return real(path, *rest)
 
-    with patch.object(checkpoints, "write_part", early):
+    with patch.object(checkpoints, "write_tensors", early):
         _soak_by_events()
 
 
@@ -56,7 +54,7 @@ def _soak_by_events() -> None:
     ("fault", "seed", "said"),
     [
         ("the_random_state_is_forgotten", 0, "differ from the undisturbed run's"),
-        ("a_checkpoint_is_named_before_it_is_complete", 0, "is missing, and the checkpoint needs it"),
+        ("the_old_checkpoint_goes_before_the_new_one", 0, ": had Seen("),
     ],
 )
 def test_the_soak_notices(fault: str, seed: int, said: str) -> None:

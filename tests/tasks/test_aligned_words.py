@@ -72,5 +72,5 @@ def test_align_prints_a_line_for_each_pair_that_training_reads(run: Path, call: 
         alone = [next(words_aligned(translator, [pair], which)) for pair in PAIRS[:40]]
         assert (status, err) == (0, "")
         assert out.splitlines() == [as_line(links) for links in alone]
-        with fed(run.parent / f"once{len(flags)}", data.read_bytes()):
-            assert call("align", str(run), "--data", str(run.parent / f"once{len(flags)}"), *flags)[:2] == (0, out)
+        with fed(run.parent / f"once{len(flags)}.tsv", data.read_bytes()):
+            assert call("align", str(run), "--data", str(run.parent / f"once{len(flags)}.tsv"), *flags)[:2] == (0, out)

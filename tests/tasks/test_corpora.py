@@ -101,11 +101,9 @@ def test_an_error_after_a_step_removes_no_run(tmp_path: Path, monkeypatch: pytes
 # -- running text ----------------------------------------------------------------------------------------------
 
 
-def text_config(folder: Path, content: str, **settings: Any) -> LanguageModelConfig:
-    (folder / "text.txt").write_text(content, encoding="utf-8")
-    return LanguageModelConfig(
-        data=(folder / "text.txt",), out=folder / "run", block_length=16, vocab_size=300, **settings
-    )
+def text_config(folder: Path, content: str, name: str = "text.txt", **settings: Any) -> LanguageModelConfig:
+    (folder / name).write_text(content, encoding="utf-8")
+    return LanguageModelConfig(data=(folder / name,), out=folder / "run", block_length=16, vocab_size=300, **settings)
 
 
 @pytest.mark.parametrize("last", ["", "\nThe end."])
@@ -121,7 +119,8 @@ def test_a_text_without_line_feeds_is_trained_on_and_validated(tmp_path: Path, l
 
 def test_the_texts_of_json_lines_are_the_text(tmp_path: Path) -> None:
     records = [{"text": f"line one of {n}\nline two", "url": "https://example.org"} for n in range(100)]
-    config = text_config(tmp_path, "".join(f"{json.dumps(one)}\n" for one in records), documents="paragraphs")
+    content = "".join(f"{json.dumps(one)}\n" for one in records)
+    config = text_config(tmp_path, content, "text.jsonl", documents="paragraphs")
     folder, _ = prepared(prepare_text, config)
     corpus = open_text(folder)
     assert corpus.train.footer.documents + corpus.valid.footer.documents in (100, 101)  # one is cut
@@ -200,7 +199,7 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_reads_and_counts_alike(call: Call, run: Path, tmp_path: Path, command: str) -> None:
     """Three columns are refused with the flag that reads them; a bad line is named, or left out and counted."""
-    data = tmp_path / "pairs.txt"
+    data = tmp_path / "pairs.tsv"
     data.write_bytes(b"we see one cats\ton y voit un chats\tattributed\nno tab\n" * 2)
     typed = (command, str(run), *COMMANDS[command], str(data), "--device", "cpu")
     status, _, err = call(*typed)
@@ -215,23 +214,28 @@ def test_every_command_reads_and_counts_alike(call: Call, run: Path, tmp_path: P
         assert [bool(line) for line in out.split("\n")[:-1]] == [True, False, True, False]
 
 
-def test_translate_reads_json_lines(call: Call, run: Path) -> None:
+def test_translate_reads_json_lines(call: Call, run: Path, tmp_path: Path) -> None:
     typed = ("translate", str(run), "--device", "cpu", "--beam", "1", "--engine", "regard")
     plain = call(*typed, stdin=b"we see one cats\nwe see six stars\n")
     lines = b'{"source": "we see one cats"}\n{"id": 2, "text": "we see six stars"}\n'
-    assert call(*typed, stdin=lines) == plain
-    assert call(*typed, "--data-format", "text", stdin=lines)[1] != plain[1]
+    assert call(*typed, "--data-format", "jsonl", stdin=lines) == plain
+    assert call(*typed, stdin=lines)[1] != plain[1]
+    (tmp_path / "x.jsonl").write_bytes(lines)
+    assert call(*typed, "--input", str(tmp_path / "x.jsonl")) == plain
+    for name in ("x.json", "x"):
+        (tmp_path / name).write_bytes(lines)
+        assert call(*typed, "--input", str(tmp_path / name))[2].endswith(f"{name}: say its form by --data-format\n")
 
 
 def test_names_and_prompts_that_are_not_utf8_are_told_in_one_line(call: Call, run: Path, tmp_path: Path) -> None:
-    name = os.fsdecode(os.fsencode(tmp_path / "caf") + b"\xe9")
+    name = os.fsdecode(os.fsencode(tmp_path / "caf") + b"\xe9.tsv")
     Path(name).write_text("one two\n")
     link = tmp_path / "link"
     link.symlink_to(name)
     for typed, said in {
         ("train", "--data", name, "--out", f"{tmp_path}/new"): r"--data: expected a name in UTF-8, got b'",
         ("train", "--data", str(link), "--out", name): "--out: expected a name in UTF-8",
-        ("evaluate", str(run), "--data", name): rf"{tmp_path}/caf\udce9:1: expected a source",
+        ("evaluate", str(run), "--data", name): rf"{tmp_path}/caf\udce9.tsv:1: expected a source",
         ("translate", str(run), "caf\udce9"): "sentence 1: expected UTF-8, got byte 0xe9 at byte 4",
     }.items():
         status, out, err = call(*typed, "--device", "cpu")

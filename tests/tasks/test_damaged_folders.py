@@ -14,7 +14,6 @@ from regard.tasks.registry import task_of
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.pair_store import TokenStore
-from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.translation.train import train_translation
 from tests.tasks.small_runs import small_config
 
@@ -45,33 +44,6 @@ def test_checksums_that_are_none(run: Path, files: Any) -> None:
     rewrite(run / "prepared.json", files=files)
     with pytest.raises(RunFolderError, match=r"prepared\.json: .*copy it again"):
         check_prepared(RunFolder(run))
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "../last", "/etc/passwd", "a/b", 7, None, "a\0b"])
-def test_names_in_a_manifest_that_lead_elsewhere(run: Path, name: Any) -> None:
-    files = read_sealed(run / "best/checkpoint.json")["files"]
-    files["model"]["name"] = name
-    rewrite(run / "best/checkpoint.json", files=files)
-    with pytest.raises(RunFolderError, match=r"names the file .*, which is not in it"):
-        Checkpoints(run).load_model("best")
-
-
-@pytest.mark.parametrize(
-    "files", [{}, {"model": None}, {"model": []}, {"model": {"shards": 3}}, {"model": {"shards": [], "tensors": {}}},
-              {"model": {"shards": [{}], "tensors": {"x": {"shape": "ab", "offsets": [0]}}, "aliases": {}}}],
-)  # fmt: skip
-def test_manifests_of_another_form(run: Path, files: Any) -> None:
-    rewrite(run / "best/checkpoint.json", files=files)
-    with pytest.raises(RunFolderError, match="holds no model"):
-        Checkpoints(run).load_model("best")
-
-
-@pytest.mark.parametrize("field", ["epoch", "batch", "step", "loss_count"])
-def test_counts_below_zero(run: Path, field: str) -> None:
-    position = read_sealed(run / "last/checkpoint.json")["position"]
-    rewrite(run / "last/checkpoint.json", position=position | {field: -1})
-    with pytest.raises(RunFolderError, match=f"{field} must be a number of 0 or more, got -1"):
-        Checkpoints(run).position("last")
 
 
 @pytest.mark.parametrize(

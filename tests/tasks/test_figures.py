@@ -158,9 +158,10 @@ def test_where_bleu_tells_nothing_the_loss_decides_in_training(tmp_path: Path) -
 def text_config(kind: Any, folder: Path, **model: Any) -> Any:
     words = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question"]
     lines = (" ".join(random.Random(n).sample(words, len(words))) for n in range(40))
-    (folder / "text").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "text.txt").write_text("".join(f"{line}\n" for line in lines))
     settings: dict[str, Any] = {
-        "data": (folder / "text",), "out": folder / "run", "tokenizer": "words", "vocab_size": 7, "block_length": 16,
+        "data": (folder / "text.txt",), "out": folder / "run", "tokenizer": "words",
+        "vocab_size": 7, "block_length": 16,
         "batch_tokens": 128, "steps": 8, "validate_every": 8, "warmup_steps": 2, "learning_rate": 1e-2, "device": "cpu",
         "pictures": 0, **model,
     }  # fmt: skip
@@ -176,14 +177,14 @@ def test_no_bits_per_byte_where_much_is_unknown(tmp_path: Path, call: Call) -> N
     )
     assert all("bits_per_byte" not in one.metrics for one in told)
     assert "no bits per byte: more than 1% of the tokens" in (config.out / "train.log").read_text()
-    lines = (tmp_path / "text").read_text().splitlines()
+    lines = (tmp_path / "text.txt").read_text().splitlines()
     ids = [token for line in lines for token in writer.tokenizer.encode_batch([line])[0]]
     found = writer.evaluate(lines)
     assert found.unknown == pytest.approx(ids.count(UNK) / found.tokens)
     assert found.bits_per_byte is None
     known = writer.evaluate(["to be to be"])
     assert (known.unknown, known.bits_per_byte is None) == (0.0, False)
-    status, out, _ = call("evaluate", str(config.out), "--data", str(tmp_path / "text"), "--device", "cpu")
+    status, out, _ = call("evaluate", str(config.out), "--data", str(tmp_path / "text.txt"), "--device", "cpu")
     rows = dict(line.split("\t")[:2] for line in out.splitlines())
     assert (status, rows["bits per byte"], rows["unknown"]) == (0, "none", f"{100 * found.unknown:.2f}")
 
@@ -226,7 +227,7 @@ def test_evaluate_counts_cut_translations(endless: Translator) -> None:
 
 
 def test_the_commands_count_them(call: Call, translations: Path, tmp_path: Path) -> None:
-    lines = tmp_path / "lines"
+    lines = tmp_path / "lines.txt"
     lines.write_text("we see two cats\n\nwe see one trees\n")
     command = ("translate", str(translations), "--input", str(lines), "--device", "cpu", "--max-length", "9")
     for engine in ("regard", "ctranslate2"):

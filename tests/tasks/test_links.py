@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from regard.errors import RegardError, RunFolderError
-from regard.files.sealed import checksum_of_file, read_sealed
 from regard.tasks.pictures.save import PictureFiles, save_pictures
-from regard.tasks.runs.run_folder import FILES, FOLDERS, RunFolder
-from regard.tasks.training.checkpoints import Checkpoints, Position
+from regard.tasks.registry import task_of
+from regard.tasks.runs.run_folder import FOLDERS, RunFolder
+from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.translation.bulk.resumable_output import opened
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
@@ -23,7 +23,7 @@ HOWS: dict[str, dict[str, Any]] = {"resume": {"resume": True}, "overwrite": {"ov
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = small_config(tmp_path_factory.mktemp("trained"), steps=2, validate_every=1, save_every=1, keep=2)
+    config = small_config(tmp_path_factory.mktemp("trained"), steps=2, validate_every=1, save_every=1)
     train_translation(config)
     return config.out
 
@@ -48,46 +48,31 @@ def strangers(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
-def test_a_link_in_a_run_folder_is_refused_by_name(run: Path, strangers: Path, name: str, how: str) -> None:
-    path = run / name
+@pytest.mark.parametrize("name", [*FOLDERS, "train.log", "metrics.jsonl"])
+def test_nothing_is_written_or_removed_behind_a_link(run: Path, strangers: Path, name: str) -> None:
+    path, target = run / name, strangers if name in FOLDERS else strangers / "mine"
     if path.is_dir():
         shutil.copytree(path, strangers, dirs_exist_ok=True)
         shutil.rmtree(path)
-    target = strangers if name in FOLDERS else strangers / "mine"
-    if path.exists():
+    elif path.exists():
         path.rename(target)
     path.symlink_to(target)
     before, theirs = snapshot(run), snapshot(strangers)
-    with pytest.raises(RunFolderError, match=rf"run/{name} is a link to .*strangers"):
-        train_translation(settings_of(run, steps=4), **HOWS[how])
-    assert (snapshot(run), snapshot(strangers)) == (before, theirs)
-
-
-@pytest.mark.parametrize("name", ["data/train.tokens", "last/checkpoint.json", "kept/step-00000001", "best/more"])
-def test_links_deeper_in_a_run_folder(run: Path, strangers: Path, name: str) -> None:
-    path = run / name
-    if path.exists():
-        path.rename(strangers / "mine")
-    path.symlink_to(strangers / "mine")
-    theirs = snapshot(strangers)
     for how in HOWS.values():
-        with pytest.raises(RunFolderError, match=rf"run/{name} is a link to .*mine"):
+        with pytest.raises(RunFolderError, match=rf"run/{name} is a link to .*strangers"):
             train_translation(settings_of(run, steps=4), **how)
-    assert snapshot(strangers) == theirs
+        assert (snapshot(run), snapshot(strangers)) == (before, theirs)
 
 
-def test_checkpoints_are_not_written_through_links(strangers: Path, tmp_path: Path) -> None:
-    """Also if a program uses them without a run folder."""
-    checkpoints, theirs = Checkpoints(tmp_path), snapshot(strangers)
-    for name, which in (("best", "best"), ("kept", "kept/step-00000001")):
-        (tmp_path / name).symlink_to(strangers)
-        with pytest.raises(RunFolderError, match=f"{name} is a link to .*strangers"):
-            checkpoints.save_model(which, {}, Position())
-        with pytest.raises(RunFolderError, match=f"{name} is a link to .*strangers"):
-            checkpoints.remove(which)
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", ["last.safetensors", "config.json", "run.toml"])
+def test_a_link_in_the_place_of_a_file_is_replaced(run: Path, strangers: Path, name: str, how: str) -> None:
+    (run / name).rename(strangers / "mine")
+    (run / name).symlink_to(strangers / "mine")
+    theirs = snapshot(strangers)
+    train_translation(settings_of(run, steps=4), **HOWS[how])
     assert snapshot(strangers) == theirs
+    assert not (run / name).is_symlink()
 
 
 def test_the_run_folder_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:
@@ -99,80 +84,69 @@ def test_the_run_folder_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:
     assert Checkpoints(run).position("last").step == 2
 
 
-@pytest.mark.parametrize("which", ["best", "last", "trained", "kept/step-00000009"])
-def test_a_folder_of_weights_in_the_place_of_a_checkpoint(run: Path, strangers: Path, which: str) -> None:
-    shutil.rmtree(run / which, ignore_errors=True)
-    shutil.copytree(strangers, run / which)
-    before = snapshot(run)
-    for how in HOWS.values() if "/" not in which else ():
-        with pytest.raises(RunFolderError, match=rf"{which} holds .* and no checkpoint of regard's: move it away"):
-            train_translation(settings_of(run, steps=4), **how)
-        assert snapshot(run) == before
-    (run / which / "checkpoint.json").write_text('{"global_step": 3}')
-    before = snapshot(run)
-    for how in HOWS.values():
-        with pytest.raises(RunFolderError, match=r"checkpoint\.json is not a list of files that regard wrote"):
-            train_translation(settings_of(run, steps=4), **how)
-        assert snapshot(run) == before
+FOREIGN = {
+    "config.json": '{"model_type": "gpt2", "n_embd": 16}', "model.safetensors": "weights", "tokenizer.json": "{}",
+    "train.log": "a log", "metrics.jsonl": "numbers", "last.safetensors": "theirs", "data/train.tokens": "tokens",
+    "tensorboard/events.out.tfevents.1": "curves", "run.toml": "title = 'theirs'",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["last", "data", "kept", "tensorboard"])
-def test_a_file_in_the_place_of_a_folder(run: Path, name: str) -> None:
-    shutil.rmtree(run / name, ignore_errors=True)
-    (run / name).write_text("mine")
-    before = snapshot(run)
-    for how in HOWS.values():
-        with pytest.raises(RunFolderError, match=rf"run/{name} is a file where"):
-            train_translation(settings_of(run, steps=4), **how)
-        assert snapshot(run) == before
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+def test_a_folder_without_our_marker_is_nobodys_to_replace(tmp_path: Path, how: dict[str, Any]) -> None:
+    """Files of a run's names are a downloaded model's, or another trainer's."""
+    config = small_config(tmp_path, steps=2)
+    for name, content in FOREIGN.items():
+        (config.out / name).parent.mkdir(parents=True, exist_ok=True)
+        (config.out / name).write_text(content)
+    before = snapshot(config.out)
+    with pytest.raises(RunFolderError, match=r"is not empty and holds no run \(no run\.toml of regard's\)"):
+        train_translation(config, **how)
+    assert snapshot(config.out) == before
 
 
-def test_a_folder_in_the_place_of_a_file(run: Path) -> None:
-    (run / "train.log").unlink()
-    (run / "train.log").mkdir()
-    with pytest.raises(RunFolderError, match=r"train\.log is a folder where a run has a file"):
-        train_translation(settings_of(run, steps=4), resume=True)
+@pytest.mark.parametrize("name", ["best.safetensors", "last.safetensors", "source_tokenizer.json", "run.toml",
+                                  "prepared.json", "train.log", "data/train.tokens"])  # fmt: skip
+def test_a_pipe_in_a_run_folder_is_refused(run: Path, name: str) -> None:
+    config = settings_of(run, steps=4)
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    told = rf"run/{name} is no regular file, and a run has one of that name: move it away"
+    with pytest.raises(RunFolderError, match=told):
+        task_of(run).load(run, device="cpu")
+    if name != "run.toml":  # without it the folder is none of ours
+        for how in HOWS.values():
+            with pytest.raises(RunFolderError, match=told):
+                train_translation(config, **how)
 
 
-@pytest.mark.parametrize("how", [*HOWS, "keep fewer"])
-def test_files_of_others_in_the_folders_of_a_run_stay(run: Path, strangers: Path, how: str) -> None:
+def test_a_file_or_a_device_in_the_place_of_another(run: Path) -> None:
+    config = settings_of(run, steps=4)
+    shutil.rmtree(run / "data")
+    (run / "data").write_text("mine")
+    with pytest.raises(RunFolderError, match="run/data is a file where a run has a folder"):
+        train_translation(config, overwrite=True)
+    (run / "data").unlink()
+    (run / "run.toml").unlink()
+    (run / "run.toml").symlink_to("/dev/zero")
+    with pytest.raises(RunFolderError, match=r"run\.toml is no regular file"):
+        task_of(run).load(run, device="cpu")
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_files_of_others_in_the_folders_of_a_run_stay(run: Path, how: str) -> None:
     """Training goes on and replaces its checkpoints beside them; the run is replaced around them."""
     theirs = {}
-    for folder in ("last", "best", "data", "tensorboard", "kept/step-00000001", "kept/step-00000003", "."):
+    for folder in ("last", "data", "tensorboard", "."):
         for name in ("model.safetensors", "model-12345678.safetensors", ".notes.12.tmp", "notes.tmp", "mine/a.txt"):
             path = run / folder / name
             path.parent.mkdir(exist_ok=True, parents=True)
             path.write_text(f"{folder} {name}")
             theirs[path] = path.read_bytes()
-    changes: dict[str, Any] = {"keep": 1} if how == "keep fewer" else {}
-    train_translation(settings_of(run, steps=4, **changes), **HOWS.get(how, HOWS["resume"]))
+    train_translation(settings_of(run, steps=4), **HOWS[how])
     assert {path: path.read_bytes() for path in theirs if path.exists()} == theirs
-    ours = {path.name for path in (run / "last").glob("*.safetensors")} - {path.name for path in theirs}
-    assert ours == {entry["name"] for entry in read_sealed(run / "last/checkpoint.json")["files"].values()}
     assert Checkpoints(run).position("last").step == 4
     train_translation(settings_of(run, steps=6), resume=True)
     assert Checkpoints(run).position("last").step == 6
-
-
-def test_hard_links_keep_what_they_had(run: Path, tmp_path: Path) -> None:
-    """`cp -al` makes a copy of a run whose files are the run's own files."""
-    copy = tmp_path / "copy"
-    shutil.copytree(run, copy, copy_function=os.link)
-    before = snapshot(copy)
-    train_translation(settings_of(run, steps=4), resume=True)
-    assert snapshot(copy) == before
-    train_translation(settings_of(run, steps=2), overwrite=True)
-    assert snapshot(copy) == before
-
-
-def test_tensor_files_that_a_kill_left_are_known_by_their_checksum(run: Path) -> None:
-    last, best = run / "last", run / "best"
-    (left,) = (path for path in best.glob("model-*.safetensors"))
-    crc = checksum_of_file(left)["crc32"]
-    orphan = shutil.copy(left, last / f"optimizer-{crc}.safetensors")
-    other = shutil.copy(left, last / "model-00000000.safetensors")
-    RunFolder(run).sweep()
-    assert [path.exists() for path in map(Path, (orphan, other))] == [False, True]
 
 
 def test_pictures_are_not_written_through_links(tmp_path: Path) -> None:

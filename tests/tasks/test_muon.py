@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from regard.errors import ArgumentError
 from regard.tasks.language_modelling.train import run_language_model
+from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.translation.train import run_translation
 from tests.tasks.small_runs import changed, small_config
 from tests.tasks.test_language_model import small_config as text_config
@@ -32,12 +33,12 @@ def settings(part: str, folder: Path, **changes: Any) -> Any:
 
 def tensors_of(folder: Path) -> dict[str, bytes]:
     """The bits of all tensors of the checkpoints, but for Python's generator: beartype draws from it in tests."""
-    paths = (path for which in ("best", "last") for path in (folder / which).glob("*.safetensors"))
+    paths = (Checkpoints(folder).path(which) for which in ("best", "last"))
     return {
-        f"{path.parent.name}/{path.name.partition('-')[0]}/{name}": tensor.numpy().tobytes()
+        f"{path.stem}/{name}": tensor.numpy().tobytes()
         for path in paths
         for name, tensor in load_file(path).items()
-        if not name.startswith("python")
+        if not name.startswith("random/python")
     }
 
 

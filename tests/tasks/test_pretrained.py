@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+import regard
+from regard.edits import ScaleHeads
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
-from regard.models.convert import FAMILIES
+from regard.tasks.generation.beam import beam_search
 from regard.tasks.generation.config import Beam
-from regard.tasks.runs.foreign_folders import READERS, WRITERS
+from regard.tasks.generation.downloaded import Downloaded
+from regard.tasks.generation.greedy_search import greedy
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.translator import Translator
 from tests.conftest import Call
@@ -199,7 +202,8 @@ def test_the_loss_is_theirs(name: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(name)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     translator = Translator.load(folder, device="cpu")
-    translator.model.output.bias.data.nan_to_num_(neginf=9.0)  # their loss knows no banned tokens
+    assert isinstance(translator.model, Downloaded)
+    translator.model.banned = ()  # their loss knows none
     end, total, count = translator.target_tokenizer.marks.end_id, 0.0, 0
     pairs = list(zip(SENTENCES, ["THE OLD CAT", "A", "WE SEE", "TREES AND TREES"], strict=True))
     for source, target in pairs:
@@ -234,10 +238,9 @@ def test_t5_translates_as_it_does_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [make_marian, make_t5])
 def test_unknown_pieces_are_copied(make: Callable[..., Any], tmp_path: Path) -> None:
     translator = Translator.load(make(tmp_path), device="cpu")
-    output, unknown = translator.model.output, translator.target_tokenizer.unknown_id
-    bias = torch.zeros(output.out_features) if output.bias is None else output.bias.detach().clone()
-    bias[unknown] = 99.0
-    output.bias = torch.nn.Parameter(bias, requires_grad=False)
+    model, unknown = translator.model, translator.target_tokenizer.unknown_id
+    assert isinstance(model, Downloaded)
+    model.banned = tuple(token for token in range(len(model.output.weight)) if token != unknown)
     (plain,) = translator.translate(["Zürich sees 木 trees"], beam=Beam(1))
     (copied,) = translator.translate(["Zürich sees 木 trees"], beam=Beam(1), copy_unknown=True)
     assert "\ufffd" in plain.text or not plain.text  # theirs drops special tokens
@@ -257,7 +260,8 @@ def test_byte_level_folders_have_nothing_to_copy(bart: Path) -> None:
 def test_banned_tokens_are_never_written(marian: Path) -> None:
     translator = Translator.load(marian, device="cpu")
     pad = translator.target_tokenizer.marks.pad_id
-    assert translator.model.output.bias[pad] == -torch.inf
+    assert isinstance(translator.model, Downloaded)
+    assert translator.model.banned == (pad,)
     for beam_size in (1, 3):
         found = translator.hypotheses(SENTENCES, TranslationOptions(beam=Beam(beam_size)))
         assert all(pad not in best.tokens for (best, *_) in found)
@@ -331,15 +335,107 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(
     refused(lambda f: None, r"regard\[train\]", MissingExtraError)
 
 
-def test_every_family_has_its_commands() -> None:
-    assert set(WRITERS) == {name for name, one in FAMILIES.items() if one.becomes == "DecoderOnly"}
-    assert set(READERS) == {name for name, one in FAMILIES.items() if one.becomes == "EncoderOnly"}
-
-
 def test_a_model_that_does_not_translate_is_refused(tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel
 
     sizes: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     save(BertModel(BertConfig(vocab_size=9, **sizes)), tmp_path)
-    with pytest.raises(RunFolderError, match="holds a bert model, which does not translate"):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(RunFolderError, match=r"holds a bert model \(BertModel\), which does not translate"):
         Translator.load(tmp_path, device="cpu")
+
+
+T5_LIKE: dict[str, Any] = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+BART_LIKE: dict[str, Any] = {"vocab_size": 40, **SMALL, "pad_token_id": 0, "eos_token_id": 2} | {
+    "decoder_start_token_id": 0, "forced_eos_token_id": None
+}  # fmt: skip
+TRIED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {
+        "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 2, "bos_token_id": 1,
+    }),
+    "bart": ("BartForConditionalGeneration", "BartConfig", BART_LIKE),
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5_LIKE | {"eos_token_id": 2, "decoder_start_token_id": 0}),
+    "marian": ("MarianMTModel", "MarianConfig", BART_LIKE),
+    "m2m_100": ("M2M100ForConditionalGeneration", "M2M100Config", BART_LIKE),
+}  # fmt: skip
+FIRST = {"m2m_100": 7}
+STEPS, LENGTHS = 12, [9, 5, 7, 3]
+
+
+def tried(name: str, end: float = 0.0) -> Any:
+    """A tiny model of theirs, with `end` added to the logit of the end mark."""
+    import transformers
+
+    kind, config, settings = TRIED[name]
+    model = getattr(transformers, kind)(getattr(transformers, config)(**settings)).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for path, one in model.named_parameters():
+            if one.dim() > 1 and "embed_positions" not in path:
+                one.copy_(0.3 * torch.randn(one.shape, generator=generator))
+    added = end * torch.nn.functional.one_hot(torch.tensor(2), 40)
+    model.get_output_embeddings().register_forward_hook(lambda *called: called[2] + added)
+    model.generation_config.forced_bos_token_id = FIRST.get(name)
+    return model
+
+
+def generated(model: Any, source: torch.Tensor, beam: int, begin: int | None) -> list[list[tuple[list[int], float]]]:
+    """The hypotheses of transformers alone, with scores on our scale: divided by the length with the end mark."""
+    best = min(2, beam)
+    rows = torch.arange(source.shape[1]) < torch.tensor(LENGTHS)[:, None]
+    if begin is not None:  # a decoder alone: the text, its begin mark last, with the padding first
+        source = torch.cat([source, torch.full((len(source), 1), begin)], 1)
+        rows = torch.cat([rows, torch.ones(len(source), 1, dtype=torch.bool)], 1)
+        order = rows.long().argsort(dim=1, stable=True)
+        source, rows = source.gather(1, order), rows.gather(1, order)
+    out = model.generate(
+        source, attention_mask=rows.long(), num_beams=beam, num_return_sequences=best, max_new_tokens=STEPS,
+        do_sample=False, early_stopping="never", return_dict_in_generate=True, output_scores=True, length_penalty=1.0,
+    )  # fmt: skip
+    indices = getattr(out, "beam_indices", None)
+    gains = model.compute_transition_scores(out.sequences, out.scores, indices, normalize_logits=beam == 1)
+    found = []
+    for ids, gained in zip(out.sequences[:, out.sequences.shape[1] - gains.shape[1] :].tolist(), gains, strict=True):
+        count = ids.index(2) + 1 if 2 in ids else len(ids)
+        total = float(gained[:count].double().sum())
+        found.append((ids[:count], total if beam == 1 else total / count))
+    return [found[n : n + best] for n in range(0, len(found), best)]
+
+
+@pytest.mark.parametrize("end", [-30.0, 9.0])
+@pytest.mark.parametrize("beam", [1, 5])
+@pytest.mark.parametrize("name", TRIED)
+def test_hypotheses_are_those_of_transformers(name: str, beam: int, end: float) -> None:
+    """Where all texts are cut off, and where all end: transformers lets both compete, and regard prefers the ended."""
+    theirs = tried(name, end)
+    ours, generator = Downloaded(theirs, first=FIRST.get(name)), torch.Generator()
+    source = torch.randint(4, 40, (4, 9), generator=generator.manual_seed(2))
+    begin = 1 if name == "llama" else 0
+    expected = generated(theirs, source, beam, None if ours.is_pair else begin)
+    common: dict[str, Any] = {"bos_id": begin, "eos_id": 2, "max_steps": STEPS}
+    given = ours, source, torch.tensor(LENGTHS)
+    if beam == 1:
+        found = [[one] for one in greedy(*given, **common)]
+    else:
+        found = beam_search(*given, beam=Beam(beam, num_best=2), **common)
+    assert [[one.tokens for one in best] for best in found] == [[ids for ids, _ in best] for best in expected]
+    scores = [one.score for best in found for one in best]
+    assert scores == pytest.approx([score for best in expected for _, score in best], abs=1e-5)
+    assert all((one.tokens[-1] == 2) is (end > 0) for best in found for one in best)
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_attention_is_named_as_edit_names_it(name: str) -> None:
+    ours, given = Downloaded(tried(name)), [torch.tensor([[4, 5, 6]])]
+    if ours.is_pair:
+        given += [torch.tensor([2]), torch.tensor([[0, 7]])]
+        assert len(ours.alignment_names) == 2
+        assert {ours.sides[one] for one in ours.attend(*given)} == {"encoder", "cross", "decoder"}
+    maps = ours.attend(*given)
+    with torch.no_grad():
+        before = ours(*given)
+        for path, one in maps.items():
+            assert one.dense().sum(-1) == pytest.approx(torch.ones(one.shape[:-1]), abs=1e-5)
+            with regard.edit(ours.model, {path: ScaleHeads(heads=[0, 1], factor=0.0)}):
+                assert not torch.equal(ours(*given), before)

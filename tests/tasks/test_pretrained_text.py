@@ -1,5 +1,6 @@
 """Language models in Hugging Face's format: folders made here, continued by their library and by ours."""
 
+import codecs
 import json
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,8 @@ def test_it_writes_what_theirs_writes(name: str, folders: dict[str, Path]) -> No
         written = output[len(ids) : ends[0] if ends else None]
         assert len(written) > 2
         text = "".join(writer.generate(prompt, max_tokens=count, filters=[TopK(1)]))
-        assert text.encode() == b"".join(map(writer.tokenizer.bytes_of, written)).decode(errors="replace").encode()
+        of_bytes = codecs.getincrementaldecoder("utf-8")("replace")  # a part of a character at the end is left out
+        assert text == of_bytes.decode(b"".join(map(writer.tokenizer.bytes_of, written)))
         whole = tokenizer.decode(output[: ends[0] if ends else None])
         # Of bytes that make no character theirs drops whole characters beside them too.
         assert "\N{REPLACEMENT CHARACTER}" in text or (prompt + text).split() == whole.split()
@@ -128,7 +130,7 @@ def test_scores_are_theirs(name: str, folders: dict[str, Path]) -> None:
     evaluated = writer.evaluate(["the old cat", "sees"])
     assert evaluated.text_bytes == len("the old cat\nsees\n")
     assert evaluated.tokens == len(writer.language.wholes(["the old cat\nsees\n"])[0]) - 1
-    assert writer.attend("the old cat").maps["decoder.1"].shape[0] == 2
+    assert [one.shape[0] for one in writer.attend("the old cat").maps.values()] == [2, 2]
 
 
 def test_samples_are_drawn_together(folders: dict[str, Path]) -> None:
@@ -150,7 +152,7 @@ def test_samples_are_drawn_together(folders: dict[str, Path]) -> None:
 def test_the_task_of_a_folder(folders: dict[str, Path], tmp_path: Path) -> None:
     assert task_of(folders["gpt2"]).load is not Translator.load
     assert isinstance(task_of(folders["llama"]).load(folders["llama"], device="cpu"), LanguageModel)
-    with pytest.raises(RunFolderError, match="holds a gpt2 model, which does not translate"):
+    with pytest.raises(RunFolderError, match=r"holds a gpt2 model \(GPT2LMHeadModel\), which does not translate"):
         Translator.load(folders["gpt2"], device="cpu")
     (folders["gpt2"] / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     with pytest.raises(RunFolderError, match=r"expected tokenizer\.json"):

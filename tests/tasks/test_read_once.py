@@ -60,6 +60,9 @@ def opens() -> Opens:
     return Opens()
 
 
+ENDINGS = {"pairs": ".tsv", "text": ".txt"}
+
+
 def prepare(kind: str, out: Path, **settings: Any) -> dict[str, str]:
     """Prepare a corpus; the digests of all that it leaves."""
     folder = RunFolder(out)
@@ -81,7 +84,8 @@ def digest(path: Path) -> str:
 @pytest.mark.parametrize("has_valid", [True, False])
 def test_every_file_is_opened_once(tmp_path: Path, opens: Opens, kind: str, has_valid: bool) -> None:
     """In parts, one of them compressed."""
-    plain, other, valid = write_pairs(tmp_path / "a.tsv", MANY), tmp_path / "b.tsv.gz", tmp_path / "v.tsv"
+    end = ENDINGS[kind]
+    plain, other, valid = write_pairs(tmp_path / f"a{end}", MANY), tmp_path / f"b{end}.gz", tmp_path / f"v{end}"
     with gzip.open(other, "wb") as file:
         file.write(plain.read_bytes())
     write_pairs(valid)
@@ -121,9 +125,10 @@ def fed(pipe: Path, content: bytes) -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", ["pairs", "text"])
 def test_a_pipe_gives_what_a_file_gives(tmp_path: Path, kind: str) -> None:
-    plain = write_pairs(tmp_path / "a.tsv", MANY)
-    with fed(tmp_path / "pipe", plain.read_bytes()):
-        found = prepare(kind, tmp_path / "piped", data=(tmp_path / "pipe",))
+    ending = ENDINGS[kind]
+    plain = write_pairs(tmp_path / f"a{ending}", MANY)
+    with fed(tmp_path / f"pipe{ending}", plain.read_bytes()):
+        found = prepare(kind, tmp_path / "piped", data=(tmp_path / f"pipe{ending}",))
     assert found == prepare(kind, tmp_path / "read", data=(plain,))
 
 
@@ -163,7 +168,7 @@ def number_of(source: str) -> int:
 
 def test_lines_are_what_the_whole_list_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_corpus, "MOST_TOKENIZER_LINES", 150)  # every third
-    data = write_pairs(tmp_path / "a.tsv", MANY)
+    data = write_pairs(tmp_path / "a.txt", MANY)
     found = prepare("text", tmp_path / "run", data=(data,))
     lines = data.read_text(encoding="utf-8").splitlines()
     begins = [0, *accumulate(len(line.encode()) + 1 for line in lines)]
@@ -182,5 +187,5 @@ def test_evaluate_reads_pairs_once(run: Path, call: Call) -> None:
     data = write_pairs(run.parent / "judged.tsv", PAIRS[:3])
     command = ("evaluate", str(run), "--device", "cpu", "--data")
     status, out, _ = call(*command, str(data))
-    with fed(run.parent / "pipe", data.read_bytes()):
-        assert call(*command, str(run.parent / "pipe"))[:2] == (status, out) == (0, out)
+    with fed(run.parent / "pipe.tsv", data.read_bytes()):
+        assert call(*command, str(run.parent / "pipe.tsv"))[:2] == (status, out) == (0, out)

@@ -86,11 +86,11 @@ def train_on_a_full_disk(folder: Path, **options: Any) -> None:
     """Nothing can be written; each rank writes down what it was told."""
     here = int(os.environ["RANK"])
 
-    def write(path: Path, content: bytes) -> None:
+    def replacing(path: Path) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     try:
-        with patch.object(tensor_files, "write_atomically", write):
+        with patch.object(tensor_files, "replacing", replacing):
             train(folder, **options)
     except OSError as error:
         (folder / f"told-{here}.txt").write_text(str(error))

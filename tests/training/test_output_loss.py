@@ -104,6 +104,16 @@ def test_a_probability_that_underflows_is_no_infinite_loss() -> None:
     assert total.item() == pytest.approx(200.0)
 
 
+def test_another_layer_is_run_whole() -> None:
+    class Capped(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).tanh()
+
+    layer, x, targets = Capped(4, 7), torch.randn(5, 4), torch.randint(1, 7, (5,))
+    total, _ = output_cross_entropy(x, layer, targets=targets, ignore_index=PAD)
+    torch.testing.assert_close(total, cross_entropy(layer(x), targets, ignore_index=PAD).total)
+
+
 def test_every_model_takes_it() -> None:
     source, lengths = torch.randint(1, 11, (3, 5)), torch.tensor([5, 3, 4])
     sizes: dict[str, Any] = {"dim": 8, "num_heads": 2, "dropout": 0.0}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from regard.tasks.training.checkpoints import Checkpoints
+from regard.tasks.training.tensor_files import open_checked
 from tests.forked import run_ranks
 from tests.training.many_ranks import train
 
@@ -85,10 +86,10 @@ def test_one_rank_goes_on_from_four(runs: Path, tmp_path: Path) -> None:
 
 
 def test_the_first_rank_writes_and_tied_weights_once(runs: Path) -> None:
-    folder = runs / "four" / "last"
-    model = json.loads((folder / "checkpoint.json").read_text())["files"]["model"]
-    assert model["aliases"] == {"out.weight": "embedding.weight"}
-    assert len(list(folder.iterdir())) == 1 + 4  # the manifest; model, optimizer, average, random states
+    with open_checked(Checkpoints(runs / "four").path("last")) as file:
+        tied = {f"{part}/out.weight": f"{part}/embedding.weight" for part in ("model", "average")}
+        assert file.record["aliases"] == tied
+    assert not [path.name for path in (runs / "four").glob("*.safetensors") if path.stem not in ("best", "last")]
 
 
 def test_stopped_and_gone_on_with_by_as_many_ranks_is_the_same_to_the_bit(pairs: Path) -> None:

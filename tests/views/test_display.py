@@ -31,7 +31,7 @@ from regard.views import (
     save_figure,
 )
 from regard.views.display import MOST_LABELLED, bundle
-from regard.watching import AttentionStep, attn_lrp, difference, head_table
+from regard.watching import AttentionStep, attn_lrp, head_table
 
 PNG = b"\x89PNG\r\n"
 
@@ -126,10 +126,6 @@ def test_records_are_tables_of_numbers() -> None:
     top = bundle(attended().weights.top_keys(2))[0]["text/html"]
     assert top.count("<tr>") == 1 + 5
     assert "head 0 of 2 x 5 x 2" in top
-    spectrum = bundle(weights(2).singular_values(1))[0]["text/html"]
-    assert re.findall("<td>([a-z]+)</td>", spectrum) == ["values", "error"]
-    apart = bundle(difference(weights(3), weights(3)))[0]["text/html"]
-    assert "<td>total variation</td><td>3 x 5: from " in apart
     path = bundle(dtw(torch.eye(3)))[0]["text/html"]
     assert "query  keys\n    0  0\n    1  1" in path
     assert "<td>A &lt;B&gt;</td>" in bundle(Translation("a", [], [Candidate("A <B>", 0.0, [], None)]))[0]["text/html"]

@@ -85,9 +85,9 @@ class ReadingCommand(Command):
     """A command that reads files of pairs or of text, all of them alike."""
 
     data_format: DataFormat | None = None
-    """the form of the files, if their beginnings do not tell: of pairs, tables with tabs (tsv; tsv-extra has further
-    columns, which are ignored) or with commas and quotes (csv), jsonl, tmx, or aligned files; of text, lines (text) or
-    jsonl."""
+    """the form of the files, if their names do not tell: of pairs, tables with tabs (tsv; tsv-extra has further
+    columns, which are ignored) or with commas or semicolons (csv, csv-no-header), jsonl, tmx, or aligned files; of
+    text, lines (text) or jsonl."""
     bad_lines: BadLines = "stop"
     """whether a line that cannot be read ends the work, or is left out and counted; where each line has an answer, that
     answer is an empty line."""

@@ -27,7 +27,7 @@ class TranslateCommand(SearchCommand):
     input: Path | None = None
     """a file with one sentence on each line; may be packed."""
     data_format: RunningTextFormat | None = None
-    """the form of the lines, if the first do not tell: text, or JSON objects with a `source` or `text` (jsonl)."""
+    """the form of the lines, if the name does not tell: text, or JSON objects with a `source` or `text` (jsonl)."""
     output: Path | None = None
     """a file to write to, instead of standard output; it has that name once it is whole."""
     resume: bool = False

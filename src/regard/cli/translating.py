@@ -15,8 +15,8 @@ from regard.cli.progress import counting
 from regard.cli.shared import alignment_of
 from regard.errors import RegardError
 from regard.tasks.exports.engine import refuse_run
-from regard.tasks.text.gate import RunningTextFormat, form_of_text
-from regard.tasks.text.lines import STANDARD_INPUT, Line, Lines
+from regard.tasks.text.gate import STANDARD_INPUT, form_of
+from regard.tasks.text.lines import Line, Lines
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.bulk.lines import (
     BulkTranslation,
@@ -58,10 +58,11 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
     typed = not asked.sentences and asked.input is None and asked.output is None and sys.stdin.isatty()
     if asked.sentences:
         lines: Iterator[Line] = (Line(f"sentence {n}", os.fsencode(one)) for n, one in enumerate(asked.sentences, 1))
-        format: RunningTextFormat = "text"
+        format: Any = "text"
     else:
-        lines = read = Lines(asked.input or STANDARD_INPUT)
-        format = asked.data_format or form_of_text(read.head)
+        path = asked.input or STANDARD_INPUT
+        lines = Lines(path)
+        format = "text" if asked.prefix_column else asked.data_format or form_of(path, ("text", "jsonl"))
     parse = sentence_and_prefix if asked.prefix_column else partial(whole_line, prefix=asked.prefix, format=format)
     windows = answered(translator, lines, options, parse=parse, window_lines=1 if typed else WINDOW_LINES)
     show = as_json if options.labels else as_table if asked.nbest > 1 else as_plain_text

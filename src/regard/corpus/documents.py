@@ -16,12 +16,11 @@ from pyarrow import ipc, parquet
 
 from regard.errors import ArgumentError, DataError
 from regard.tasks.text.forms import json_of, shape_of
-from regard.tasks.text.gate import form_of_text
+from regard.tasks.text.gate import form_of, unpacked_name
 from regard.tasks.text.lines import Line, Lines, decoded, why_not_read
 
 ENDINGS = (".parquet", ".arrow", ".jsonl", ".ndjson", ".txt")
-PACKED = (".gz", ".zst", ".bz2", ".xz")
-"""The endings of the files that are read in a folder."""
+"""The endings of the files that are read in a folder, packed or not."""
 CHUNK = 256
 """The most rows of a file in memory at a time, beside those of a shard."""
 
@@ -70,26 +69,18 @@ def input_files(data: Iterable[str | Path]) -> list[Path]:
 
 
 def _is_read(path: Path) -> bool:
-    name = path.name
-    for packed in PACKED:
-        name = name.removesuffix(packed)
-    return name.endswith(ENDINGS) and not any(part.startswith((".", "_")) for part in path.parts)
+    return unpacked_name(path).suffix in ENDINGS and not any(part.startswith((".", "_")) for part in path.parts)
 
 
 def documents_in(path: Path, *, text: str, id: str) -> Iterator[Document]:
     """The documents of a file: rows of Parquet or Arrow, JSON lines, or lines that are not blank.
 
-    Its first bytes say which. Without an id column, an id is the file's name and the number of the row or line.
+    The ending of its name says which. Without an id column, an id is the file's name and the number of the row or line.
     """
-    with path.open("rb") as file:
-        head = file.read(8)
-    if head.startswith(b"PAR1"):
-        batches = _parquet_batches(path, [text, id])
-    elif head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
-        batches = _arrow_batches(path)
-    else:
+    if path.suffix not in (".parquet", ".arrow"):
         yield from _of_lines(path, text, id)
         return
+    batches = _parquet_batches(path, [text, id]) if path.suffix == ".parquet" else _arrow_batches(path)
     number = 0
     for table in batches:
         for one in documents_of(table, text=text, id=id, source=str(path), first=number):
@@ -155,7 +146,7 @@ def _is_text(kind: Any) -> bool:
 
 def _of_lines(path: Path, text: str, id: str) -> Iterator[Document]:
     lines = Lines(path)
-    if form_of_text(lines.head) == "text":
+    if _form_of(path) == "text":
         yield from (_of_line(line) for line in lines if line.raw.strip())
         return
     for number, line in enumerate(line for line in lines if line.raw.strip()):
@@ -163,6 +154,16 @@ def _of_lines(path: Path, text: str, id: str) -> Iterator[Document]:
         if number == 0 and is_missing:
             raise ArgumentError(one.error)
         yield one
+
+
+def _form_of(path: Path) -> str:
+    try:
+        return form_of(path, ("text", "jsonl"))
+    except ArgumentError:
+        raise ArgumentError(
+            f"data: expected a name that ends in {', '.join(ENDINGS)} or in a language's two letters (.en), got "
+            f"{path}; rename the file, or name a link to it (ln -s)"
+        ) from None
 
 
 def _of_line(line: Line) -> Document:

@@ -52,12 +52,7 @@ def hashes_of(folder: Path) -> dict[str, str]:
     if is_huggingface(folder):
         files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
     else:
-        inside = sorted((folder / "best").rglob("*"))
-        files = [
-            path
-            for path in (*sorted(folder.glob("*tokenizer.json")), folder / "config.json", *inside)
-            if path.is_file()
-        ]
+        files = [*sorted(folder.glob("*tokenizer.json")), folder / "config.json", folder / "best.safetensors"]
     weights = [path for path in files if path.suffix in WEIGHTS]
     settings = [path for path in files if path.name == "config.json"]
     return {

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import IO
 
 from regard.errors import RunFolderError
 from regard.files.atomic import write_atomically
@@ -26,13 +25,6 @@ def refuse_links(*paths: Path) -> None:
             )
 
 
-def refuse_links_in(path: Path) -> None:
-    """Check a file, or a folder and its content, as `refuse_links` does. Absent paths pass."""
-    refuse_links(path)
-    for folder, folders, files in os.walk(path):
-        refuse_links(*(Path(folder, name) for name in sorted([*folders, *files])))
-
-
 def is_file_below(name: str) -> bool:
     """Whether a relative name in a file stays below the file's folder.
 
@@ -41,13 +33,6 @@ def is_file_below(name: str) -> bool:
     """
     parts = name.split("/")
     return not {"", ".", ".."} & set(parts) and "\0" not in name and "\\" not in name
-
-
-def appended_to(path: Path) -> IO[str]:
-    """Open a text file to append to. Its other names (hard links) keep the old content."""
-    refuse_links(path)
-    part_from_other_names(path)
-    return path.open("a", encoding="utf-8")
 
 
 def part_from_other_names(path: Path) -> None:

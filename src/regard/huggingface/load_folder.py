@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.errors import ArgumentError, RegardError, RunFolderError
-from regard.models.convert.folder import Settings, TellRead, read_settings, read_tensors
+from regard.huggingface.folder import Settings, TellRead, read_settings, read_tensors
 
 
 class Loaded(NamedTuple):

@@ -7,6 +7,5 @@ from regard.maps.files import save_summary as save_summary
 from regard.maps.sources.source import Source as Source
 from regard.maps.statistics.definitions import TopKeys as TopKeys
 from regard.maps.statistics.pooling import Grid as Grid
-from regard.maps.statistics.spectrum import Spectrum as Spectrum
 
-__all__ = ["AttentionMap", "Grid", "Source", "Spectrum", "TopKeys", "load_summary", "save_summary", "stack"]
+__all__ = ["AttentionMap", "Grid", "Source", "TopKeys", "load_summary", "save_summary", "stack"]

@@ -24,7 +24,7 @@ LAZILY = {
     **dict.fromkeys(("flatten", "view", "reshape", "unsqueeze", "select"), "use an index, or torch.cat of maps"),
     **dict.fromkeys(("float", "half", "double", "bfloat16", "type_as"), "use map.to(dtype)"),
     **dict.fromkeys(("tolist", "numpy", "numpy.asarray"), "read rows of it, or map.pooled(rows, columns)"),
-    **dict.fromkeys(("svdvals", "svd", "matrix_norm"), "use map.singular_values(k)"),
+    **dict.fromkeys(("svdvals", "svd", "matrix_norm"), "multiply: map @ x and map.mT @ x"),
 }
 """Lazy alternatives of functions that need the matrix."""
 

@@ -41,7 +41,6 @@ class EncoderOnly(OneStack):
         self,
         ids: Shaped[Tensor, "B ..."],
         token_lengths: Integer[Tensor, " B"] | None = None,
-        segments: Integer[Tensor, "B T"] | None = None,
         *,
         loss: OutputLoss | None = None,
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
@@ -50,38 +49,33 @@ class EncoderOnly(OneStack):
         Args:
             ids: token ids (B, T), or the input of another front end: images (B, C, height, width) for `Patches`.
             token_lengths: the number of real tokens in each sequence; by default there is no padding.
-            segments: the segment of each token, for a model with segments; by default the first.
             loss: called instead of the output layer, with the input of that layer and the layer.
 
         Raises:
             ArgumentError: a sequence is longer than the learned positions.
         """
-        return self.read_out(self._last(ids, token_lengths, segments), loss)
+        return self.read_out(self._last(ids, token_lengths), loss)
 
     def encode(
         self,
         ids: Shaped[Tensor, "B ..."],
         token_lengths: Integer[Tensor, " B"] | None = None,
-        segments: Integer[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """The vector of each token after the last layer; see `forward`."""
-        return self.final_norm(self._last(ids, token_lengths, segments))
+        return self.final_norm(self._last(ids, token_lengths))
 
     def attend(
         self,
         ids: Shaped[Tensor, "B ..."],
         token_lengths: Integer[Tensor, " B"] | None = None,
-        segments: Integer[Tensor, "B T"] | None = None,
     ) -> dict[str, AttentionMap]:
         """Every attention map of a pass, by name: encoder.n, each (B, H, T, T)."""
         maps: dict[str, AttentionMap] = {}
-        self._last(ids, token_lengths, segments, maps.__setitem__)
+        self._last(ids, token_lengths, maps.__setitem__)
         return maps
 
-    def _last(
-        self, inputs: Tensor, valid: Tensor | None, segments: Tensor | None, record: RecordMap | None = None
-    ) -> Tensor:
-        x = self.embed(inputs, segments=segments)
+    def _last(self, inputs: Tensor, valid: Tensor | None, record: RecordMap | None = None) -> Tensor:
+        x = self.embed(inputs)
         return self.run(x, None if valid is None else padding_mask(valid, x, record), record, "encoder")
 
 

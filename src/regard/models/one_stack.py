@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
 
-import torch
-from jaxtyping import Float, Integer, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from regard.call.masks.base import Mask
@@ -17,20 +16,6 @@ from regard.nn import TokenEmbedding
 from regard.nn.arguments import require_sizes
 
 
-class CappedLinear(nn.Linear):
-    r"""$c \tanh((W x + b) / c)$.
-
-    Source: Gemma Team 2024 (arXiv:2408.00118), section 2, "logit soft-capping".
-    """
-
-    def __init__(self, dim: int, size: int, *, bias: bool, cap: float) -> None:
-        super().__init__(dim, size, bias=bias)
-        self.cap = cap
-
-    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        return self.cap * torch.tanh(super().forward(x) / self.cap)
-
-
 class OneStack(nn.Module):
     """Embedding, layers of self-attention, output layer. The two subclasses define the mask."""
 
@@ -38,11 +23,8 @@ class OneStack(nn.Module):
         super().__init__()
         require(parts, OneStackParts, "config", "a configuration of this model")
         require_sizes(vocab_size=vocab_size, num_layers=parts.stack.num_layers)
-        embedding = partial(
-            TokenEmbedding, vocab_size, parts.dim, gain=parts.embedding_gain, scale=parts.embedding_scale
-        )
+        embedding = partial(TokenEmbedding, vocab_size, parts.dim, gain=parts.embedding_gain)
         self.embedding = cast(Any, (parts.inputs or embedding)())
-        self.segments = nn.Embedding(parts.num_segments, parts.dim) if parts.num_segments else None
         self.positions = parts.stack.positions()
         self.max_length: int | None = cast(Any, self.positions).max_length
         self.embedding_norm = parts.stack.embedding_norm()
@@ -51,25 +33,16 @@ class OneStack(nn.Module):
         self.layers = nn.ModuleList(SelfAttentionLayer(parts.stack, number) for number in range(parts.stack.num_layers))
         self.final_norm = parts.stack.final_norm()
         self.head = parts.head()
-        layer = nn.Linear if parts.logit_cap is None else partial(CappedLinear, cap=parts.logit_cap)
-        self.output = layer(parts.dim, vocab_size, bias=parts.output_bias)
+        self.output = nn.Linear(parts.dim, vocab_size, bias=parts.output_bias)
         nn.init.normal_(self.output.weight, std=parts.dim**-0.5)
         if parts.output_bias:
             nn.init.zeros_(self.output.bias)
         if parts.tied_output:
             self.output.weight = self.embedding.weight
 
-    def embed(
-        self,
-        inputs: Shaped[Tensor, "B ..."],
-        offset: int | Tensor = 0,
-        segments: Integer[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """The input of the first layer. Without `segments`, all tokens belong to the first segment."""
-        x = self.embedding(inputs)
-        if self.segments is not None:
-            x = x + (self.segments.weight[0] if segments is None else self.segments(segments.long()))
-        return self.dropout(self.embedding_norm(self.positions(x, offset=offset)))
+    def embed(self, inputs: Shaped[Tensor, "B ..."], offset: int | Tensor = 0) -> Float[Tensor, "B T D"]:
+        """The input of the first layer."""
+        return self.dropout(self.embedding_norm(self.positions(self.embedding(inputs), offset=offset)))
 
     def read_out(self, x: Float[Tensor, "B T D"], loss: OutputLoss | None = None) -> Any:
         """Logits (B, T, V) from the output of the last layer; with `loss`, the result of `loss`."""

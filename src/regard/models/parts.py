@@ -46,7 +46,7 @@ class StackParts:
 class TransformerParts:
     """The parts of an encoder-decoder Transformer.
 
-    `TransformerConfig` describes the parts of models trained here. Weights of other families need other parts.
+    `TransformerConfig` describes the parts of models trained here.
     """
 
     dim: int
@@ -57,8 +57,6 @@ class TransformerParts:
     decoder: StackParts
     embedding_gain: float = 1.0
     """The factor by which embeddings begin smaller than 1 / sqrt(dim), and are scaled above sqrt(dim)."""
-    embedding_scale: float | None = None
-    """The factor of the embeddings; by default their gain times the square root of `dim`."""
     dropout: float = 0.0
     """Probability of dropping an entry of the embeddings."""
     shared_embeddings: bool = False
@@ -76,17 +74,11 @@ class OneStackParts:
     inputs: Maker | None = None
     """Makes the module from inputs to vectors (B, T, D), such as `Patches`; by default tokens are embedded."""
     stack: StackParts
-    num_segments: int = 0
-    """The segments, each with a learned vector added to the embeddings; 0 for none."""
     embedding_gain: float = 1.0
     """The factor by which embeddings begin smaller than 1 / sqrt(dim), and are scaled above sqrt(dim)."""
-    embedding_scale: float | None = None
-    """The factor of the embeddings; by default their gain times the square root of `dim`."""
     dropout: float = 0.0
     head: Maker = nn.Identity
     """Makes the module between the last layer and the output layer, (..., D) to (..., D)."""
     tied_output: bool = True
     output_bias: bool = False
     """Whether the logits have a learned bias for each token."""
-    logit_cap: float | None = None
-    """c of logits c tanh(z / c) (Gemma 2, arXiv:2408.00118, section 2); None for z."""

@@ -1,8 +1,5 @@
 """The front end of a vision Transformer: patches of an image as vectors."""
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -10,10 +7,6 @@ from torch.nn.functional import interpolate
 
 from regard.errors import ArgumentError, ShapeError
 from regard.nn.arguments import require_sizes
-
-Resample = Callable[..., Tensor]
-"""From a table of positions (1, D, rows, columns) and a `size` to that of another grid."""
-BICUBIC: Resample = partial(interpolate, mode="bicubic", align_corners=False)
 
 
 class Patches(nn.Module):
@@ -23,9 +16,8 @@ class Patches(nn.Module):
         dim: D.
         channels: of the image.
         patch: the height and width of a patch; patches do not overlap, and what is left at the edges is cut off.
-        grid: the rows and columns of patches with learned positions.
+        grid: the rows and columns of patches with learned positions, which are resampled for an image with others.
         registers: R, tokens without a position and without a patch (Darcet et al. 2023, arXiv:2309.16588).
-        resample: makes the positions of an image with another grid.
 
     Raises:
         ArgumentError: a size is below 1, or the registers are below 0.
@@ -45,7 +37,6 @@ class Patches(nn.Module):
         patch: tuple[int, int],
         grid: tuple[int, int],
         registers: int = 0,
-        resample: Resample = BICUBIC,
     ) -> None:
         super().__init__()
         for name, pair in (("patch", patch), ("grid", grid)):
@@ -53,7 +44,7 @@ class Patches(nn.Module):
                 raise ArgumentError(f"{name} must be a pair of sizes, (rows, columns); got {pair!r}")
         sizes = dict(zip(("patch_height", "patch_width", "grid_rows", "grid_columns"), (*patch, *grid), strict=True))
         require_sizes(dim=dim, channels=channels, registers=registers + 1, **sizes)
-        self.grid, self.resample = grid, resample
+        self.grid = grid
         self.projection = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
         self.first = nn.Parameter(torch.zeros(1, dim))
         self.registers = nn.Parameter(0.02 * torch.randn(registers, dim))
@@ -67,6 +58,6 @@ class Patches(nn.Module):
         first, places = self.positions[:1], self.positions[1:]
         if patches.shape[2:] != self.grid:
             table = places.unflatten(0, self.grid).movedim(-1, 0)[None]
-            places = self.resample(table, size=patches.shape[2:])[0].flatten(1).mT
+            places = interpolate(table, size=patches.shape[2:], mode="bicubic", align_corners=False)[0].flatten(1).mT
         ahead = torch.cat([self.first + first, self.registers]).expand(len(image), -1, -1)
         return torch.cat([ahead, patches.flatten(2).mT + places], dim=1)

@@ -74,3 +74,8 @@ class Seq2Seq(Protocol):
     def alignment_names(self) -> list[str]:
         """The names of the maps from target to source."""
         ...
+
+    @property
+    def source_names(self) -> list[str]:
+        """The names of the maps within the source."""
+        ...

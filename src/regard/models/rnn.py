@@ -243,3 +243,8 @@ class RNNSeq2Seq(nn.Module):
     def alignment_names(self) -> list[str]:
         """The name of the only map."""
         return ["decoder.cross"]
+
+    @property
+    def source_names(self) -> list[str]:
+        """None: the encoder attends to nothing."""
+        return []

@@ -141,7 +141,7 @@ class Transformer(nn.Module):
                 f"shared embeddings need one vocabulary, got sizes {source_vocab_size} and {target_vocab_size}"
             )
         self.config = config
-        embedding = partial(TokenEmbedding, dim=parts.dim, gain=parts.embedding_gain, scale=parts.embedding_scale)
+        embedding = partial(TokenEmbedding, dim=parts.dim, gain=parts.embedding_gain)
         self.target_embedding = embedding(target_vocab_size)
         own = parts.source or partial(embedding, source_vocab_size)
         self.source_embedding: Any = self.target_embedding if parts.shared_embeddings else own()
@@ -235,6 +235,11 @@ class Transformer(nn.Module):
     def alignment_names(self) -> list[str]:
         """The names of the decoder's attention to the source, first layer first."""
         return [f"decoder.{number}.cross" for number in range(len(self.decoder))]
+
+    @property
+    def source_names(self) -> list[str]:
+        """The names of the encoder's attention."""
+        return [f"encoder.{number}" for number in range(len(self.encoder))]
 
     def start(self, source: Shaped[Tensor, "B ..."], source_lengths: Integer[Tensor, " B"]) -> TransformerState:
         """Encode the source, and project its keys and values once for each decoder layer."""

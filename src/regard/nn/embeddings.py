@@ -33,7 +33,6 @@ class TokenEmbedding(nn.Module):
         dim: d.
         pad_id: a token with a zero vector at first, and no gradient from this layer.
         gain: g, above 0.
-        scale: c, for loaded weights: initial weights are N(0, 1/d) in any case. The default is g sqrt(d).
 
     Raises:
         ArgumentError: a size is below 1, the gain is not above 0, or the pad_id is outside the vocabulary.
@@ -49,7 +48,6 @@ class TokenEmbedding(nn.Module):
         *,
         pad_id: int | None = None,
         gain: float = 1.0,
-        scale: float | None = None,
     ) -> None:
         super().__init__()
         require_sizes(vocab_size=vocab_size, dim=dim)
@@ -59,7 +57,7 @@ class TokenEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, dim))
         self.pad_id = pad_id
         self.gain = gain
-        self.scale = gain * dim**0.5 if scale is None else scale
+        self.scale = gain * dim**0.5
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

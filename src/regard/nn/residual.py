@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from regard.nn.arguments import require_dropout, require_sizes
@@ -40,26 +39,8 @@ class PreNorm(_OneNorm):
         return x + self.dropout(sublayer(self.norm(x)))
 
 
-class LayerScale(nn.Module):
-    r"""$\lambda \odot x$ with a learned vector: the `after` of a `SandwichNorm`.
-
-    Source: Touvron et al. 2021 (arXiv:2103.17239), equation 4.
-
-    >>> LayerScale(2)(torch.ones(1, 2))
-    tensor([[1., 1.]], grad_fn=<MulBackward0>)
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        require_sizes(dim=dim)
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight
-
-
 class SandwichNorm(_OneNorm):
-    r"""$x + \mathrm{drop}(\mathrm{norm}_2(f(\mathrm{norm}_1(x))))$, where another module may take the place of norm_2.
+    r"""$x + \mathrm{drop}(\mathrm{norm}_2(f(\mathrm{norm}_1(x))))$.
 
     Source: Ding et al. 2021 (arXiv:2105.13290), figure 3b, there "Sandwich-LN"; Gemma 2 (arXiv:2408.00118), table 1.
 
@@ -69,27 +50,12 @@ class SandwichNorm(_OneNorm):
 
     needs_final_norm = True
 
-    def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm, after: Norm | None = None) -> None:
+    def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
         super().__init__(dim, dropout=dropout, norm=norm)
-        self.after = (after or norm)(dim)
+        self.after = norm(dim)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return x + self.dropout(self.after(sublayer(self.norm(x))))
-
-
-class InnerPostNorm(_OneNorm):
-    r"""$x + \mathrm{drop}(\mathrm{norm}(f(x)))$: the norm after the sublayer, within the skip connection.
-
-    Source: Liu et al. 2021 (arXiv:2111.09883), section 3.2; OLMo 2 (arXiv:2501.00656), section 3.3.
-
-    >>> InnerPostNorm(4)(torch.ones(1, 4), lambda x: x)
-    tensor([[1., 1., 1., 1.]], grad_fn=<AddBackward0>)
-    """
-
-    needs_final_norm = True
-
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        return x + self.dropout(self.norm(sublayer(x)))
 
 
 class PostNorm(_OneNorm):
@@ -107,5 +73,5 @@ class PostNorm(_OneNorm):
         return self.norm(x + self.dropout(sublayer(x)))
 
 
-Residual = PreNorm | SandwichNorm | InnerPostNorm | PostNorm
+Residual = PreNorm | SandwichNorm | PostNorm
 """The kinds of a sublayer's skip connection and norm."""

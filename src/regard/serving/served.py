@@ -1,7 +1,7 @@
 """The models of a server: a translator or a language model, with all that is asked of it, and texts to try it with."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from itertools import islice
@@ -17,12 +17,12 @@ from regard.edits.editing import edit
 from regard.edits.scale_heads import ScaleHeads
 from regard.errors import RegardError
 from regard.files.atomic import read_json
-from regard.nn.multi_head import MultiHeadAttention
 from regard.nn.residual import Residual
 from regard.serving.settings import RequestLimits
 from regard.serving.shapes import AnswerQuestion, HeadEdit, LookedAt
 from regard.serving.ticket import Refused, Ticket, check_at_work
 from regard.tasks.generation.config import Beam
+from regard.tasks.generation.downloaded import Downloaded
 from regard.tasks.generation.filters import Filter, ForcedPrefix, Progress, Temperature, TopK, TopP
 from regard.tasks.generation.sampling import sample_steps
 from regard.tasks.language_modelling.causal import LanguageModel
@@ -37,6 +37,8 @@ from regard.tasks.translation.corpus import held_out_pairs
 from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import ALTERNATIVES, Translator
+from regard.watching.report import layers_of
+from regard.watching.watch import watch
 
 EXAMPLES, READ_TOKENS, SHOWN_CHARACTERS = 3, 400, 48
 MOST_READ, SENTENCE_CHARACTERS = 200, 120
@@ -149,7 +151,9 @@ class Served(ABC):
     """The codes of a translator's languages."""
 
     def __init__(self, name: str, module: nn.Module, limits: RequestLimits) -> None:
-        self.name, self.module, self.limits = name, module, limits
+        # The maps of a downloaded model are named by paths in the model of transformers.
+        self.name, self.limits = name, limits
+        self.module = module.model if isinstance(module, Downloaded) else module
         self.maps: list[str] = []
         self.searching = ExitStack()
         """Another engine that searches, as long as this model is there."""
@@ -158,6 +162,8 @@ class Served(ABC):
         self.examples: list[str] = []
         """Texts to try it with."""
         self.heads = 0
+        self.path_of: dict[str, str] = {}
+        """The module of each map, as `regard.edit` names it."""
 
     @abstractmethod
     def look(self, asked: LookedAt) -> TextMaps:
@@ -175,21 +181,23 @@ class Served(ABC):
         """
         if not edits:
             return nullcontext()
-        # Maps and modules are both in the order in which the model calls them.
-        paths = [path for path, module in self.module.named_modules() if isinstance(module, MultiHeadAttention)]
-        path_of = dict(zip(self.maps, paths, strict=True)) if len(paths) == len(self.maps) else {}
         chosen: dict[Any, list[ScaleHeads]] = {}
         for one in edits:
-            path = path_of.get(one.map)
+            path = self.path_of.get(one.map)
             if path is None or one.head >= self.heads:
                 raise Refused(400, f"edits name maps of the model, {', '.join(self.maps)}, and heads below "
                                    f"{self.heads}; got {one.map!r} and {one.head}")  # fmt: skip
             chosen.setdefault(path, []).append(ScaleHeads(heads=[one.head], factor=one.factor))
         return edit(self.module, chosen)
 
-    def _learn(self, seen: TextMaps) -> None:
-        self.maps = list(seen.maps)
-        self.heads = max((one.shape[0] for one in seen.maps.values()), default=0)
+    def _learn(self, look: Callable[[], TextMaps]) -> None:
+        with watch(self.module) as seen:
+            found = look()
+        self.maps = list(found.maps)
+        self.heads = max((one.shape[0] for one in found.maps.values()), default=0)
+        # Both are in the order of the calls of the first pass; a recurrent model has one map of all its steps.
+        paths = [call.name for call in layers_of(seen.record, crossing=True) if call.index == 0]
+        self.path_of = dict(zip(self.maps, paths, strict=True)) if len(paths) == len(self.maps) else {}
 
     def limit(self, wanted: int | None, usual: int) -> int:
         """The most tokens of an answer; raises Refused for more than the server allows."""
@@ -221,9 +229,8 @@ class ServedTranslator(Served):
     def __init__(self, name: str, translator: Translator, languages: tuple[str, str], limits: RequestLimits) -> None:
         super().__init__(name, translator.model, limits)
         self.translator, self.languages = translator, languages
-        self._learn(
-            self._forced([translator.target_tokenizer.marks.end_id], [translator.source_tokenizer.marks.end_id])
-        )
+        ends = [[one.marks.end_id] for one in (translator.target_tokenizer, translator.source_tokenizer)]
+        self._learn(lambda: self._forced(*ends))
 
     def options(self, alternatives: int = 0) -> TranslationOptions:
         """How texts and documents are translated."""
@@ -315,7 +322,11 @@ class ServedLanguageModel(Served):
         super().__init__(name, model.model, limits)
         self.model = model
         begin = model.language.prompt("")
-        self._learn(text_attention(model.tokenizer, begin, self.module.attend(torch.tensor([begin]).to(model.device))))  # type: ignore[operator]
+        self._learn(
+            lambda: text_attention(
+                model.tokenizer, begin, model.model.attend(torch.tensor([begin], device=model.device))
+            )
+        )
 
     def answer(self, asked: AnswerQuestion) -> Iterator[AnswerPiece | Done | None]:
         most = self.limit(asked.max_tokens, 64)

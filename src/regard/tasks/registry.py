@@ -1,19 +1,19 @@
 """The tasks by name: how each is configured, trained and loaded. Only what trains or loads needs torch."""
 
-import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import RunFolderError
-from regard.files.model_folder import family_of, is_huggingface
+from regard.files.atomic import read_json
+from regard.files.model_folder import is_huggingface
 from regard.models.sizes import DECODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
 from regard.tasks.config import TrainingConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
-from regard.tasks.runs.foreign_folders import READERS, TRANSLATORS, WRITERS, check_tokenizer
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.text.pretrained import check_tokenizer
 from regard.tasks.translation.config import TranslationConfig
 
 if TYPE_CHECKING:
@@ -86,19 +86,8 @@ TASKS: Mapping[str, Task] = {
 def task_name_of(folder: Path) -> str:
     """Find the name of the task of a run folder, or of a folder in Hugging Face's format."""
     if is_huggingface(folder):
-        if (family := family_of(folder)) in READERS:
-            raise RunFolderError(
-                f"{folder} holds a {family} model, which neither translates nor continues a text: `regard view` and "
-                "`regard check` take it, and in Python regard.models.convert"
-            )
-        if family not in (*WRITERS, *TRANSLATORS):
-            raise RunFolderError(
-                f"{folder / 'config.json'}: model_type is {reprlib.repr(family)}, and regard writes texts by "
-                f"{', '.join(sorted((*WRITERS, *TRANSLATORS)))}; `regard view` and `regard check` take any model that "
-                "transformers loads"
-            )
         check_tokenizer(folder)
-        return LANGUAGE_MODEL if family in WRITERS else TRANSLATION
+        return TRANSLATION if read_json(folder / "config.json").get("is_encoder_decoder") else LANGUAGE_MODEL
     name = RunFolder(folder).task()
     if name not in TASKS:
         raise RunFolderError(f"{folder} is a run of the task {name!r}; this version has {', '.join(TASKS)}")

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from regard.watching.analysis.relevance import Relevance as Relevance
     from regard.watching.analysis.relevance import relevance as relevance
     from regard.watching.analysis.rollout import rollout as rollout
-    from regard.watching.analysis.similarity import Difference as Difference
-    from regard.watching.analysis.similarity import agreement as agreement
-    from regard.watching.analysis.similarity import difference as difference
     from regard.watching.analysis.tables import HeadTable as HeadTable
     from regard.watching.monitor import AttentionMonitor as AttentionMonitor
 else:

@@ -16,7 +16,6 @@ import regard
 from regard.cli import main as program
 from regard.maps import load_summary, save_summary
 from regard.maps.sources.summary import SummarySource
-from regard.models.convert import from_huggingface
 from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.registry import task_of
 from regard.tasks.text.pairs import read_pairs
@@ -99,9 +98,9 @@ def _each(read: Callable[[Path], Any]) -> Use:
 
 
 def _run(folder: Path) -> None:
-    train_translation(small_config(folder, steps=4, keep=2))
+    train_translation(small_config(folder, steps=4))
     (folder / "run/notes.txt").write_text(WORDS)
-    (folder / "run/last/model.safetensors").write_text(WORDS)
+    (folder / "run/data/mine.safetensors").write_text(WORDS)
 
 
 def _writer(folder: Path) -> None:
@@ -171,18 +170,6 @@ def _translator(kind: str) -> Callable[[Path], None]:
 
 def _translate_foreign(folder: Path) -> None:
     command_line("translate", folder, "a small cat", "--device", "cpu", "--beam", "1")
-
-
-def _foreign(kind: str) -> Callable[[Path], None]:
-    def make(folder: Path) -> None:
-        from tests.models import foreign_models as foreign
-
-        model = {"gpt2": foreign.GPT2, "bert": foreign.BERT, "llama": foreign.llama(), "t5": foreign.TRANSLATORS["t5"]}[
-            kind
-        ]
-        foreign.save(model.build(), folder)
-
-    return make
 
 
 def _viewed(kind: str, tensors: str) -> Callable[[Path], None]:
@@ -278,10 +265,6 @@ EXHIBITS = (
         frozenset({"regard train --resume"}),
     ),
     *(Exhibit(kind, _translator(kind), {"regard translate": _translate_foreign}) for kind in ("marian", "bart")),
-    *(
-        Exhibit(kind, _foreign(kind), {"from_huggingface": from_huggingface})
-        for kind in ("gpt2", "bert", "llama", "t5")
-    ),
     *(
         Exhibit(f"{kind} to view, {tensors}", _viewed(kind, tensors), {"regard view": _view(*given)})
         for kind, tensors, given in (

@@ -234,18 +234,6 @@ def _together(drawn: Drawn, one: Mirror) -> None:
         require_close(f"summary({name!r})", ours, right.double(), torch.tensor(off))
 
 
-def _singular(drawn: Drawn, one: Mirror) -> None:
-    if not one.dense.numel():
-        return
-    k = drawn.number(1, min(5, *one.dense.shape[-2:]))
-    found = one.map.singular_values(k, seed=drawn.number(0, 99))
-    right = torch.linalg.svdvals(one.dense)[..., :k]
-    norm = one.error.square().sum((-2, -1)).sqrt()[..., None] + 1e3 * one.unit * right[..., :1] + 1e-30
-    assert (found.values <= right + norm).all(), "a singular value is too large"
-    high = found.values.double() + found.error.double()
-    assert (right <= high + norm + 1e-2 * one.unit**0.5 * right[..., :1]).all(), "a singular value is above its bound"
-
-
 def _shape(drawn: Drawn, one: Mirror) -> None:
     assert tuple(one.map.shape) == tuple(one.dense.shape)
     assert one.map.ndim == one.dense.dim()
@@ -271,6 +259,5 @@ QUESTIONS: tuple[Question, ...] = (
     _quantile,
     _pooled,
     _together,
-    _singular,
     _shape,
 )

@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import lzma
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,22 +63,27 @@ ENCODINGS = (
     "gb18030",
     "shift_jis",
 )
-NAMES = (
-    "a.tsv",
-    "a.txt",
-    "a.jsonl",
-    "a.csv",
-    "a.en",
-    "a",
-    "a.tsv.gz",
-    "a.txt.xz",
-    "a.zip",
-    "a.parquet",
-    "a.tmx",
-    "a b'.txt",
-    "a\udcff.txt",
-    "-a.txt",
-)
+NAMES = {
+    "lines": (
+        "a.tsv",
+        "a.tsv",
+        "a.txt",
+        "a.txt",
+        "a.en",
+        "a.pt_BR",
+        "a",
+        "a.parquet",
+        "a b'.txt",
+        "a\udcff.txt",
+        "-a.txt",
+    ),
+    "csv": ("a.csv",),
+    "json": ("a.jsonl", "a.ndjson", "a.json"),
+    "tmx": ("a.tmx",),
+    "three columns": ("a.tsv", "a.csv"),
+}
+"""The names of files by their style; each may be that of another."""
+PACKED = {"plain": "", "gzip": ".gz", "bz2": ".bz2", "xz": ".xz"}
 
 
 @dataclass(frozen=True)
@@ -98,13 +102,15 @@ def draw_file(drawn: Drawn, folder: Path, columns: int) -> Drawing:
     separator, end, encoding = drawn.of(SEPARATORS), drawn.of(LINE_ENDS), drawn.of(ENCODINGS)
     style = drawn.of(["lines"] * 6 + ["csv", "json", "tmx", "three columns"])
     data = _styled(rows, style, separator, end).encode(encoding, errors=drawn.of(["ignore", "replace"]))
-    packed, name = drawn.of(["plain"] * 6 + ["gzip", "bz2", "xz", "zip"]), drawn.of(NAMES)
+    packed = drawn.of(["plain"] * 6 + ["gzip", "bz2", "xz"])
+    name = drawn.of(NAMES[drawn.of([style] * 6 + list(NAMES))]) + PACKED[drawn.of([packed] * 6 + list(PACKED))]
     damage = drawn.of(["none"] * 6 + ["half a character", "a null", "random bytes", "one long line"])
     path = folder / name
     path.write_bytes(_packed(_damaged(drawn, data, damage), packed))
     is_plain = (style, encoding, end, packed, damage) == ("lines", "utf-8", "\n", "plain", "none") and path.suffix in (
         "",
         ".en",
+        ".pt_BR",
         ".txt",
         ".tsv",
     )
@@ -150,11 +156,6 @@ def _packed(data: bytes, packed: str) -> bytes:
             return bz2.compress(data)
         case "xz":
             return lzma.compress(data)
-        case "zip":
-            file = io.BytesIO()
-            with zipfile.ZipFile(file, "w") as archive:
-                archive.writestr("a.txt", data)
-            return file.getvalue()
         case _:
             return data
 

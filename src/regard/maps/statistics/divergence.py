@@ -222,14 +222,19 @@ class KullbackLeibler(Compared):
 
 
 class JensenShannon(Compared):
-    """(KL(p, m) + KL(q, m)) / 2 with m = (p + q) / 2."""
+    """(KL(p, m) + KL(q, m)) / 2 with m = (p + q) / 2. Where p is near q logarithms cancel, and it is
+    m (r atanh r + ln(1 - r^2) / 2) with r = (p - q) / (p + q)."""
 
     reads_shares: ClassVar[bool] = True
 
     def compare(self, p: Piece, q: Piece) -> Tensor:
         of_p, of_q = _logs(p), _logs(q)
         of_m = torch.logaddexp(of_p, of_q) - math.log(2.0)
-        return (torch.linalg.vecdot(p.weights, of_p - of_m) + torch.linalg.vecdot(q.weights, of_q - of_m)) / 2
+        far = (p.weights * (of_p - of_m) + q.weights * (of_q - of_m)) / 2
+        r = ((of_p - of_q) / 2).tanh()
+        near = r.clamp(-0.5, 0.5)
+        of_near = (p.weights + q.weights) * (near * near.atanh() + torch.log1p(-near.square()) / 2) / 2
+        return torch.where(r.abs() < 0.5, of_near, far).sum(-1)
 
     def __str__(self) -> str:
         return "Jensen-Shannon divergence"

@@ -6,7 +6,6 @@ from typing import Literal
 from torch import Tensor
 
 from regard.call.masks.base import Mask
-from regard.call.shapes import without_autocast
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.derived import SizeSource
@@ -28,7 +27,6 @@ from regard.maps.statistics.mass import kept_mass
 from regard.maps.statistics.pooling import Grid
 from regard.maps.statistics.products import product
 from regard.maps.statistics.spans import Spans, by_spans
-from regard.maps.statistics.spectrum import Spectrum, singular_values
 from regard.maps.statistics.tiles import ask, ask_all
 from regard.maps.weights_of_map import MapWeights
 
@@ -379,27 +377,6 @@ class MapStatistics(MapWeights):
         ([range(0, 2), range(2, 4), range(4, 5)], 5)
         """
         return self.source.grid(Grid.at_most(rows, columns, self.source.queries, self.source.keys), how)
-
-    def singular_values(self, k: int, *, iterations: int = 4, seed: int = 0) -> Spectrum:
-        """The k largest singular values of each head's map, with bounds of their errors. See `Spectrum`.
-
-        Args:
-            k: how many, in [1, min(T, S)].
-            iterations: blocks of the Krylov space beyond the first; each costs two products with k + 4 columns.
-            seed: the seed of the random block.
-
-        It uses randomised block Krylov iteration, in memory linear in T and S, and takes no gradient.
-
-        Raises:
-            ArgumentError: k is out of range, or iterations is negative.
-            NonFiniteError: weights are NaN or infinite.
-
-        >>> import regard, torch
-        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.singular_values(2).values
-        tensor([1.0000, 0.2066])
-        """
-        with without_autocast(self.device):
-            return singular_values(self.source, k, iterations=iterations, seed=seed)
 
     def _source_of(self, of: Of, sizes: Callable[[Source], Source]) -> Source:
         """The weights as they are, or a source made of their sizes."""

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 from regard.errors import RunFolderError
 from regard.files.atomic import naming, rename, to_disk
 from regard.files.locks import locked_in_turn
-from regard.files.own_files import refuse_links, refuse_links_in, remove_empty
+from regard.files.own_files import refuse_links, remove_empty
 from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
 from regard.models.fingerprint import fingerprint
 from regard.tasks.exports.ctranslate2 import library, to_ctranslate2
@@ -73,13 +73,12 @@ def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:
         OSError: the disk is full; nothing half is left.
     """
     folder = run / ENGINE
-    refuse_links(folder)
+    refuse_links(folder)  # files of these names behind it would be replaced
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file where a run has a folder: move it away")
     try:
         folder.mkdir(exist_ok=True)
         with locked_in_turn(folder):
-            refuse_links_in(folder)
             if not _is_whole(folder, export.content):
                 _make(export, folder)
             return use(folder)

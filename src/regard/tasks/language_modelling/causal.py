@@ -13,26 +13,30 @@ from regard.errors import ArgumentError, DataError
 from regard.files.model_folder import is_huggingface, snapshot_of
 from regard.lazy import displayed
 from regard.models.decoder_only import DecoderOnly
+from regard.tasks.generation.downloaded import Downloaded, load_downloaded
 from regard.tasks.generation.filters import Filter, Vocabulary
 from regard.tasks.generation.sampling import sample_steps
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN, Likelihood, likelihoods, together
-from regard.tasks.language_modelling.text_format import TextFormat, TrainedFormat
+from regard.tasks.language_modelling.text_format import DownloadedFormat, TextFormat, TrainedFormat
 from regard.tasks.names import LANGUAGE_MODEL
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nothing
 from regard.tasks.text.blocks import TextWindow, next_token_windows, window_batches
+from regard.tasks.text.codec import Marks
 from regard.tasks.text.pair_store import chunks
+from regard.tasks.text.pretrained import TokenizerFile, check_rows
 from regard.tasks.text.running_text import DocumentUnit, TextStream
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.training.distributed.devices import find_device
-from regard.tasks.translation.pretrained import load_pretrained_text
 
 WINDOW_LINES = 1_024
 """How many lines are read and scored together."""
+LONGEST_BLOCK = 2_048
+"""The most tokens a downloaded model reads at once, even if it has more positions."""
 BATCH_PLACES = 2_048
 """The most tokens of a batch, with the padding."""
 SAMPLES_TOGETHER = 32
@@ -74,7 +78,7 @@ class LanguageModel:
 
     def __init__(
         self,
-        model: DecoderOnly,
+        model: DecoderOnly | Downloaded,
         tokenizer: Tokenizer | TextFormat,
         *,
         block_length: int,
@@ -91,7 +95,7 @@ class LanguageModel:
     def load(
         cls, folder: Path | str, *, device: str = "auto", checkpoint: Literal["best", "last"] = "best"
     ) -> "LanguageModel":
-        """Read a run folder, or a downloaded folder in Hugging Face's format with GPT-2 or Llama in it.
+        """Read a run folder, or a downloaded folder in Hugging Face's format with a decoder in it.
 
         Raises:
             RunFolderError: the folder is neither, is cut short, or its parts do not fit together.
@@ -100,16 +104,24 @@ class LanguageModel:
         """
         folder = snapshot_of(Path(folder))
         if is_huggingface(folder):
-            parts = load_pretrained_text(folder)
-            return cls(parts.model.to(find_device(device)), parts.language, block_length=parts.block_length)
+            return cls._downloaded(folder, device)
         run = RunFolder(folder)
         config = run.read_config(LANGUAGE_MODEL, LanguageModelConfig)
         tokenizer = load_tokenizer(run)
         tensors, size = run.checkpoints.load_model(checkpoint), len(tokenizer)
         make = partial(DecoderOnly, config.model, vocab_size=size)
-        model = filled(make, config.model, tensors, source=run.path / checkpoint)
+        model = filled(make, config.model, tensors, source=run.checkpoints.path(checkpoint))
         length, documents = config.block_length, config.documents
         return cls(model.to(find_device(device)), tokenizer, block_length=length, documents=documents)
+
+    @classmethod
+    def _downloaded(cls, folder: Path, device: str) -> "LanguageModel":
+        model, begin_id, end_ids, pad_id = load_downloaded(folder, is_pair=False)
+        tokenizer = TokenizerFile(folder / "tokenizer.json", Marks(pad_id, begin_id, end_ids[0]))
+        check_rows(folder, "tokenizer", tokenizer, model.output.weight)
+        language = DownloadedFormat(tokenizer, begin_id, end_ids, model.banned)
+        length = min(model.max_length or LONGEST_BLOCK, LONGEST_BLOCK)
+        return cls(model.to(find_device(device)), language, block_length=length)
 
     @property
     def ends_texts(self) -> bool:

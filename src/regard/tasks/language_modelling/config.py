@@ -20,7 +20,7 @@ class LanguageModelConfig(TrainingConfig):
     longest_warmup: ClassVar[int] = 100
 
     data: tuple[Path, ...]
-    """The text: one file, or several that are read one after the other; may be packed (gzip, bzip2, xz, zstd, zip)."""
+    """The text: one file, or several that are read one after the other; may be packed (.gz, .bz2, .xz, .zst)."""
     valid: tuple[Path, ...] = ()
     """Text to validate on; unless given, the tail of the data, which training then never sees."""
     valid_share: float = 0.1
@@ -28,7 +28,7 @@ class LanguageModelConfig(TrainingConfig):
     documents: Literal["file", "paragraphs", "lines"] = "file"
     """Where a document ends: never (file), at a blank line, or at the end of each line."""
     data_format: RunningTextFormat | None = None
-    """The form of these files, if their beginnings do not tell: lines of text, or JSON lines with a `text` each."""
+    """The form of these files, if their names do not tell: lines of text, or JSON lines with a `text` each."""
     bad_lines: BadLines = "stop"
     """Whether a line that cannot be read ends the run or is left out."""
     model: DecoderOnlyConfig = field(default_factory=DecoderOnlyConfig)

@@ -13,11 +13,9 @@ from torch import nn
 
 from regard.errors import ArgumentError, DataError, MissingExtraError, RegardError, RunFolderError
 from regard.files.locks import locked
-from regard.files.own_files import appended_to
 from regard.tasks.config import TrainingConfig, make_schedule
 from regard.tasks.pictures.save import Look, Snapshots
 from regard.tasks.runs.made_models import made_of
-from regard.tasks.runs.model_size import refuse_too_large
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder
@@ -48,7 +46,7 @@ Say = Callable[[str], None]
 Prepare = Callable[[C, RunFolder, Say], None]
 """Reads the data of a run and writes its prepared form to the folder, prepared.json last."""
 
-WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep"})
+WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures"})
 """The settings of the display of a training, and of its checkpoints."""
 RESUMABLE = WATCHING | {
     *("out", "steps", "epochs", "patience", "bad_batches", "device", "gradient_checkpointing", "threads")
@@ -111,7 +109,6 @@ def train_run(
         require_muon()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    refuse_too_large(make_model, config.sizes, config)
     config = _in_one_precision(task, config, folder, goes_on=resume and folder.holds_a_run())
     fabric = start_fabric(config.device, config.precision)
     with ending_at_once(), _alone(folder, fabric):
@@ -231,7 +228,7 @@ def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None
     if config.warm_start is None or folder.checkpoints.has("last"):
         return
     before = RunFolder(config.warm_start)
-    fill_model(model, before.checkpoints.load_model("best"), source=before.path / "best")
+    fill_model(model, before.checkpoints.load_model("best"), source=before.checkpoints.path("best"))
 
 
 @contextmanager
@@ -288,8 +285,8 @@ def _open_folder(
     progress: IO[str] | None,
 ) -> None:
     """Begin a run or go on with one, and get its data ready."""
-    if goes_on or overwrite:
-        folder.refuse_strangers()
+    folder.refuse_odd_files()
+    folder.refuse_links()
     if goes_on:
         check_resumed(config, folder.read_config(task, type(config)))
         folder.write_config(task, config)
@@ -307,7 +304,7 @@ def _open_folder(
             "(--overwrite)"
         )
     try:
-        with appended_to(folder.log_file) as log:
+        with folder.log_file.open("a", encoding="utf-8") as log:
             prepare(config, folder, _sayer(log, progress))
     except RegardError:
         # Bad data is mended and the command typed again: that must not meet the remains of a run.
@@ -320,7 +317,7 @@ def _replace(task: str, config: C, folder: RunFolder, prepare: Prepare[C], progr
     """Prepare a run beside the present one, which stays until the data of the new one have been read."""
     with folder.replacement() as beside:
         beside.begin(task, config)
-        with appended_to(beside.log_file) as log:
+        with beside.log_file.open("a", encoding="utf-8") as log:
             prepare(config, beside, _sayer(log, progress))
 
 
@@ -341,7 +338,7 @@ def _watchers(
     if not fabric.is_global_zero:
         yield [], lambda line: None
         return
-    with appended_to(folder.log_file) as log:
+    with folder.log_file.open("a", encoding="utf-8") as log:
         say = _sayer(log, progress)
         boards = _tensorboard(folder, look, say)
         files: list[Callback] = [MetricsFile(folder.metrics_file), *boards]

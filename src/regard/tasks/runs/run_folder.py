@@ -1,13 +1,11 @@
 """The folder of a training run: it holds everything to use the model, to look at it, and to train further.
 
-config.json       the task, its settings, and the versions of Python and of the libraries
-run.toml          the task and the settings again, to be edited and passed to `regard train --config`
+run.toml          the task and the settings; a folder with this file is a run of regard's, and no other folder is
+config.json       the same, with a checksum, and the versions of Python and of the libraries
 prepared.json     counts of the data, fingerprints of the tokenizers, checksums; written once all are ready
 tokenizer.json    or source_tokenizer.json and target_tokenizer.json
 data/             the tokenised text
-best/  last/      checkpoints
-kept/             models of the latest validations, if some are to be kept
-trained/          the best model by training, if `regard choose` put another in its place
+last.safetensors  best.safetensors  checkpoints
 ctranslate2/      the best model as CTranslate2 reads it, once it has searched for the run
 metrics.jsonl     train.log     tensorboard/
 .new/             while a run is being replaced: the new run, until its data have been read
@@ -17,23 +15,23 @@ import platform
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from regard.errors import RegardError, RunFolderError
 from regard.files.atomic import is_temporary, temporary_of
-from regard.files.own_files import refuse_links_in, remove_empty
+from regard.files.own_files import refuse_links, remove_empty
 from regard.files.sealed import read_sealed, write_sealed
 from regard.tasks.runs.serialisation import from_plain, read_toml, to_plain, write_toml
-from regard.tasks.training.checkpoint_names import KEPT, TRAINED
 from regard.version import installed_version
 
 if TYPE_CHECKING:
     from regard.tasks.training.checkpoints import Checkpoints
 
 T = TypeVar("T")
-FORMAT = 3
+FORMAT = 4
 REPLACEMENT = ".new"
 """The folder for the preparation of a run, or an export, in place of this one."""
 ENGINE = "ctranslate2"
@@ -45,21 +43,18 @@ ENGINE_FILES = (
 )
 """All files of the export. The first names the others with their checksums, and is written last."""
 FILES = (
-    *("config.json", "run.toml", "tokenizer.json", "source_tokenizer.json", "target_tokenizer.json"),
-    *("metrics.jsonl", "train.log", "prepared.json"),
+    *("run.toml", "config.json", "last.safetensors", "best.safetensors"),
+    *("tokenizer.json", "source_tokenizer.json", "target_tokenizer.json", "metrics.jsonl", "train.log"),
+    "prepared.json",
 )
-"""All files of a run, in the order in which a new run gets them: the first makes it a run, the last makes it ready."""
+"""All files of a run. A new run gets the first two at once, and the last when it is ready."""
 FOLDERS: dict[str, tuple[str, ...]] = {
     "data": ("train.tokens", "valid.tokens", "valid.jsonl"),
     "tensorboard": ("events.out.tfevents.*",),
-    "best": (),
-    "last": (),
-    TRAINED: (),
-    KEPT: (),
-    ENGINE: tuple(ENGINE_FILES),
+    ENGINE: ENGINE_FILES,
     REPLACEMENT: (),
 }
-"""All folders of a run, with the patterns of the files a run has in them; `Checkpoints` knows its own."""
+"""All folders of a run, with the patterns of the files a run has in them."""
 PACKAGES = ("regard", "torch", "numpy", "tokenizers", "safetensors", "lightning-fabric")
 """The packages whose versions config.json records."""
 
@@ -69,6 +64,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.marker = path / "run.toml"
         self.config_file = path / "config.json"
         self.prepared_file = path / "prepared.json"
         self.metrics_file = path / "metrics.jsonl"
@@ -83,8 +79,15 @@ class RunFolder:
 
         return Checkpoints(self.path)
 
+    def is_ours(self) -> bool:
+        """Whether the folder has our marker: a run.toml that names a task."""
+        try:
+            return self.marker.is_file() and read_toml(self.marker)[0] is not None
+        except RegardError:
+            return False
+
     def holds_a_run(self) -> bool:
-        return self.config_file.is_file()
+        return self.is_ours() and self.config_file.is_file()
 
     def begin(self, task: str, config: Any) -> None:
         """Make the folder and write the configuration; other files are never touched."""
@@ -102,8 +105,11 @@ class RunFolder:
                 f"{self.path} already holds a run: go on with it (--resume), replace it (--overwrite), "
                 "or name another folder (--out)"
             )
-        if self.path.exists() and not all(map(is_temporary, self.path.iterdir())):
-            raise RunFolderError(f"{self.path} is not empty and holds no run; name another folder (--out)")
+        # A run that ended before it had a config.json has nothing to lose.
+        if self.path.exists() and not self.is_ours() and not all(map(is_temporary, self.path.iterdir())):
+            raise RunFolderError(
+                f"{self.path} is not empty and holds no run (no run.toml of regard's): name another folder (--out)"
+            )
 
     @contextmanager
     def replacement(self) -> Iterator["RunFolder"]:
@@ -115,18 +121,17 @@ class RunFolder:
         beside.discard()
         try:
             yield beside
-            self._clear(*(name for name in FILES if name != self.config_file.name))
-            first, *others, last = FILES
-            for name in (first, *FOLDERS, *others, last):
+            settings, others = FILES[:2], FILES[2:]
+            self._clear(*others)
+            for name in (*settings, *FOLDERS, *others):
                 _move(beside.path / name, self.path / name)
         finally:
             beside.discard()
 
     def sweep(self) -> None:
-        """Remove the remains of a killed process: temporary files as large as the text, incomplete models."""
+        """Remove the remains of a killed process: temporary files as large as the text or a checkpoint."""
         RunFolder(self.path / REPLACEMENT).discard()
         self._sweep_temporaries()
-        self.checkpoints.sweep()
 
     def discard(self) -> None:
         """Undo `begin`: remove the files of the run, and the folder if nothing else is in it."""
@@ -135,47 +140,52 @@ class RunFolder:
             self._sweep_temporaries()
             remove_empty(self.path)
 
-    def refuse_strangers(self) -> None:
-        """Check that everything with the name of a part of a run is ours, before anything is written or removed.
+    def refuse_odd_files(self) -> None:
+        """Refuse a pipe, a device or a folder in the place of a file of a run: reading it might never end."""
+        paths = [self.path / name for name in FILES]
+        for folder, patterns in self._folders():
+            if folder.exists() and not folder.is_dir():
+                raise RunFolderError(f"{folder} is a file where a run has a folder: move it away")
+            paths += [path for pattern in patterns for path in folder.glob(pattern)]
+        for path in paths:
+            if path.exists() and not path.is_file():
+                raise RunFolderError(f"{path} is no regular file, and a run has one of that name: move it away")
 
-        The folder itself may be a link: it is where the user wants the run to be.
-        """
-        for name in (*FILES, *FOLDERS):
-            path = self.path / name
-            refuse_links_in(path)
-            if path.exists() and path.is_dir() != (name in FOLDERS):
-                found, wanted = ("folder", "file") if path.is_dir() else ("file", "folder")
-                raise RunFolderError(f"{path} is a {found} where a run has a {wanted}: move it away")
-        self.checkpoints.refuse_strangers()
+    def refuse_links(self) -> None:
+        """Refuse links behind which training would replace files or add to them. A link in the place of another file is
+        itself replaced."""
+        refuse_links(self.log_file, self.metrics_file, *(folder for folder, _ in self._folders()))
 
     def write_config(self, task: str, config: Any) -> None:
         """Write the configuration, and the versions of Python and of the libraries."""
         record = {"format": FORMAT, "task": task, "config": to_plain(config), "versions": versions_of(PACKAGES)}
-        # config.json comes first, as it makes the folder a run: if the process dies, --resume can write the rest.
+        write_toml(self.marker, task, config)  # first: if the process dies, the folder can be known for ours
         write_sealed(self.config_file, record)
-        write_toml(self.path / "run.toml", task, config)
 
     def read_config(self, task: str, cls: type[T]) -> T:
         record = self._read_record()
-        if record.get("format") == FORMAT and record.get("task") != task and "config" in record:
-            raise RunFolderError(f"{self.path} holds a run of {record.get('task')}, and this needs one of {task}")
-        if record.get("format") != FORMAT or "config" not in record:
+        if not {"format", "task", "config"} <= set(record):
             raise RunFolderError(
-                f"{self.config_file} is not the configuration of a {task} run that this version reads: "
-                f"expected format {FORMAT}, got task {record.get('task')!r}, format {record.get('format')!r}"
+                f"{self.config_file} is not the configuration of a {task} run: expected format {FORMAT}"
             )
+        if record["format"] != FORMAT:
+            raise RunFolderError(
+                f"{self.path} holds a run of another version of regard, which this one can neither read nor go on with "
+                f"(expected format {FORMAT}, got format {record['format']!r}): train it again, into another folder"
+            )
+        if record["task"] != task:
+            raise RunFolderError(f"{self.path} holds a run of {record['task']}, and this needs one of {task}")
         self._check_copy(cls)
         return from_plain(cls, record["config"], source=self.config_file)
 
     def _check_copy(self, cls: type[T]) -> None:
         """Refuse a run.toml that `regard train --config` would refuse, such as one that lost its end."""
-        copy = self.path / "run.toml"
-        if not copy.exists():
+        if not self.marker.exists():
             return
         try:
-            from_plain(cls, read_toml(copy)[1], source=copy)
+            from_plain(cls, read_toml(self.marker)[1], source=self.marker)
         except RegardError as error:
-            raise RunFolderError(f"{error}; mend it, or remove it: a run is used with its config.json") from None
+            raise RunFolderError(f"{error}; mend it: config.json has the settings of the run") from None
 
     def task(self) -> str:
         return str(self._read_record().get("task"))
@@ -183,29 +193,32 @@ class RunFolder:
     def _read_record(self) -> dict[str, Any]:
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path} is not a folder; expected one that `regard train --out` made")
-        if not self.holds_a_run():
+        self.refuse_odd_files()
+        if not self.config_file.exists():
             raise RunFolderError(f"{self.path} is not a run folder: it has no config.json; `regard train` makes one")
         return read_sealed(self.config_file)
 
     def _clear(self, *files: str) -> None:
-        """Remove these files of a run, and everything in its folders; other files stay."""
+        """Remove these files of a run, and those of its folders; other files stay."""
         for name in files:
             (self.path / name).unlink(missing_ok=True)
-        self.checkpoints.remove_all()
-        shutil.rmtree(self.path / ENGINE / REPLACEMENT, ignore_errors=True)  # it refuses a link
-        for name, patterns in FOLDERS.items():
-            folder = self.path / name
-            if name != REPLACEMENT and folder.is_dir() and not folder.is_symlink():
-                for path in [path for pattern in patterns for path in folder.glob(pattern)]:
-                    path.unlink()
+        shutil.rmtree(self.path / ENGINE / REPLACEMENT, ignore_errors=True)
+        for folder, patterns in self._folders():
+            for path in [path for pattern in patterns for path in folder.glob(pattern)]:
+                path.unlink()
+            if folder.name != REPLACEMENT:
                 remove_empty(folder)
 
     def _sweep_temporaries(self) -> None:
-        for folder, written in {self.path: FILES, self.data: FOLDERS["data"]}.items():
+        for folder, patterns in ((self.path, FILES), *self._folders()):
             for path in folder.iterdir() if folder.is_dir() else ():
-                if temporary_of(path) in written:
+                target = temporary_of(path)
+                if target is not None and any(fnmatch(target, pattern) for pattern in patterns):
                     path.unlink(missing_ok=True)
         remove_empty(self.data)
+
+    def _folders(self) -> Iterator[tuple[Path, tuple[str, ...]]]:
+        return ((self.path / name, patterns) for name, patterns in FOLDERS.items())
 
 
 def _move(source: Path, target: Path) -> None:

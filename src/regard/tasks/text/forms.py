@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from regard.errors import ArgumentError, DataError
 from regard.files.untrusted import parse_json
-from regard.tasks.text.gate import form_of_pairs, form_of_text
-from regard.tasks.text.lines import Line, Lines, StrPath, decoded, refuse_long
+from regard.tasks.text.gate import STANDARD_INPUT, form_of
+from regard.tasks.text.lines import BadLines, Line, Lines, Reader, StrPath, decoded, refuse_long
 from regard.tasks.text.unicode import normalise
 
 R = TypeVar("R")
@@ -30,35 +30,30 @@ class RecordForm(Generic[R, T]):
         return (partial(self.parse, record) for record in self.records(files))
 
 
-def items_of(
-    files: Sequence[StrPath],
+def reader_of(
+    paths: Sequence[StrPath],
     format: str | None,
     forms: Mapping[str, RecordForm[Any, T]],
     *,
+    bad_lines: BadLines,
+    must_hold: str | None = None,
     too_long: Callable[[str], None] = refuse_long,
-) -> Iterator[Callable[[], T]]:
-    """A function for each record of files, which returns its item."""
+) -> Reader[T]:
+    """The items of files, each file in the form that is told, or else in that of its ending."""
     if format is not None and format not in forms:
         raise ArgumentError(f"expected --data-format out of {', '.join(forms)}, got {format!r}")
-    if not files or (format is not None and forms[format].is_by_twos and len(files) % 2):
+    told = [format or form_of(path, forms) for path in paths]
+    by_twos = sum(forms[one].is_by_twos for one in told)
+    if not paths or (by_twos and (by_twos < len(paths) or len(paths) % 2)):
+        names = ", ".join("standard input" if path == STANDARD_INPUT else str(path) for path in paths[:3])
         raise ArgumentError(
-            f"expected files of pairs, or two aligned files, got {len(files)} with format {format!r}; "
-            "give two (or four, ...) for aligned, and one or more for any other"
+            f"expected one table or more (.tsv, .csv, .jsonl, .tmx), or two files of aligned lines (or four, ...), got "
+            f"{len(paths)}{names and f' ({names})'}: name others, or say the form by --data-format"
         )
-    return _items([Lines(file, too_long=too_long) for file in files], format, forms)
-
-
-def _items(
-    files: list[Lines], format: str | None, forms: Mapping[str, RecordForm[Any, T]]
-) -> Iterator[Callable[[], T]]:
-    if format is not None:
-        yield from forms[format].items(files)
-    elif "text" in forms:
-        for file in files:
-            yield from forms[form_of_text(file.head)].items([file])
-    else:
-        format = form_of_pairs([file.name for file in files], [file.head for file in files[:2]])
-        yield from forms[format].items(files)
+    files = [Lines(path, too_long=too_long) for path in paths]
+    parts = [(told[0], files)] if by_twos else [(one, [file]) for one, file in zip(told, files, strict=True)]
+    items = chain.from_iterable(forms[one].items(some) for one, some in parts)
+    return Reader(items, bad_lines=bad_lines, must_hold=must_hold, files=files)
 
 
 def in_a_row(files: Sequence[Lines]) -> Iterator[Line]:

@@ -1,8 +1,7 @@
 """What is held out for validation: sources and documents that training does not see, as the tokenizer reads them.
 
 Two texts of other bytes may be the same tokens: a letter in two encodings, a capital where all is read in lower case,
-two spaces, words that no vocabulary has. The reading is decided before the vocabulary is learnt from the rest
-(`tokenizer_files.read_as`); what unknown words make equal is found once it is.
+two spaces. The reading is decided before the vocabulary is learnt from the rest (`tokenizer_files.read_as`).
 """
 
 import hashlib
@@ -12,9 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 import numpy as np
 
-from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.running_text import TextPiece, TextStore
-from regard.tasks.text.tokenizers import BOS, Tokenizer
+from regard.tasks.text.tokenizers import BOS
 
 VALID_SHARE = 0.01
 """Share of the pairs split off for validation."""
@@ -70,22 +68,6 @@ def _lowest(numbers: Iterable[int]) -> Counter[int]:
                 counts = Counter({one: counts[one] for one in heapq.nsmallest(MOST_SOURCES, counts)})
                 bound = max(counts) + 1
     return counts
-
-
-def seen_sources(sources: Iterable[str], train: TokenStore, tokenizer: Tokenizer) -> Collection[str]:
-    """Those of the sources that are in training as the same tokens: their words that are unknown may be others."""
-    if tokenizer.unknown_id is None:
-        return ()
-    texts = list(sources)
-    rows = map(tuple, tokenizer.encode_batch(texts))
-    unsure = {text: row for text, row in zip(texts, rows, strict=True) if tokenizer.unknown_id in row}
-    wanted, lengths = set(unsure.values()), {len(row) for row in unsure.values()}
-    seen = set[tuple[int, ...]]()
-    for start in range(0, len(train) if wanted else 0, ROWS):
-        found = np.isin(train.lengths(slice(start, start + ROWS))[0], list(lengths))
-        candidates = (tuple(train.source(start + int(row)).tolist()) for row in np.flatnonzero(found))
-        seen.update(row for row in candidates if row in wanted)
-    return {text for text, row in unsure.items() if row in seen}
 
 
 def seen_documents(valid: TextStore, train: TextStore) -> frozenset[int]:

@@ -1,30 +1,36 @@
 """Lines of text from a file, packed or not, or from standard input. Only the line feed ends a line."""
 
+import codecs
 import errno
 import io
 import lzma
 import os
 import sys
-import zipfile
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
 from pathlib import Path
+from shlex import quote
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from regard.errors import ArgumentError, DataError
-from regard.tasks.text.gate import HEAD_BYTES, Packing, packing_of, refuse_foreign
+from regard.tasks.text.gate import STANDARD_INPUT, packing_of
 from regard.tasks.text.unicode import normalise
 
 StrPath = str | os.PathLike[str]
 BadLines = Literal["stop", "skip"]
 
-STANDARD_INPUT = "-"
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-DAMAGED = (zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+OTHER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""The byte order marks of other encodings; the mark of UTF-16 begins that of UTF-32."""
+DAMAGED = (zlib.error, lzma.LZMAError)
 """The errors of packed data, beside OSErrors without a number and the error of zstd."""
 LONGEST_LINE_BYTES = 2**24
 """The longest line read. A file without line ends is not text, and must not fill the memory."""
@@ -51,12 +57,17 @@ class Reader(Iterator[T], Generic[T]):
     """The fault of the first skipped line, and its place."""
 
     def __init__(
-        self, records: Iterator[Callable[[], T]], *, bad_lines: BadLines, must_hold: str | None = None
+        self,
+        records: Iterator[Callable[[], T]],
+        *,
+        bad_lines: BadLines,
+        must_hold: str | None = None,
+        files: Sequence["Lines"] = (),
     ) -> None:
         """Call records lazily. `must_hold` names the content required of an input without any good item."""
         if bad_lines not in get_args(BadLines):
             raise ArgumentError(f"expected bad_lines to be 'stop' or 'skip', got {bad_lines!r}")
-        self._bad = array("q")
+        self._bad, self._files = array("q"), files
         self.first_skipped = None
         self._items = self._parsed(records, skip=bad_lines == "skip", must_hold=must_hold)
 
@@ -70,8 +81,9 @@ class Reader(Iterator[T], Generic[T]):
 
     @property
     def told(self) -> list[str]:
-        """A line about the skipped lines so far; none if there are none."""
-        return [f"{self.skipped:,} bad lines left out; the first: {self.first_skipped}"] if self._bad else []
+        """Sentences about the files, and one about the skipped lines so far if there are any."""
+        notes = [note for file in self._files for note in file.notes]
+        return notes + [f"{self.skipped:,} bad lines left out; the first: {self.first_skipped}"] * bool(self._bad)
 
     def with_gaps(self, answers: Iterable[A]) -> Iterator[A | None]:
         """The answers to all items, with None in the places of skipped lines: answer n is about line n."""
@@ -108,7 +120,8 @@ def read_lines(path: StrPath = STANDARD_INPUT, *, bad_lines: BadLines = "stop") 
     """Lines of UTF-8 text in NFC, without their ends. An empty line is an empty text.
 
     Args:
-        path: a file, packed or not, or "-" for standard input. It is opened for the first line, and read line by line.
+        path: a file, packed or not by its ending, or "-" for standard input. It is opened for the first line, and read
+            line by line.
         bad_lines: "stop" at a line that is not UTF-8, or "skip" and count it.
 
     Raises:
@@ -127,7 +140,10 @@ def decoded(place: str, raw: bytes) -> str:
     """
     if b"\0" in raw:
         at = raw.index(0) + 1
-        raise DataError(f"{place}: expected text, got a NUL byte at byte {at}; take it out (tr -d '\\000' does)")
+        raise DataError(
+            f"{place}: expected text in UTF-8, got a NUL byte at byte {at}; take it out (tr -d '\\000' does), or "
+            "convert UTF-16 (iconv -f UTF-16 -t UTF-8 does)"
+        )
     try:
         return normalise(raw.decode())
     except UnicodeDecodeError as error:
@@ -146,76 +162,75 @@ def refuse_long(place: str) -> None:
 
 
 class Lines(Iterator[Line]):
-    """Lines of a file or of standard input ("-"), each with its place, before any decoding.
-
-    It is opened once, for its head or for its first line.
+    """Lines of a file or of standard input ("-"), each with its place, before any decoding. It is opened once.
 
     Args:
-        path: the file, packed or not.
+        path: the file; the ending of its name says how it is packed. Standard input is not.
         too_long: is called with the place of a line of more than 16 MiB, which is cut there unless this raises.
     """
 
     def __init__(self, path: StrPath = STANDARD_INPUT, *, too_long: Callable[[str], None] = refuse_long) -> None:
         self.name = "standard input" if path == STANDARD_INPUT else os.fspath(path)
-        self._parts = self._read(path, too_long)
+        self.notes: list[str] = []
+        """Sentences about the file for its reader's `told`."""
+        self._lines = self._read(path, too_long)
 
     def __next__(self) -> Line:
-        _ = self.head
-        line: Line = next(self._parts)
-        return line
+        return next(self._lines)
 
-    @cached_property
-    def head(self) -> bytes:
-        """The first bytes, unpacked; those that are there if the input is a pipe."""
-        head: bytes = next(self._parts)
-        return head
-
-    def _read(self, path: StrPath, too_long: Callable[[str], None]) -> Iterator[Any]:
-        place, packed_by = self.name, ""
+    def _read(self, path: StrPath, too_long: Callable[[str], None]) -> Iterator[Line]:
+        place, packing = self.name, packing_of(path)
         try:
             with ExitStack() as opened:
                 stream = _opened(path, opened)
-                while (packing := packing_of(stream.peek(HEAD_BYTES))) is not None:
-                    packed_by = packing.name
-                    stream = opened.enter_context(_unpacked(packing, stream, self.name))
-                head = stream.peek(HEAD_BYTES)
-                refuse_foreign(head, self.name)
-                yield head.removeprefix(BYTE_ORDER_MARK)
+                if packing is not None:
+                    stream = opened.enter_context(packing.open(stream))
                 for number in count(1):
                     place = f"{self.name}:{number}"
                     if not (raw := stream.readline(LONGEST_LINE_BYTES + 1)):
                         return
+                    if number == 1:
+                        raw = _without_mark(raw, self.name)
                     if len(raw) > LONGEST_LINE_BYTES:
                         too_long(place)
                         while (byte := stream.peek(1)[:1]) and 0x80 <= byte[0] < 0xC0:  # the rest of a character
                             raw += stream.read(1)
-                    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-                    yield Line(place, raw.removeprefix(BYTE_ORDER_MARK if number == 1 else b""))
+                    yield Line(place, raw.removesuffix(b"\n").removesuffix(b"\r"))
         except EOFError:
             raise DataError(
-                f"{place}: expected more {packed_by} data, got the end of the file; copy it again"
+                f"{place}: expected more {packing and packing.name} data, got the end of the file; copy it again"
             ) from None
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise DataError(why_not_read(self.name, error)) from error
-            if packed_by and (isinstance(error, (OSError, *DAMAGED)) or type(error).__name__ == "ZstdError"):
+            if packing and (isinstance(error, (OSError, *DAMAGED)) or type(error).__name__ == "ZstdError"):
                 raise DataError(
-                    f"{place}: expected {packed_by} data, got damaged ones ({error}); copy the file again"
+                    f"{place}: expected {packing.name} data by the name, got others ({error}); copy or rename the file"
                 ) from None
             raise
 
 
-def _unpacked(packing: Packing, stream: Any, name: str) -> Any:
-    try:
-        return packing.open(stream)
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from None
+def _without_mark(raw: bytes, name: str) -> bytes:
+    r"""The first line without its byte order mark.
+
+    >>> _without_mark("a\tb\n".encode("utf-16"), "a.tsv")
+    Traceback (most recent call last):
+    regard.errors.DataError: a.tsv: expected text in UTF-8, got UTF-16 by its byte order mark; convert it:
+    iconv -f UTF-16 -t UTF-8 a.tsv
+    """
+    for mark, encoding in OTHER_MARKS.items():
+        if raw.startswith(mark):
+            raise DataError(
+                f"{name}: expected text in UTF-8, got {encoding} by its byte order mark; convert it: "
+                f"iconv -f {encoding} -t UTF-8 {quote(name)}"
+            )
+    return raw.removeprefix(codecs.BOM_UTF8)
 
 
 def _opened(path: StrPath, opened: ExitStack) -> Any:
     """A stream with `peek`."""
     if path != STANDARD_INPUT:
-        return opened.enter_context(Path(path).open("rb", HEAD_BYTES))
+        return opened.enter_context(Path(path).open("rb"))
     stream: Any = sys.stdin.buffer
     if not hasattr(stream, "peek"):
         stream = io.BufferedReader(stream)

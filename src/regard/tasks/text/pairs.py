@@ -5,47 +5,102 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 from regard.errors import DataError
-from regard.tasks.text.forms import RecordForm, in_a_row, items_of, json_of, normalised, shape_of
-from regard.tasks.text.gate import PairFormat, delimiter_of
-from regard.tasks.text.lines import BadLines, Line, Lines, Reader, StrPath, decoded
+from regard.tasks.text.forms import RecordForm, in_a_row, json_of, normalised, reader_of, shape_of
+from regard.tasks.text.gate import PairFormat
+from regard.tasks.text.lines import LONGEST_LINE_BYTES, BadLines, Line, Lines, Reader, StrPath, decoded
 
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 SIDES = ("source", "target")
 
 
-class RawCells(NamedTuple):
-    """The cells of a row, or the two sides of a unit, each of them undecoded."""
+class CsvRow(NamedTuple):
+    """The cells of a row, of which two columns are the pair."""
 
     place: str
-    raw: tuple[bytes, ...]
+    cells: list[str]
+    width: int
+    """How many cells the first row has."""
+    columns: tuple[int, int]
 
 
-def csv_rows(files: Sequence[Lines]) -> Iterator[RawCells]:
-    """The cells of each row; of columns named `source` and `target` in the first row, these alone."""
+class Unit(NamedTuple):
+    """The sides of a unit of a translation memory, undecoded."""
+
+    place: str
+    sides: tuple[bytes, ...]
+
+
+def csv_rows(files: Sequence[Lines], *, has_header: bool) -> Iterator[CsvRow]:
+    """The rows behind each file's header, or all of them. The first row decides between commas and semicolons."""
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE_BYTES))  # Python's own is 131,072 characters
     for file in files:
+        begun = list[str]()
         texts = (line.raw.decode(errors="surrogateescape") + "\n" for line in file)
-        rows = csv.reader(texts, delimiter=delimiter_of(file.head) or ",")
-        columns: list[int] | None = None
+
+        def from_begin(begun: list[str] = begun, texts: Iterator[str] = texts) -> Iterator[str]:
+            yield from begun
+            for text in texts:
+                begun.append(text)
+                yield text
+
+        place = f"{file.name}:1"
         try:
+            first = {mark: next(filter(None, csv.reader(from_begin(), delimiter=mark)), []) for mark in ",;"}
+            if not any(first.values()):
+                continue
+            head, mark = _first_row(first, place)
+            columns = _columns(head, file, place) if has_header else (0, 1)
+            rows = csv.reader(chain(begun, texts), delimiter=mark)
             for number, row in enumerate(filter(None, rows)):
-                names = [name.strip().lower() for name in row]
-                if number == 0 and set(SIDES) <= set(names):
-                    columns = [names.index(side) for side in SIDES]
-                    continue
-                cells = row if columns is None else [row[n] for n in columns if n < len(row)]
-                raw = tuple(cell.encode(errors="surrogateescape") for cell in cells)
-                yield RawCells(f"{file.name}:{rows.line_num}", raw)
+                place = f"{file.name}:{rows.line_num}"
+                if number or not has_header:
+                    yield CsvRow(place, row, len(head) if has_header else 2, columns)
         except csv.Error as error:
-            raise DataError(f"{file.name}:{rows.line_num}: expected cells in quotes, got others ({error})") from None
+            raise DataError(f"{place}: expected a table of cells ({error}); quote those with line ends") from None
 
 
-def tmx_units(files: Sequence[Lines]) -> Iterator[RawCells]:
+def _first_row(first: Mapping[str, list[str]], place: str) -> tuple[list[str], str]:
+    """The first row as one of two marks cuts it, and the mark."""
+    cut = {mark: row for mark, row in first.items() if len(row) > 1}
+    named = {mark: row for mark, row in cut.items() if set(SIDES) <= _names(row).keys()}
+    if len(found := named or cut) != 1:
+        said = "both stand" if found else "neither stands"
+        raise DataError(
+            f"{place}: expected a comma or a semicolon between the cells of the first line, {said} there; "
+            "quote the cells, or name another form by --data-format"
+        )
+    ((mark, row),) = found.items()
+    return row, mark
+
+
+def _columns(head: list[str], file: Lines, place: str) -> tuple[int, int]:
+    names = _names(head)
+    if set(SIDES) <= names.keys():
+        return names["source"], names["target"]
+    told = [name.strip()[:60] for name in head[:5]]
+    if len(head) != 2:
+        raise DataError(
+            f"{place}: expected a header with `source` and `target`, or of two columns, got {len(head)} columns "
+            f"({', '.join(told)}): name the two so"
+        )
+    file.notes.append(
+        f"{file.name}: the first line is a header, sources are {told[0]!r} and targets {told[1]!r} "
+        "(--data-format csv-no-header reads it as a pair)"
+    )
+    return 0, 1
+
+
+def _names(head: Sequence[str]) -> dict[str, int]:
+    return {name.strip().lower(): n for n, name in reversed(list(enumerate(head)))}
+
+
+def tmx_units(files: Sequence[Lines]) -> Iterator[Unit]:
     """The two sides of each unit of translation memories; the source is in the language that the header names."""
     for file in files:
         parser: Any = XMLPullParser(("start", "end"))
@@ -59,7 +114,7 @@ def tmx_units(files: Sequence[Lines]) -> Iterator[RawCells]:
                         source = element.get("srclang", source).lower()
                     elif (event, element.tag) == ("end", "tu"):
                         number += 1
-                        yield RawCells(f"{file.name}, unit {number}", tuple(_sides(element, source)))
+                        yield Unit(f"{file.name}, unit {number}", tuple(_sides(element, source)))
                         element.clear()
             parser.close()
         except ParseError as error:
@@ -78,8 +133,6 @@ def _text(element: Element) -> str:
     return f"{element.text or ''}{''.join(inner)}"
 
 
-NUMBERED = re.compile(rb"\d+\t[^\t]*\t")
-"""The beginning of a line of Tatoeba's exports: the number of a sentence, and two columns or more behind it."""
 T = TypeVar("T")
 
 
@@ -98,14 +151,14 @@ def read_pairs(
     Args:
         paths: one file, or several files of one format, read one after the other; or two files with aligned lines, or
             several such twos. "-" is standard input. Each file is opened once, for its first pair.
-        format: "tsv" (source, tab, target), "tsv-extra" (the same, with further columns ignored), "csv" (two columns,
-            or a first row that names `source` and `target`), "jsonl" ({"source": ..., "target": ...} on each line),
-            "tmx" (a translation memory of two languages) or "aligned" (a.en a.de b.en b.de ...). None decides by the
-            beginnings of the first two files (`regard.tasks.text.gate`).
+        format: "tsv" (source, tab, target), "tsv-extra" (the same, with further columns ignored), "csv" (a header of
+            two columns, or one that names `source` and `target`), "csv-no-header" (two columns), "jsonl"
+            ({"source": ..., "target": ...} on each line), "tmx" (a translation memory of two languages) or "aligned"
+            (a.en a.de b.en b.de ...). None: the ending of each name decides (`regard.tasks.text.gate`).
         bad_lines: "stop" at the first bad line, or "skip" and count them in the reader's `skipped`.
 
     Raises:
-        ArgumentError: the format is unknown or needs another number of files; or, while reading, cannot be decided.
+        ArgumentError: the format is unknown, a name does not tell it, or it needs another number of files.
         DataError: while reading, if a line is bad (for example, a sentence is empty), aligned files have
             different lengths, there is no pair at all, or a file cannot be read or is no text.
 
@@ -127,7 +180,7 @@ def read_items(
 ) -> Reader[T]:
     """The items of files, at least one; raises as `read_pairs` does."""
     must_hold = f"pairs of sentences in {' and '.join(map(str, files))}"
-    return Reader(items_of(files, format, forms), bad_lines=bad_lines, must_hold=must_hold)
+    return reader_of(files, format, forms, bad_lines=bad_lines, must_hold=must_hold)
 
 
 def _from_table(line: Line, *, extra_columns: bool) -> Pair:
@@ -145,14 +198,22 @@ def _from_table(line: Line, *, extra_columns: bool) -> Pair:
     return _pair((line.place, cells[0]), (line.place, cells[1]))
 
 
-def _from_cells(cells: RawCells) -> Pair:
-    if len(cells.raw) != 2:
+def _from_row(row: CsvRow) -> Pair:
+    if len(row.cells) != row.width:
         raise DataError(
-            f"{cells.place}: expected a source and a target, got {len(cells.raw)}; keep these two, or name them "
-            "`source` and `target` in a first row"
+            f"{row.place}: expected {row.width} cells, got {len(row.cells)}; put quotes around cells with a comma or "
+            "semicolon of their own"
         )
-    source, target = (decoded(cells.place, raw) for raw in cells.raw)
-    return _pair((cells.place, source), (cells.place, target))
+    raw = (row.cells[n].encode(errors="surrogateescape") for n in row.columns)
+    source, target = (decoded(row.place, one) for one in raw)
+    return _pair((row.place, source), (row.place, target))
+
+
+def _from_unit(unit: Unit) -> Pair:
+    if len(unit.sides) != 2:
+        raise DataError(f"{unit.place}: expected a source and a target, got {len(unit.sides)}; keep these two")
+    source, target = (decoded(unit.place, raw) for raw in unit.sides)
+    return _pair((unit.place, source), (unit.place, target))
 
 
 def _from_aligned(lines: tuple[Line, Line]) -> Pair:
@@ -178,17 +239,6 @@ def _pair(source: tuple[str, str], target: tuple[str, str]) -> Pair:
     return Pair(source[1], target[1])
 
 
-def _rows(files: Sequence[Lines]) -> Iterator[Line]:
-    for file in files:
-        lines = file.head.splitlines()
-        if lines and all(map(NUMBERED.match, lines[:-1] or lines)):
-            raise DataError(
-                f"{file.name}: expected a source in the first of its columns, got numbers, as in exports of Tatoeba; "
-                f"keep the two columns of text: cut -f2,4 {file.name}"
-            )
-        yield from file
-
-
 def _side_by_side(files: Sequence[Lines]) -> Iterator[tuple[Line, Line]]:
     for first, second in zip(files[::2], files[1::2], strict=True):
         for number, (source, target) in enumerate(zip_longest(first, second), 1):
@@ -203,11 +253,12 @@ def _side_by_side(files: Sequence[Lines]) -> Iterator[tuple[Line, Line]]:
 
 PAIR_FORMS: Mapping[str, RecordForm[Any, Pair]] = MappingProxyType(
     {
-        "tsv": RecordForm(_rows, partial(_from_table, extra_columns=False)),
-        "tsv-extra": RecordForm(_rows, partial(_from_table, extra_columns=True)),
-        "csv": RecordForm(csv_rows, _from_cells),
+        "tsv": RecordForm(in_a_row, partial(_from_table, extra_columns=False)),
+        "tsv-extra": RecordForm(in_a_row, partial(_from_table, extra_columns=True)),
+        "csv": RecordForm(partial(csv_rows, has_header=True), _from_row),
+        "csv-no-header": RecordForm(partial(csv_rows, has_header=False), _from_row),
         "jsonl": RecordForm(in_a_row, _from_json),
-        "tmx": RecordForm(tmx_units, _from_cells),
+        "tmx": RecordForm(tmx_units, _from_unit),
         "aligned": RecordForm(_side_by_side, _from_aligned, is_by_twos=True),
     }
 )

@@ -1,11 +1,12 @@
 """Tokenizers of models from elsewhere: Marian's SentencePiece files, or a tokenizer.json."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
 from regard.errors import MissingExtraError, RunFolderError, needs
+from regard.files.model_folder import family_of
 from regard.files.untrusted import parse_json
 from regard.tasks.text.codec import Codec, Marks
 from regard.tasks.text.labels import SPACE, Label, byte_level_labels, byte_string, label_of_each, piece_label
@@ -172,6 +173,22 @@ def pretrained_tokenizers(folder: Path, source: Marks, target: Marks) -> tuple[C
         SentencePieces(folder / "source.spm", vocabularies[0], source),
         SentencePieces(folder / "target.spm", vocabularies[1], target),
     )
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Check that a folder has the files of a tokenizer that regard reads."""
+    names = ["tokenizer.json", *(["source.spm"] if family_of(folder) == "marian" else [])]
+    if not any((folder / name).is_file() for name in names):
+        more = ", or source.spm, target.spm and vocab.json" if len(names) > 1 else ""
+        raise RunFolderError(f"{folder} has no tokenizer that regard reads: expected tokenizer.json{more}")
+
+
+def check_rows(folder: Path, name: str, tokenizer: Codec, rows: Sized) -> None:
+    """Check that a model has a row of weights for each token of the tokenizer of its folder."""
+    if len(tokenizer) > len(rows):
+        raise RunFolderError(
+            f"{folder}: the {name} has {len(tokenizer)} tokens and the model {len(rows)}: they are not of one folder"
+        )
 
 
 def _load_pieces(model: Path) -> Any:

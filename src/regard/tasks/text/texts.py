@@ -1,12 +1,11 @@
 """Running text: lines, or the texts of JSON lines."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 
 from regard.errors import DataError
-from regard.tasks.text.forms import RecordForm, in_a_row, items_of, json_of, normalised, shape_of
+from regard.tasks.text.forms import RecordForm, in_a_row, json_of, normalised, reader_of, shape_of
 from regard.tasks.text.gate import RunningTextFormat
-from regard.tasks.text.lines import BadLines, Line, Reader, StrPath, decoded
+from regard.tasks.text.lines import BadLines, Line, StrPath, decoded
 
 
 def text_of_json(line: Line, keys: Sequence[str] = ("text",)) -> str:
@@ -25,18 +24,6 @@ def text_of_json(line: Line, keys: Sequence[str] = ("text",)) -> str:
     return normalised(line.place, texts[0])
 
 
-TEXT_FORMS: Mapping[str, RecordForm[Line, str]] = MappingProxyType(
-    {"text": RecordForm(in_a_row, lambda line: decoded(*line)), "jsonl": RecordForm(in_a_row, text_of_json)}
-)
-
-
-def read_texts(
-    paths: Sequence[StrPath], *, format: RunningTextFormat | None = None, bad_lines: BadLines = "stop"
-) -> Reader[str]:
-    """Texts from files: each line ("text"), or each {"text": ...} on a line ("jsonl"); None: the beginning tells."""
-    return Reader(items_of(paths, format, TEXT_FORMS), bad_lines=bad_lines)
-
-
 class RunningText(Iterator[str]):
     """The lines of several files as running text; a text of JSON lines has a blank line behind it."""
 
@@ -44,9 +31,11 @@ class RunningText(Iterator[str]):
         self, paths: Sequence[StrPath], *, format: RunningTextFormat | None = None, bad_lines: BadLines = "stop"
     ) -> None:
         self._cut: list[str] = []
-        paragraphs = RecordForm(in_a_row, lambda line: text_of_json(line).removesuffix("\n") + "\n")
-        forms = {**TEXT_FORMS, "jsonl": paragraphs}
-        self._reader = Reader(items_of(paths, format, forms, too_long=self._cut.append), bad_lines=bad_lines)
+        forms: dict[str, RecordForm[Line, str]] = {
+            "text": RecordForm(in_a_row, lambda line: decoded(*line)),
+            "jsonl": RecordForm(in_a_row, lambda line: text_of_json(line).removesuffix("\n") + "\n"),
+        }
+        self._reader = reader_of(paths, format, forms, bad_lines=bad_lines, too_long=self._cut.append)
         self._lines = (line for text in self._reader for line in text.split("\n"))
         self.size_bytes = 0
         """The bytes of the lines read so far, a line feed each."""

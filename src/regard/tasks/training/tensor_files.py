@@ -1,104 +1,129 @@
-"""Named tensors on disk, as one safetensors file whose name holds its checksum.
+"""Named tensors and a record as one safetensors file, with checksums of both.
 
-A part of a checkpoint (the model, say) is described in the manifest as
-
-    {"name": ..., "bytes": ..., "crc32": ..., "aliases": {"output.weight": "embedding.weight"}}
+The header's `__metadata__` has two texts: `regard`, JSON of the record, of the crc32 of each tensor and of the aliases,
+such as {"model/output.weight": "model/embedding.weight"} for tied weights, which are stored once; and `crc32`, the
+checksum of that text.
 """
 
-import re
-import reprlib
+import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from regard.errors import DataError, RegardError, RunFolderError
-from regard.files.atomic import write_atomically
-from regard.files.own_files import is_file_below
-from regard.files.sealed import checksum_of_file
-from regard.files.untrusted import safetensors_library, tensor_errors
+from regard.errors import DataError, RunFolderError
+from regard.files.atomic import replacing
+from regard.files.untrusted import open_tensors, parse_json
 
 Tensors = dict[str, Tensor]
 
+FORMAT = 2
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+}  # fmt: skip
+"""The names of dtypes in the format."""
 
-_OWN_NAME = re.compile(r"[a-z]+-([0-9a-f]{8})\.safetensors")
 
-
-def write_part(folder: Path, part: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write some tensors, and describe the file for the manifest. Equal names of files have equal content."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+    """Replace a file in one step. The library's own writer would hold the bytes of all tensors twice, and its error
+    of a full disk is no OSError."""
     owners, aliases = _without_aliases(tensors)
-    whole = {name: value.detach().cpu().contiguous() for name, value in owners.items()}
-    content = safetensors_library().torch.save(whole)
-    checksum = f"{zlib.crc32(content):08x}"
-    name = f"{part}-{checksum}.safetensors"
-    write_atomically(folder / name, content)
-    return {"name": name, "bytes": len(content), "crc32": checksum, "aliases": aliases}
+    sums = {name: _checksum(value) for name, value in owners.items()}
+    about = json.dumps({"format": FORMAT, **record, "crc32": sums, "aliases": aliases})
+    header: dict[str, Any] = {"__metadata__": {"regard": about, "crc32": _checksum_of_text(about)}}
+    end = 0
+    for name, value in owners.items():
+        begin, end = end, end + value.nbytes
+        header[name] = {"dtype": DTYPES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with replacing(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for value in owners.values():
+            file.write(_bytes_of(value))
 
 
-def is_own_name(name: str) -> bool:
-    """True for names in the form of `write_part`."""
-    return _OWN_NAME.fullmatch(name) is not None
+class TensorFile:
+    """An open file of `write_tensors`."""
+
+    def __init__(self, path: Path, file: Any) -> None:
+        self.path = path
+        self._file = file
+        metadata = file.metadata() or {}
+        if not {"regard", "crc32"} <= set(metadata):
+            raise RunFolderError(f"{path} is no checkpoint of regard's: its header has no position of training")
+        if _checksum_of_text(metadata["regard"]) != metadata["crc32"]:
+            raise self._altered("the header")
+        self.record: dict[str, Any] = parse_json(metadata["regard"])
+        if (found := self.record.get("format")) != FORMAT:
+            raise RunFolderError(f"{path} is of another version: expected format {FORMAT}, got {found!r}")
+        if set(file.keys()) != set(self.record["crc32"]):
+            raise self._altered("the list of tensors")
+
+    def part(self, part: str) -> Tensors:
+        """The tensors of a part: `part("model")` has "weight" for "model/weight"."""
+        owners = {name: name for name in self.record["crc32"]} | self.record["aliases"]
+        mine = {name: owner for name, owner in owners.items() if name.startswith(f"{part}/")}
+        tensors = {owner: self._checked(owner) for owner in set(mine.values())}
+        return {name.removeprefix(f"{part}/"): tensors[owner] for name, owner in mine.items()}
+
+    def _checked(self, name: str) -> Tensor:
+        value: Tensor = self._file.get_tensor(name)
+        if _checksum(value) != self.record["crc32"][name]:
+            raise self._altered(name)
+        return value
+
+    def _altered(self, place: str) -> RunFolderError:
+        return RunFolderError(f"{self.path} was altered: {place} has not the checksum written with it; copy it again")
 
 
-def is_own_file(path: Path) -> bool:
-    """True if `write_part` wrote a file: its name ends in the checksum of its content."""
-    named = _OWN_NAME.fullmatch(path.name)
-    return named is not None and path.is_file() and checksum_of_file(path)["crc32"] == named[1]
+@contextmanager
+def open_checked(path: Path) -> Iterator[TensorFile]:
+    """Open a file of `write_tensors`.
 
-
-def read_part(folder: Path, part: str, entry: Any) -> Tensors:
-    """Read the tensors of a part, checked against its entry in the manifest."""
+    Raises:
+        RunFolderError: it is absent, cut short, altered, another program's, or no regular file.
+    """
     try:
-        file = _open_checked(folder, entry)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        return tensors | {alias: tensors[owner] for alias, owner in entry["aliases"].items()}
-    except RegardError:
-        raise
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, safetensors_library().SafetensorError):
-        raise RunFolderError(f"the checkpoint at {folder} holds no {part}") from None
+        with open_tensors(path) as file:
+            yield TensorFile(path, file)
+    except FileNotFoundError:
+        raise RunFolderError(f"no checkpoint at {path}: train first") from None
+    except DataError as error:
+        raise RunFolderError(str(error)) from None
+    except (LookupError, TypeError):
+        raise RunFolderError(f"{path} holds something else than its header says: copy it again") from None
 
 
 def _without_aliases(tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, str]]:
-    """The tensors, tied weights only once under their first names; and the other names, each with the first name."""
+    """The tensors on the CPU, wide elements first, tied weights only under their first names; and the other names,
+    each with the first one. Readers map the file, and want each tensor at a multiple of its elements' size."""
     first: dict[object, str] = {}
     owners: Tensors = {}
     aliases: dict[str, str] = {}
     for name, value in tensors.items():
         place = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else name
-        if place in first:
-            aliases[name] = first[place]
+        if first.setdefault(place, name) == name:
+            owners[name] = value.detach().cpu().contiguous()
         else:
-            first[place] = name
-            # safetensors refuses a view into the storage of another tensor as shared, so a view is copied.
-            alone = value.untyped_storage().nbytes() == value.nbytes
-            owners[name] = value if alone else value.clone()
-    return owners, aliases
+            aliases[name] = first[place]
+    return dict(sorted(owners.items(), key=lambda item: (-item[1].element_size(), item[0]))), aliases
 
 
-def _open_checked(folder: Path, entry: dict[str, Any]) -> Any:
-    name = entry["name"]
-    # A foreign manifest may hold a path.
-    if not isinstance(name, str) or "/" in name or not is_file_below(name):
-        raise RunFolderError(f"the checkpoint at {folder} names the file {reprlib.repr(name)}, which is not in it")
-    path = folder / name
-    _check(path, entry)
-    try:
-        with tensor_errors(path):
-            return safetensors_library().safe_open(path, framework="pt")
-    except DataError as error:
-        raise RunFolderError(str(error)) from None
+def _bytes_of(value: Tensor) -> Any:
+    return value.reshape(-1).view(torch.uint8).numpy()
 
 
-def _check(path: Path, entry: dict[str, Any]) -> None:
-    try:
-        found = checksum_of_file(path)
-    except (FileNotFoundError, IsADirectoryError):
-        raise RunFolderError(f"{path} is missing, and the checkpoint needs it") from None
-    if found["bytes"] != entry["bytes"]:
-        raise RunFolderError(
-            f"{path} has {found['bytes']} bytes, expected {reprlib.repr(entry['bytes'])}: it was cut short"
-        )
-    if found["crc32"] != entry["crc32"]:
-        raise RunFolderError(f"{path} was altered: its checksum is not the one written with it")
+def _checksum(value: Tensor) -> str:
+    """Of dtype, shape and elements: another dtype or shape would make other numbers of the same bytes."""
+    kind = f"{DTYPES.get(value.dtype)} {list(value.shape)}"
+    return f"{zlib.crc32(_bytes_of(value), zlib.crc32(kind.encode())):08x}"
+
+
+def _checksum_of_text(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"

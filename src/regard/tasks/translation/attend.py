@@ -36,10 +36,10 @@ def forced_attention(
         axis(target_tokenizer, ids),
         axis(target_tokenizer, [marks[1].begin_id, *ids[:-1]]),
     )
-    alignments = list(model.alignment_names)
+    alignments, within_source = list(model.alignment_names), model.source_names
     merged = {}
     for name, weights in maps.items():
-        encoder = name.startswith("encoder")
+        encoder = name in within_source
         rows, columns = looked_at if encoder else written, looked_at if encoder or name in alignments else read
         merged[name] = merge(cast(AttentionMap, weights[0]), rows, columns)
     choices = None

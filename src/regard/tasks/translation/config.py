@@ -23,7 +23,7 @@ class TranslationConfig(TrainingConfig):
     valid: tuple[Path, ...] = ()
     """Pairs to validate on, in the same forms; unless given, a share of the data, the same for every seed."""
     data_format: PairFormat | None = None
-    """The form of these files, if their beginnings do not tell; tsv-extra has further columns, which are ignored."""
+    """The form of these files, if their names do not tell; tsv-extra has further columns, which are ignored."""
     bad_lines: BadLines = "stop"
     """Whether a line that cannot be read ends the run or is left out."""
 

@@ -17,7 +17,7 @@ from regard.files.atomic import replacing
 from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.text.held_out import held_out_sources, seen_sources
+from regard.tasks.text.held_out import held_out_sources
 from regard.tasks.text.lines import Reader
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.pairs import Pair, read_pairs
@@ -58,7 +58,7 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
         of_training = partial(_those, pairs, is_held_out, wanted=False)
         tokenizers = _train_tokenizers(config, folder, of_training, len(pairs))
         train = _store(folder, "train", of_training(), tokenizers, config)
-        held_out = given[0] if given else _unseen(_those(pairs, is_held_out, wanted=True), train, tokenizers[0], say)
+        held_out = given[0] if given else _those(pairs, is_held_out, wanted=True)
         with Spool(held_out, folder.data) as held:
             valid = _store(folder, "valid", map(Pair._make, held), tokenizers, config)
             with replacing(folder.data / TEXTS) as file:
@@ -174,24 +174,6 @@ def _held_out(config: TranslationConfig, pairs: Spool) -> Callable[[str], bool]:
     else:
         normalizer = load_tokenizers(config, RunFolder(config.tokenizers_from))[0].normalizer()
     return held_out_sources((pair[0] for pair in pairs), len(pairs), read_as(normalizer))
-
-
-def _unseen(held_out: Iterator[Pair], train: TokenStore, tokenizer: Tokenizer, say: Say) -> list[Pair]:
-    """The held-out pairs whose sources are not in training as the same tokens."""
-    pairs = list(held_out)
-    seen = seen_sources((pair.source for pair in pairs), train, tokenizer)
-    unseen = [pair for pair in pairs if pair.source not in seen]
-    if seen:
-        say(
-            f"{len(pairs) - len(unseen):,} of {len(pairs):,} pairs for validation are left out: with their unknown "
-            "words, their sources are the same tokens as some of training"
-        )
-    if pairs and not unseen:
-        raise DataError(
-            "expected a source for validation that training lacks, but with their unknown words all are the same "
-            "tokens as some of training; raise --vocab-size, or give pairs for validation by --valid"
-        )
-    return unseen
 
 
 def _train_tokenizers(

@@ -3,8 +3,9 @@
 from regard.models.config import RNNConfig, TransformerConfig
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
+from regard.tasks.generation.downloaded import Downloaded
 
-Model = Transformer | RNNSeq2Seq
+Model = Transformer | RNNSeq2Seq | Downloaded
 
 
 def make_model(

@@ -14,14 +14,17 @@ from torch import nn
 from regard.errors import ArgumentError, DataError
 from regard.files.model_folder import is_huggingface, snapshot_of
 from regard.tasks.generation.config import Beam
+from regard.tasks.generation.downloaded import load_downloaded
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.language_modelling.likelihood import together
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nothing
+from regard.tasks.text.codec import Marks
 from regard.tasks.text.lines import BadLines
 from regard.tasks.text.pair_store import chunks
+from regard.tasks.text.pretrained import check_rows, pretrained_tokenizers
 from regard.tasks.text.unicode import normalise
 from regard.tasks.training.bleu import BleuTokenize, bleu
 from regard.tasks.training.distributed.devices import find_device
@@ -33,7 +36,6 @@ from regard.tasks.translation.corpus import load_tokenizers
 from regard.tasks.translation.made_model import make_model
 from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
 from regard.tasks.translation.presenting import Present
-from regard.tasks.translation.pretrained import load_pretrained
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
 from regard.tasks.translation.searching import Search
 from regard.tasks.translation.translation_model import TranslationModel
@@ -249,15 +251,24 @@ N = TypeVar("N", bound=nn.Module)
 def _loaded(folder: Path, device: str, checkpoint: Literal["best", "last"]) -> Translator:
     folder = snapshot_of(folder)
     if is_huggingface(folder):
-        downloaded, *tokenizers = load_pretrained(folder)
-        return Translator(_frozen(downloaded, device), *tokenizers)
+        return _downloaded(folder, device)
     run = RunFolder(folder)
     config = run.read_config(TRANSLATION, TranslationConfig)
     source_tokenizer, target_tokenizer = load_tokenizers(config, run)
     vocabularies = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
     tensors, make_it = run.checkpoints.load_model(checkpoint), partial(make_model, config.sizes, **vocabularies)
-    model = _frozen(filled(make_it, config.sizes, tensors, source=run.path / checkpoint), device)
+    model = _frozen(filled(make_it, config.sizes, tensors, source=run.checkpoints.path(checkpoint)), device)
     return Translator(model, source_tokenizer, target_tokenizer, longest=config.max_length)
+
+
+def _downloaded(folder: Path, device: str) -> Translator:
+    parts = load_downloaded(folder, is_pair=True)
+    marks = Marks(parts.pad_id, parts.begin_id, parts.end_ids[0])
+    tokenizers = pretrained_tokenizers(folder, marks, marks)
+    rows = parts.model.model.get_encoder().get_input_embeddings().weight, parts.model.output.weight
+    for side, tokenizer, weights in zip(("source", "target"), tokenizers, rows, strict=True):
+        check_rows(folder, f"{side} tokenizer", tokenizer, weights)
+    return Translator(_frozen(parts.model, device), *tokenizers)
 
 
 def _frozen(model: N, device: str) -> N:

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import ArgumentError, DataError, NotSeenError, RegardError, RunFolderError
+from regard.huggingface.folder import TellRead
 from regard.huggingface.load_folder import load_folder, quiet, transformers_library
 from regard.maps.attention_map import AttentionMap
-from regard.models.convert.folder import TellRead
+from regard.tasks.generation.downloaded import MapSide, sides_of
 from regard.tasks.text.labels import label_of_each
 from regard.tasks.text.tokenizers import is_byte_level
 from regard.tasks.training.distributed.devices import find_device
@@ -26,7 +27,7 @@ from regard.tasks.viewing.proved_places import Axes, MapPlace, Proof
 from regard.tasks.viewing.view_input import ViewInput
 from regard.views.examples import of_sequence
 from regard.watching.analysis.tables import named
-from regard.watching.report import layers_of, maps_of_layers
+from regard.watching.report import maps_of_layers
 from regard.watching.watch import Seen, watch
 
 ALTERNATIVES = 3
@@ -69,16 +70,16 @@ class ForeignModel:
             raise NotSeenError(f"no attention of {self._kind} was seen: {seen!r}")
         whole = dict(named(layers))
         maps = self._of_sequence(whole)
-        crossing = self._crossing(seen, whole)
-        claims = {name: self._axes(name, whole[name].shape, crossing, places) for name in maps}
+        sides = sides_of(self.model, seen) if self._is_pair else {}
+        claims = {name: self._axes(sides.get(name), whole[name].shape, places) for name in maps}
         proof = Proof(self._run, inputs, self._marks(), self._vocabulary(), seed)
         square = [name for name, one in maps.items() if one.shape[-2] == one.shape[-1]]
-        shown = next((name for name in reversed(maps) if crossing.get(name)), [*maps, *square][-1])
+        shown = next((name for name in reversed(maps) if sides.get(name) == "cross"), [*maps, *square][-1])
         choices = {}
         if written and (logits := getattr(output, "logits", None)) is not None and logits.dim() == 3:
             others = probable_others(logits[0].float().softmax(-1), self._tokens, written, ALTERNATIVES)
             choices = {name: others for name in maps if places.written in claims[name][0]}
-        places_of = self._entrances(whole, maps, crossing)
+        places_of = self._entrances(whole, maps, sides)
         return ForeignAttention(maps, lambda: proof.labels(claims, places_of), shown, choices, places.image)
 
     # -- inputs ------------------------------------------------------------------------------------------
@@ -253,26 +254,19 @@ class ForeignModel:
 
     # -- labels ------------------------------------------------------------------------------------------
 
-    def _crossing(self, seen: Seen, maps: Mapping[str, Any]) -> dict[str, bool]:
-        """Of an encoder-decoder, whether a map attends from the target to the source."""
-        if not self._is_pair:
-            return {}
-        calls = layers_of(seen.record, crossing=True)
-        return {name: bool(call.crosses) for name, call in zip(maps, calls, strict=True)}
-
-    def _axes(self, name: str, shape: Sequence[int], crossing: Mapping[str, bool], places: InputLabels) -> Axes:
+    def _axes(self, side: MapSide | None, shape: Sequence[int], places: InputLabels) -> Axes:
         *lead, _, queries, keys = shape
         of_input = [
             places.of(count, sequences=prod(lead), sequence=0 if prod(lead) == 1 else self._sequence)
             for count in (queries, keys)
         ]
-        if not self._is_pair or (not crossing[name] and self._in_encoder(name)):
+        if side in (None, "encoder"):
             return of_input[0], of_input[1]
         assert places.written is not None and places.read is not None  # noqa: PT018 (it is no test)
-        return [places.written], of_input[1] if crossing[name] else [places.read]
+        return [places.written], of_input[1] if side == "cross" else [places.read]
 
     def _entrances(
-        self, whole: Mapping[str, AttentionMap], maps: Container[str], crossing: Mapping[str, bool]
+        self, whole: Mapping[str, AttentionMap], maps: Container[str], sides: Mapping[str, MapSide]
     ) -> dict[str, MapPlace]:
         """Where the positions of the maps enter modules of the model."""
         modules, calls, found = dict(self.model.named_modules()), Counter[str](), dict[str, MapPlace]()
@@ -282,7 +276,7 @@ class ForeignModel:
             sequence = 0 if prod(lead) == 1 else self._sequence
             if name in maps:
                 found[name] = MapPlace(modules[path], calls[path], prod(lead), sequence, queries, keys,
-                                       crossing.get(name, False))  # fmt: skip
+                                       sides.get(name) == "cross")  # fmt: skip
             calls[path] += 1
         return found
 
@@ -298,12 +292,6 @@ class ForeignModel:
             "vocab_size"
         )
         return size if isinstance(size, int) else 1
-
-    def _in_encoder(self, name: str) -> bool:
-        path = name.split(" [")[0]
-        encoder = self.model.get_encoder()
-        module = dict(self.model.named_modules())[path]
-        return any(module is one for one in encoder.modules())
 
 
 def said_by(error: Exception) -> str:

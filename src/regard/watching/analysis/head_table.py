@@ -14,8 +14,8 @@ from regard.maps.sources.linear import LinearSource
 from regard.maps.sources.source import Statistic
 from regard.maps.statistics.chosen_keys import AtPlaces, OfEqualTokens, SumsOfKeys
 from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio, TopWeights
+from regard.maps.statistics.divergence import divergence
 from regard.maps.statistics.tiles import ask, ask_all
-from regard.watching.analysis.similarity import difference
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
 from regard.watching.module_names import Names
 from regard.watching.observed import Record
@@ -121,8 +121,8 @@ def compare(one: Maps, other: Maps, *, skip: Names = ()) -> HeadTable:
         skip: the modules of watched models that the table need not cover, as `names` of `regard.watch`.
 
     Returns:
-        A table with the columns "jensen-shannon" (nats, in [0, ln 2]), "variation" (in [0, 1]) and "largest" (the
-        largest difference of two weights), under the names of `one`; see `difference`.
+        A table with the column "jensen-shannon", the mean over the queries with a key of their `divergence`, in nats
+        in [0, ln 2], under the names of `one`.
 
     Raises:
         ShapeError: the lists have different lengths, or maps have different shapes.
@@ -133,19 +133,18 @@ def compare(one: Maps, other: Maps, *, skip: Names = ()) -> HeadTable:
     >>> full = regard.attention(q, k, k, return_weights=True).weights
     >>> causal = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
     >>> print(compare([full], [causal]))
-    layer  head  jensen-shannon  variation  largest
-    0         0            0.17       0.38     0.75
+    layer  head  jensen-shannon
+    0         0            0.17
     """
     one, other = watched(one), watched(other)
     rest = (*given_up(one, skip, "compare()"), *given_up(other, skip, "compare()"))
     ours, theirs = named(maps_of_layers(one)), named(maps_of_layers(other))
     if len(ours) != len(theirs):
         raise ShapeError(f"compare() needs as many maps on both sides, got {len(ours)} and {len(theirs)}")
-    rows = []
-    for (_, a), (_, b) in zip(ours, theirs, strict=True):
-        apart, live = difference(a, b), _live(a) | _live(b)
-        numbers = {"jensen-shannon": _mean(apart.jensen_shannon, live), "variation": _mean(apart.total_variation, live)}
-        rows.append({**numbers, "largest": apart.largest.reshape(-1, *apart.largest.shape[-2:]).amax((0, 2))})
+    rows = [
+        {"jensen-shannon": _mean(divergence(a, b, "js"), _live(a) | _live(b))}
+        for (_, a), (_, b) in zip(ours, theirs, strict=True)
+    ]
     return table([name for name, _ in ours], rows, tuple(dict.fromkeys(rest)))
 
 

@@ -32,8 +32,6 @@ class Stepped:
     """The time until the last step, at the speed so far."""
     skipped_batches: int = 0
     """Batches skipped since the run began, because their loss or gradient was NaN or infinite."""
-    memory_bytes: int = 0
-    """The present resident memory of this process."""
     device_memory_bytes: int = 0
     """The peak memory of tensors on the GPU so far; 0 without a GPU."""
 
@@ -69,8 +67,7 @@ class Saved:
     """A checkpoint is on the disk."""
 
     step: int
-    which: str
-    """"best", "last", or the name of a kept model."""
+    which: Literal["best", "last"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from regard.errors import needs
 from regard.files.atomic import write_atomically
-from regard.files.own_files import appended_to
 from regard.files.untrusted import parse_json
 from regard.tasks.training.reporting.events import Event, Saved, Skipped, Started, Stepped, Validated
 
@@ -39,7 +38,7 @@ class MetricsFile:
                 pass
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        with appended_to(self.path) as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({name: _finite(value) for name, value in record.items()}) + "\n")
 
     def _forget_after(self, step: int) -> None:

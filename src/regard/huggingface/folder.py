@@ -1,10 +1,9 @@
 """A folder written by Hugging Face's `save_pretrained`: its settings and its tensors. No code of it is run."""
 
-import reprlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -12,85 +11,15 @@ from regard.errors import DataError, RunFolderError
 from regard.files.model_folder import PICKLED, WEIGHTS, refuse_other_kinds, snapshot_of
 from regard.files.untrusted import open_tensors, parse_json, read_torch_tensors
 
-T = TypeVar("T")
-TIED = "tie_word_embeddings"
-"""The setting that says whether the output layer is the embedding."""
-LARGEST = 2**62
 TellRead = Callable[[str, int, int | None], None]
 """Is called with the name of the work, how much is done, and of how much."""
 
 
-class Settings:
-    """The values of config.json, read by name and type.
+class Settings(NamedTuple):
+    """The values of config.json, and its path."""
 
-    >>> settings = Settings({"d_model": 8}, Path("config.json"))
-    >>> settings.get("d_model", int), settings.get("dropout", float, 0.1)
-    (8, 0.1)
-    >>> settings.get("encoder_layers", int)
-    Traceback (most recent call last):
-    regard.errors.RunFolderError: config.json has no encoder_layers: it is not the whole configuration of a model
-    """
-
-    def __init__(self, values: Mapping[str, Any], source: Path) -> None:
-        self.values, self.source = values, source
-
-    def get(self, name: str, kind: type[T], default: T | None = None) -> T:
-        """A value; the default if it is absent or null.
-
-        Raises:
-            RunFolderError: the value is absent and has no default, or it has another type.
-        """
-        value = self.values.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise RunFolderError(f"{self.source} has no {name}: it is not the whole configuration of a model")
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            raise RunFolderError(f"{self.source}: {name} must be a {kind.__name__}, got {reprlib.repr(value)}")
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise RunFolderError(f"{self.source}: {name} must be at most 2^62, got {reprlib.repr(value)}")
-        return value
-
-    def optional(self, name: str, kind: type[T]) -> T | None:
-        """A value; None if it is absent or null.
-
-        Raises:
-            RunFolderError: it has another type.
-        """
-        return None if self.values.get(name) is None else self.get(name, kind)
-
-    def floats(self, name: str) -> tuple[float, ...]:
-        """A list of floats.
-
-        Raises:
-            RunFolderError: it is absent, or of another type.
-        """
-        numbers: list[Any] = self.get(name, list)
-        named = Settings({f"{name}[{place}]": number for place, number in enumerate(numbers)}, self.source)
-        return tuple(named.get(place, float) for place in named.values)
-
-    def part(self, name: str) -> Mapping[str, Any]:
-        """An object within the object; an empty one if it is absent or null.
-
-        Raises:
-            RunFolderError: it is of another type.
-        """
-        found: dict[str, Any] = self.get(name, dict, {})
-        return found
-
-    def one_of(self, name: str, choices: Mapping[str, T], default: str | None = None) -> T:
-        """The entry of `choices` for a value.
-
-        Raises:
-            RunFolderError: the value is none of the choices.
-        """
-        value = self.get(name, str, default)
-        if value not in choices:
-            known = ", ".join(choices)
-            raise RunFolderError(f"{self.source}: {name} is {reprlib.repr(value)}, and regard reads {known}")
-        return choices[value]
+    values: dict[str, Any]
+    source: Path
 
 
 def read_settings(folder: Path) -> Settings:

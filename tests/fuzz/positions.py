@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.tasks.viewing.cells import Cells
+from regard.tasks.viewing.image_cells import ImageCells
 from regard.tasks.viewing.places import of_tokens
-from regard.tasks.viewing.proved_places import Axis, MapPlace, Origin, Proof
+from regard.tasks.viewing.proved_places import ClaimedAxis, MapPlace, NoPart, PlaceProof
 from tests.fuzz.drawing import Drawn
 
 WIDTH, VOCABULARY, MARK = 6, 40, 39
@@ -64,15 +64,15 @@ def _of_moments(drawn: Drawn) -> None:
     how, has_token = drawn.of([*orders]), drawn.chance()
     torch.manual_seed(drawn.number(0, 1_000))
     model = Embedding([*[()] * has_token, *((n,) for n in orders[how])], patch).eval()
-    axis = Axis([f"{n}s" for n in range(count + has_token)], (), is_time=True)
+    axis = ClaimedAxis([f"{n}s" for n in range(count + has_token)], (), is_time=True)
     found = _labels(model, {"input_values": torch.randn(1, count * 3 * patch**2)}, axis)
     is_true = how == "in order" and not has_token
     assert set(found.values()) == {(tuple(axis.labels),) * 2 if is_true else (None, None)}, f"{how}, {has_token}"
 
 
-def _labels(model: Embedding, inputs: dict[str, Tensor], axis: Axis) -> dict[str, tuple[Any, Any]]:
+def _labels(model: Embedding, inputs: dict[str, Tensor], axis: ClaimedAxis) -> dict[str, tuple[Any, Any]]:
     count = len(axis.labels)
-    proof = Proof(model, inputs, frozenset({MARK}), VOCABULARY, torch.get_rng_state())
+    proof = PlaceProof(model, inputs, frozenset({MARK}), VOCABULARY, torch.get_rng_state())
     places = {str(n): MapPlace(one, 0, 1, 0, count, count, is_crossing=False) for n, one in enumerate(model.layers)}
     with torch.no_grad():
         found = proof.labels({name: ([axis], [axis]) for name in places}, places)
@@ -113,17 +113,17 @@ def _of_parts(drawn: Drawn) -> None:
         assert axes == ((tuple(axis.labels),) * 2 if is_true else (None, None)), f"{how}, {name}: {axes}, order {order}"
 
 
-def _claimed(is_picture: bool, rows: int, columns: int, patch: int, front: int, length: int) -> Axis | None:
+def _claimed(is_picture: bool, rows: int, columns: int, patch: int, front: int, length: int) -> ClaimedAxis | None:
     """What the count of positions suggests: learned tokens in front, the parts in their order behind them."""
     if front + rows * columns != length:
         return None
     if not is_picture:
         return of_tokens([str(n) for n in range(length)], "input_ids") if not front else None
-    cells = Cells(rows, columns, ((0,),), height=rows * patch, width=columns * patch)
-    parts: list[Any] = [*[Origin.OWN] * front, *cells.each()]
-    return Axis([str(part) for part in parts], parts, cells)
+    cells = ImageCells(rows, columns, ((0,),), height=rows * patch, width=columns * patch)
+    parts: list[Any] = [*[NoPart.OWN] * front, *cells.each()]
+    return ClaimedAxis([str(part) for part in parts], parts, cells)
 
 
-def _parts(axis: Axis, is_picture: bool, columns: int) -> list[tuple[int, ...]]:
-    of = [part[0] * columns + part[1] if is_picture else part[1] for part in axis.parts if part is not Origin.OWN]
+def _parts(axis: ClaimedAxis, is_picture: bool, columns: int) -> list[tuple[int, ...]]:
+    of = [part[0] * columns + part[1] if is_picture else part[1] for part in axis.parts if part is not NoPart.OWN]
     return [*[()] * (len(axis.parts) - len(of)), *((one,) for one in of)]

@@ -23,7 +23,7 @@ from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.attend import probable_others
 from regard.tasks.viewing.media import read_audio, read_image
 from regard.tasks.viewing.places import ForeignAttention, InputLabels, image_places, of_tokens, sound_places
-from regard.tasks.viewing.proved_places import Axes, MapPlace, Proof
+from regard.tasks.viewing.proved_places import ClaimedAxes, MapPlace, PlaceProof
 from regard.tasks.viewing.view_input import ViewInput
 from regard.views.examples import of_sequence
 from regard.watching.analysis.tables import named
@@ -72,7 +72,7 @@ class ForeignModel:
         maps = self._of_sequence(whole)
         sides = sides_of(self.model, seen) if self._is_pair else {}
         claims = {name: self._axes(sides.get(name), whole[name].shape, places) for name in maps}
-        proof = Proof(self._run, inputs, self._marks(), self._vocabulary(), seed)
+        proof = PlaceProof(self._run, inputs, self._marks(), self._vocabulary(), seed)
         square = [name for name, one in maps.items() if one.shape[-2] == one.shape[-1]]
         shown = next((name for name in reversed(maps) if sides.get(name) == "cross"), [*maps, *square][-1])
         choices = {}
@@ -254,7 +254,7 @@ class ForeignModel:
 
     # -- labels ------------------------------------------------------------------------------------------
 
-    def _axes(self, side: MapSide | None, shape: Sequence[int], places: InputLabels) -> Axes:
+    def _axes(self, side: MapSide | None, shape: Sequence[int], places: InputLabels) -> ClaimedAxes:
         *lead, _, queries, keys = shape
         of_input = [
             places.of(count, sequences=prod(lead), sequence=0 if prod(lead) == 1 else self._sequence)

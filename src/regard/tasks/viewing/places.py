@@ -12,9 +12,9 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import Alternative, AxisLabels
-from regard.tasks.viewing.cells import Cells
+from regard.tasks.viewing.image_cells import ImageCells
 from regard.tasks.viewing.mosaic import Pixels, mosaic
-from regard.tasks.viewing.proved_places import Axis, Origin
+from regard.tasks.viewing.proved_places import ClaimedAxis, NoPart
 from regard.views.overlay import PatchGrid, patch_grid
 
 
@@ -64,11 +64,11 @@ class ForeignAttention:
 class InputLabels:
     """What positions of one input may stand for."""
 
-    text: Axis | None = None
+    text: ClaimedAxis | None = None
     """A sequence of tokens."""
-    written: Axis | None = None
+    written: ClaimedAxis | None = None
     """The tokens that a decoder writes, each in the place of that which it reads for it,"""
-    read: Axis | None = None
+    read: ClaimedAxis | None = None
     """and those that it reads."""
     size: tuple[int, int] | None = None
     """The height and width in pixels of an image,"""
@@ -81,15 +81,15 @@ class InputLabels:
     step: float | None = None
     """and the time from one frame to the next, if that is known."""
     image: SeenImage | None = None
-    _known: dict[tuple[int, int, int], list[Axis]] = field(default_factory=dict)
+    _known: dict[tuple[int, int, int], list[ClaimedAxis]] = field(default_factory=dict)
 
-    def of(self, count: int, *, sequences: int = 1, sequence: int = 0) -> list[Axis]:
+    def of(self, count: int, *, sequences: int = 1, sequence: int = 0) -> list[ClaimedAxis]:
         """What a sequence of so many positions may be."""
         if (key := (count, sequences, sequence)) not in self._known:
             self._known[key] = [*self._found(count, sequences, sequence)]
         return self._known[key]
 
-    def _found(self, count: int, sequences: int, sequence: int) -> Iterator[Axis]:
+    def _found(self, count: int, sequences: int, sequence: int) -> Iterator[ClaimedAxis]:
         if self.text is not None and len(self.text.labels) == count:
             yield self.text
         if self.size is not None and count > 1:
@@ -102,7 +102,7 @@ class InputLabels:
                 step = self.step * max(1, round(step / self.step))
             times = [frame * step for frame in range(count)]
             labels = [f"{time:.2f}s" if time < self.heard else f"pad:{time:.2f}s" for time in times]
-            yield Axis(labels, (), is_time=True)
+            yield ClaimedAxis(labels, (), is_time=True)
 
 
 def _grid(count: int, size: tuple[int, int], side: int | None) -> "tuple[PatchGrid | None, int | None]":
@@ -112,18 +112,20 @@ def _grid(count: int, size: tuple[int, int], side: int | None) -> "tuple[PatchGr
         return None, side
 
 
-def _patches(grid: PatchGrid, side: int | None, tile: int) -> Axis:
+def _patches(grid: PatchGrid, side: int | None, tile: int) -> ClaimedAxis:
     """Row and column of each patch, after the tokens that are none."""
     others = ["[CLS]", *(f"[R{n}]" for n in range(1, grid.extra))][: grid.extra]
-    cells = Cells(grid.rows, grid.columns, ((tile,),), height=grid.rows * (side or 0), width=grid.columns * (side or 0))
+    cells = ImageCells(
+        grid.rows, grid.columns, ((tile,),), height=grid.rows * (side or 0), width=grid.columns * (side or 0)
+    )
     each = [*cells.each()]
     labels = [*others, *(f"{row},{column}" for row, column in each)]
-    return Axis(labels, [*[Origin.OWN] * grid.extra, *each], cells)
+    return ClaimedAxis(labels, [*[NoPart.OWN] * grid.extra, *each], cells)
 
 
-def of_tokens(labels: list[str], name: str) -> Axis:
+def of_tokens(labels: list[str], name: str) -> ClaimedAxis:
     """The tokens of an input of that name."""
-    return Axis(labels, [(name, place) for place in range(len(labels))])
+    return ClaimedAxis(labels, [(name, place) for place in range(len(labels))])
 
 
 def image_places(
@@ -155,13 +157,13 @@ def image_places(
              or _of_tiles(places, tiles, at, tile))  # fmt: skip
     labels, parts = [*places.text.labels], [*places.text.parts]
     for n, place in enumerate(at):
-        labels[place], parts[place] = f"image {n}", Origin.UNKNOWN
+        labels[place], parts[place] = f"image {n}", NoPart.UNKNOWN
     for place, (label, part) in ({} if found is None else found[0]).items():
         labels[place], parts[place] = label, part
-    places.text = Axis(labels, parts, None if found is None else found[1])
+    places.text = ClaimedAxis(labels, parts, None if found is None else found[1])
 
 
-_Labelled = tuple[dict[int, tuple[str, tuple[int, int]]], Cells]
+_Labelled = tuple[dict[int, tuple[str, tuple[int, int]]], ImageCells]
 """Labels of positions, with their cells."""
 
 
@@ -181,11 +183,11 @@ def _of_tiles(places: InputLabels, tiles: Pixels, at: Sequence[int], tile: int) 
     """One tile alone, where each has as many tokens."""
     each, rest = divmod(len(at), len(tiles))
     own = next((one for one in ([] if rest else places.of(each)) if one.cells is not None), None)
-    if own is None or own.cells is None or Origin.OWN in own.parts or tile >= len(tiles):
+    if own is None or own.cells is None or NoPart.OWN in own.parts or tile >= len(tiles):
         return None
     places.image = SeenImage(tiles[tile], at[tile * each : (tile + 1) * each])
     rows = own.cells.rows
-    cells = Cells(rows * len(tiles), own.cells.columns, tuple((n,) for n in range(len(tiles))))
+    cells = ImageCells(rows * len(tiles), own.cells.columns, tuple((n,) for n in range(len(tiles))))
     names = own.labels if len(tiles) == 1 else [f"{n}: {label}" for n in range(len(tiles)) for label in own.labels]
     return {place: (label, part) for place, label, part in zip(at, names, cells.each(), strict=True)}, cells
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.tasks.pictures.token_maps import AxisLabels
-from regard.tasks.viewing.cells import Cells
+from regard.tasks.viewing.image_cells import ImageCells
 
 OF_TOKENS = ("input_ids", "decoder_input_ids")
 """The inputs of tokens."""
@@ -21,7 +21,7 @@ LEAST_OWN = 0.8
 """The least share of positions that the change of their own quarter moves most; of an order by chance it is 0.25."""
 
 
-class Origin(Enum):
+class NoPart(Enum):
     """What a position stands for that is no part of the input."""
 
     OWN = "own"
@@ -30,18 +30,18 @@ class Origin(Enum):
     """Nothing is claimed of it."""
 
 
-class Axis(NamedTuple):
+class ClaimedAxis(NamedTuple):
     """Labels of positions, and the part of the input that each claims to stand for."""
 
     labels: list[str]
     parts: Sequence[Any]
-    """The name of an input of tokens and a position in it; row and column of `cells`; or an `Origin`."""
-    cells: Cells | None = None
+    """The name of an input of tokens and a position in it; row and column of `cells`; or an `NoPart`."""
+    cells: ImageCells | None = None
     is_time: bool = False
     """Whether positions follow one another as the moments of a sound do; `parts` is empty."""
 
 
-Axes = tuple[Sequence[Axis], Sequence[Axis]]
+ClaimedAxes = tuple[Sequence[ClaimedAxis], Sequence[ClaimedAxis]]
 """What the queries and the keys of a map may be."""
 
 
@@ -61,7 +61,7 @@ class MapPlace(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class PlaceProof:
     """Runs a model on changed inputs, and compares the positions that enter the modules of its maps.
 
     Of images attention is silenced meanwhile, so that positions stay apart in every layer. Of tokens and sounds the
@@ -78,7 +78,7 @@ class Proof:
     """The state of random numbers in which the maps were made."""
 
     def labels(
-        self, claims: Mapping[str, Axes], places: Mapping[str, MapPlace]
+        self, claims: Mapping[str, ClaimedAxes], places: Mapping[str, MapPlace]
     ) -> dict[str, tuple[AxisLabels, AxisLabels]]:
         """The labels of each map whose axes are proved; None in the place of others."""
         every = [axis for axes in claims.values() for either in axes for axis in either]
@@ -105,19 +105,19 @@ class Proof:
 
     # -- changed inputs ----------------------------------------------------------------------------------
 
-    def _parts(self, cells: Cells | None) -> list[Any]:
+    def _parts(self, cells: ImageCells | None) -> list[Any]:
         """The parts of the inputs that change: tokens, and cells of an image."""
         ids = [(name, self.inputs[name]) for name in OF_TOKENS if isinstance(self.inputs.get(name), Tensor)]
         tokens = [(name, n) for name, rows in ids for n, one in enumerate(rows[0].tolist()) if one not in self.fixed]
         return [*tokens, *(cells.each() if cells is not None else ())]
 
-    def _coded(self, cells: Cells | None, codes: Mapping[Any, int]) -> Iterator[dict[str, Any]]:
+    def _coded(self, cells: ImageCells | None, codes: Mapping[Any, int]) -> Iterator[dict[str, Any]]:
         """Two inputs for each binary digit of the parts' numbers: those with a 1 are changed, and those with a 0."""
         for digit in range(max(1, (len(codes) - 1).bit_length())):
             for value in (1, 0):
                 yield self._changed(cells, {part for part, code in codes.items() if code >> digit & 1 == value})
 
-    def _changed(self, cells: Cells | None, chosen: Container[Any]) -> dict[str, Any]:
+    def _changed(self, cells: ImageCells | None, chosen: Container[Any]) -> dict[str, Any]:
         changed = dict(self.inputs)
         for name in OF_TOKENS:
             if isinstance(ids := changed.get(name), Tensor):
@@ -244,7 +244,7 @@ def _moved(positions: Tensor | None, before: Tensor | None) -> Tensor | None:
     return (positions - before).abs().amax(-1).nan_to_num(nan=0.0)
 
 
-def _agrees(axis: Axis, moved: Sequence[Tensor | None], codes: Mapping[Any, int]) -> bool:
+def _agrees(axis: ClaimedAxis, moved: Sequence[Tensor | None], codes: Mapping[Any, int]) -> bool:
     if any(one is None for one in moved):
         return False
     sizes = torch.stack([one for one in moved if one is not None])
@@ -258,16 +258,16 @@ def _agrees(axis: Axis, moved: Sequence[Tensor | None], codes: Mapping[Any, int]
 
 
 def _moves_with(part: Any, has_moved: list[list[bool]], codes: Mapping[Any, int]) -> bool:
-    if part is Origin.UNKNOWN:
+    if part is NoPart.UNKNOWN:
         return True
     if (code := codes.get(part)) is None:  # a learned token, or a mark, which does not change
         return not any(map(any, has_moved))
     return has_moved == [[bool(code >> n & 1), not code >> n & 1] for n in range(len(has_moved))]
 
 
-def _first_of_each(claims: Mapping[str, Axes]) -> dict[str, Axes]:
+def _first_of_each(claims: Mapping[str, ClaimedAxes]) -> dict[str, ClaimedAxes]:
     """The maps that are the first to have an axis."""
-    known, found = set[int](), dict[str, Axes]()
+    known, found = set[int](), dict[str, ClaimedAxes]()
     for name, axes in claims.items():
         if ids := {id(axis) for side in axes for axis in side} - known:
             found[name] = axes

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class ImageCells:
     """Squares of an image that is one tile of the input, or is put together of several."""
 
     rows: int

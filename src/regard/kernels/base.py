@@ -19,7 +19,7 @@ from regard.tensors.guards import State, has_values, is_transformed
 from regard.tensors.tensor_tree import UNSAVED
 
 if TYPE_CHECKING:
-    from regard.tensors.captures import Captures
+    from regard.tensors.fingerprint import Fingerprints
 
 BackendName = Literal["fused", "tiled", "reference"]
 BACKWARD = "its backward pass"
@@ -33,13 +33,13 @@ NARROW = (torch.float16, torch.bfloat16, torch.float32)
 class Snapshot:
     """The parts of a call that others may change: large tensors, functions, foreign classes."""
 
-    captures: "Captures"
+    fingerprints: "Fingerprints"
     has_code: bool
     """Whether there are functions or classes of the caller. They may depend on more, such as random numbers."""
 
     def require_unchanged(self, reader: str) -> None:
-        """Check the tensors and values that were held when the call ran."""
-        changed = self.captures.changed()
+        """Check the tensors that were held when the call ran."""
+        changed = self.fingerprints.changed()
         if changed is not None:
             raise OverwrittenError(
                 f"{changed} has changed since the attention call, and {reader} reads it again: use it before the "

@@ -269,7 +269,7 @@ def logged(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
-    """Kill a task's training so many times; what was being done when, by the files touched last.
+    """Kill a task's training so many times; how often in which way.
 
     Raises:
         SoakError: something was lost, or a process ended in another way than planned.
@@ -293,7 +293,7 @@ def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
             run, seen = run + 1, Seen()
         elif ended.status in (-signal.SIGKILL, -signal.SIGXFSZ) and plan is not None:
             seen = check_alive(config.out, seen)
-            tally[f"{plan.way}: {doing(ended.last)}"] += 1
+            tally[plan.way] += 1
         else:
             raise SoakError(f"{kind}: the process left with {ended.status} under {plan}, after {ended.last!r}")
     return tally
@@ -308,23 +308,6 @@ def _draw(generator: random.Random, whole: Ended) -> Plan:
     return Plan(
         way, (way != "clock") + generator.random() ** 2 * most, generator.choice([0, 1, 40, 400, 4_000, 40_000])
     )
-
-
-def doing(last: str) -> str:
-    """What a process was doing, by the last file that it touched."""
-    path = last.partition(" ")[2].lstrip("/.")
-    for prefix, what in (
-        ("best", "writing the best checkpoint"),
-        ("last", "writing the last checkpoint"),
-        ("data", "preparing text"),
-        ("tensorboard", "steps"),
-        ("metrics", "steps"),
-    ):
-        if path.startswith(prefix):
-            return what
-    if "tokenizer" in path or "prepared" in path:
-        return "preparing text"
-    return "train.log" if "train.log" in path else "starting"
 
 
 def main() -> None:

@@ -308,7 +308,7 @@ def test_every_setting_is_a_flag_under_a_heading(call: Call, task: str) -> None:
     for heading, flag in (
         *(("beginning options", flag) for flag in ("--size", "--config", "--resume", "--overwrite")),
         *(("data options", flag) for flag in ("--data", "--valid", "--tokenizer", "--vocab-size")),
-        *(("output options", flag) for flag in ("--out", "--validate-every", "--keep", "--pictures")),
+        *(("output options", flag) for flag in ("--out", "--validate-every", "--pictures")),
         *(
             ("optimisation options", flag)
             for flag in ("--steps", "--epochs", "--learning-rate", "--batch-tokens", "--device")
@@ -397,37 +397,6 @@ def test_aligned_files_of_unequal_length(call: Call, tmp_path: Path) -> None:
     check_one_line(call("train", "--data", *files, "--out", str(tmp_path / "run"), *TINY), "as many lines")
 
 
-def test_files_and_folders_that_are_not_there(call: Call, run: Path, tmp_path: Path) -> None:
-    absent = str(tmp_path / "absent")
-    check_one_line(call("train", "--data", absent, "--out", str(tmp_path / "run"), *TINY), "cannot read")
-    check_one_line(call("translate", absent, "x"), "is not a folder")
-    check_one_line(call("translate", str(tmp_path), "x"), "is not a run folder")
-    check_one_line(call("translate", str(run), "--input", absent), "cannot read")
-    check_one_line(call("evaluate", str(run), "--data", absent), "cannot read")
-    check_one_line(call("train", "--out", absent, "--resume"), "there is no run in")
-
-
-def test_arguments_that_contradict_each_other(call: Call, run: Path, data: Path) -> None:
-    check_one_line(call("translate", str(run), "x", "--input", str(data)), "give one of them")
-    check_one_line(call("translate", str(run), "x", "--nbest", "9"), "--nbest must be from 1 to --beam")
-    check_one_line(call("train", "--out", str(run), "--resume", "--overwrite"), "give one of them")
-    check_one_line(call("train", "--out", str(run), "--resume", "--seed", "5"), "has seed 0, not 5")
-    check_one_line(call("view", str(run)), "give one or more")
-    check_one_line(call("translate", str(run), "x", "--device", "abacus"), "device")
-
-
-def test_a_run_is_not_replaced_unasked(call: Call, run: Path, data: Path) -> None:
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    check_one_line(call("train", "--data", str(data), "--out", str(run), *TINY), "already holds a run")
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-
-
-def test_a_demo_does_not_write_into_a_folder_of_something_else(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "train.tsv").write_text("mine\n")
-    check_one_line(call("demo", "--out", str(tmp_path)), "`regard demo` did not make it")
-    assert (tmp_path / "train.tsv").read_text() == "mine\n"
-
-
 def test_a_folder_that_cannot_be_written_to(call: Call, data: Path, tmp_path: Path) -> None:
     if os.geteuid() == 0:
         # Root may write anywhere but where there is no file system to write to.
@@ -442,45 +411,6 @@ def test_debug_shows_where_it_happened(call: Call, tmp_path: Path) -> None:
 
     with pytest.raises(RunFolderError, match="is not a run folder"):
         call("translate", str(tmp_path), "x", "--debug")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("train", "--colour", "red"), "Unrecognized options: --colour red"),
-        (("translate", "x", "--bem", "2"), "Unrecognized options: --bem 2; perhaps you meant --beam"),
-        (("translate", "x", "y", "--beam", "two"), "Error parsing --beam: expected a whole number, got 'two'"),
-        (("evaluate", "x", "--device"), "Missing value for argument '--device'"),
-        (("evaluate", "x"), "Missing from regard evaluate: --data"),
-        (("flarb",), "unknown command 'flarb': expected one of train, translate"),
-        ((), "Expected one of {train, translate"),
-        (("train", "--bath-tokens=3"), "Unrecognized options: --bath-tokens=3; perhaps you meant --batch-tokens"),
-        (("train", "--transformer.dm", "3"), "perhaps you meant --transformer.dim"),
-        (("train", "--out", "x", "language-model"), "language-model must stand before all flags"),
-        (("train", "langage-model"), "unknown command 'langage-model': language-model?"),
-        (("train", "language-model", "--label-smoothing", "0"), "Unrecognized options: --label-smoothing 0"),
-        (
-            ("train", "--task", "x", "--seed", "1"),
-            "Unrecognized options: --task x; Missing from regard train translation",
-        ),
-        (("train", "--task", "language-model"), "Unrecognized options: --task"),
-        (("train", "--tokenizer", "bytes"), "Error parsing --tokenizer: expected one of bpe, words, characters, got"),
-        (("train", "--data", "x", "--out", "y", "--steps", "0"), "--steps must be at least 1, got 0"),
-        (("train", "--out"), "Missing value for argument '--out'"),
-        (("translate",), "Missing from regard translate: RUN"),
-        (("generate", "x", "--seed", "1.5"), "Error parsing --seed: expected a whole number"),
-        (
-            ("translate", "x", "y", "--alignments", "--alignment-layer", "nan"),
-            "--alignment-layer: expected a whole number or mean, got 'nan'; --help",
-        ),
-        (("evaluate", "x", "--references"), "Missing value for argument '--references'"),
-        (("evaluate", "x", "--data", "--beam=2"), "Missing value for argument '--data'"),
-        (("train", "--data", "--out", "x"), "Missing value for argument '--data'"),
-        (("train", "--data", "x", "--out", "y", "--learning-rate", "1e308"), "--learning-rate must be at most 1e+18"),
-    ],
-)
-def test_arguments_that_cannot_be_read(call: Call, arguments: tuple[str, ...], message: str) -> None:
-    check_one_line(call(*arguments), message)
 
 
 def test_a_setting_that_may_be_left_out_has_no_choice_of_that_name(call: Call) -> None:
@@ -701,27 +631,6 @@ def test_view_a_text(call: Call, text_run: Path, tmp_path: Path) -> None:
     assert f"<title>Attention of {text_run.name} (language-model)</title>" in page
 
 
-def test_wrong_uses_of_runs(call: Call, run: Path, text: Path, text_run: Path, tmp_path: Path) -> None:
-    check_one_line(call("generate", str(run), "x"), "is a translator, not a language model: regard translate")
-    language_model = str(text_run)
-    check_one_line(call("translate", language_model, "x"), "is a language model, not a translator")
-    check_one_line(call("evaluate", language_model, "--data", str(text), "--beam", "2"), "--beam is not for")
-    check_one_line(call("evaluate", str(run), "--data", str(text), "--stride", "2"), "--stride is not for")
-    check_one_line(
-        call("evaluate", language_model, "--data", str(text), "--length-penalty", "2"), "--length-penalty is not for"
-    )
-    check_one_line(call("generate", language_model, "--top-p", "2"), "top-p must be above 0 and at most 1, got 2.0")
-    check_one_line(call("generate", language_model, "--samples", "0"), "--samples must be at least 1")
-    check_one_line(
-        call("train", "poetry", "--data", "x"),
-        "unknown command 'poetry': expected one of translation, language-model",
-    )
-    check_one_line(
-        call("train", "--size", "huge", "--data", "x"), "the size must be one of tiny, small, base, got 'huge'"
-    )
-    check_one_line(call("train", "--out", language_model, "--resume", "--size", "tiny"), "it can only go on as it is")
-
-
 def test_settings_as_a_file(call: Call, text: Path, text_run: Path, tmp_path: Path) -> None:
     """What a run folder holds can be passed again, whole or in part, and flags go before it."""
     first = text_run
@@ -756,15 +665,6 @@ def test_settings_that_are_wrong_in_a_file(call: Call, tmp_path: Path, line: str
     path = tmp_path / "run.toml"
     path.write_text(f'task = "language-model"\nout = "x"\n{line}\n')
     check_one_line(call("train", "--config", str(path)), message)
-
-
-def test_files_of_settings_that_do_not_fit(call: Call, tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    check_one_line(call("train", "--config", str(path)), "cannot read the settings in")
-    path.write_text('task = "poetry"\n')
-    check_one_line(call("train", "--config", str(path)), "the task must be one of")
-    path.write_text('task = "language-model"\n')
-    check_one_line(call("train", "translation", "--config", str(path)), "is for the task 'language-model'")
 
 
 def test_named_sizes_are_the_defaults_of_flags(call: Call) -> None:

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
-from regard.tasks.generation.beam import beam_search
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.greedy_search import greedy
 from regard.tasks.generation.protocol import Hypothesis
+from tests.searches import beam_search, greedy
 
 BOS, EOS = 1, 2
 LIMITS: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS}

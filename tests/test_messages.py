@@ -44,6 +44,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "one.txt").write_text("one line\n")
     (folder / "book.txt").write_text("a line of a book\n" * 200)
     (folder / "file").write_text("a file\n")
+    for name, task in (("poetry", "poetry"), ("book", "language-model")):
+        (folder / f"{name}.toml").write_text(f'task = "{task}"\n')
     (folder / "rows.jsonl").write_text('{"id": "a", "text": "one"}\n{"id": "a", "text": "two"}\n')
     (folder / "cut.parquet").write_bytes(b"PAR1 and no more")
     (folder / "bert").mkdir()

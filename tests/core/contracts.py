@@ -23,14 +23,15 @@ from tests.core.random_calls import (
     DTYPES,
     EVERYDAY,
     MAP_TOLERANCE,
-    MASKS,
     ROUNDING,
     TOLERANCE,
     Case,
-    Place,
     cases,
     scores_by_hand,
 )
+from tests.fuzz.core.masks import MASKS, Positions
+from tests.fuzz.core.parts import Sides
+from tests.fuzz.drawing import Drawn
 
 Contract = Callable[[Case, str], bool]
 """Raises unless a backend keeps its word on a call; False where the backend says that it cannot run it."""
@@ -276,9 +277,9 @@ def check_mask(name: str) -> None:
     @given(data=st.data())
     def rendered(data: st.DataObject) -> None:
         queries, keys = (data.draw(st.integers(1, 9)) for _ in range(2))
-        generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
-        mask, allowed = MASKS[name](Place((2,), (2, 3, queries, keys), data.draw, generator))
-        allowed = allowed.expand(2, 3, queries, keys)
+        sides = Sides((2,), 3, 3, queries, keys, 1, 1, True)
+        found = MASKS[name](Drawn(data.draw), sides, Positions(sides))
+        mask, allowed = found.mask, found.allowed.expand(sides.full)
         every_rendering_asks_the_predicate(mask, allowed, part(data, queries), part(data, keys))
         sizes = Sizes((2,), 3, 3, queries, keys, True)
         bound = mask.bind(sizes, torch.device("cpu"))

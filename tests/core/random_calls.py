@@ -11,6 +11,9 @@ from torch import Tensor
 
 import regard
 from regard.kernels import BACKENDS
+from tests.fuzz.core.masks import random_mask
+from tests.fuzz.core.parts import Sides
+from tests.fuzz.drawing import Drawn
 
 EVERYDAY = list(BACKENDS)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -49,145 +52,10 @@ class Case:
         return Case(query, key, value, mask, self.allowed.to(device), bias, score)
 
 
-@dataclass
-class Place:
-    """Where a random mask stands: the call's sizes, positions that broadcast to it, and random numbers."""
-
-    batch: tuple[int, ...]
-    full: tuple[int, ...]
-    """(batch..., H, T, S), or what the rank of the input makes of it."""
-    draw: Any
-    generator: torch.Generator
-
-    def __post_init__(self) -> None:
-        self.queries, self.keys = self.full[-2:]
-        self.query, self.key = torch.arange(self.queries)[:, None], torch.arange(self.keys)
-        self.position = self.query + self.keys - self.queries
-        """Where each query stands among the keys: the last stands at the last."""
-
-    def number(self, least: int, most: int) -> int:
-        return int(torch.randint(least, most + 1, (), generator=self.generator))
-
-    def numbers(self, most: int, *shape: int) -> Tensor:
-        return torch.randint(0, most + 1, shape, generator=self.generator)
-
-    def some(self, *shape: int) -> Tensor:
-        """Bools, of which six in ten are True."""
-        return torch.rand(shape, generator=self.generator) < 0.6
-
-    def per_sequence(self, tensor: Tensor) -> Tensor:
-        """(batch..., t, s) as a tensor that broadcasts to `full`."""
-        return tensor.reshape(*self.batch, *[1] * (len(self.full) - len(self.batch) - 2), *tensor.shape[-2:])
-
-
-def _lengths(at: Place) -> tuple[Any, Tensor]:
-    n = at.numbers(at.keys, *at.batch)
-    return regard.lengths(n), at.key < at.per_sequence(n[..., None, None])
-
-
-def _lengths_per_query(at: Place) -> tuple[Any, Tensor]:
-    n = at.numbers(at.keys, *at.batch, at.queries)
-    return regard.lengths(n, per_query=True), at.key < at.per_sequence(n[..., None])
-
-
-def _offset(at: Place) -> tuple[Any, Tensor]:
-    offset = at.draw(st.integers(-at.queries, at.keys))
-    return regard.causal(offset), at.key <= at.query + offset
-
-
-def _padding(at: Place) -> tuple[Any, Tensor]:
-    keep = at.some(*at.batch, at.keys)
-    return regard.padding(keep), at.per_sequence(keep[..., None, :])
-
-
-def _dense(at: Place) -> tuple[Any, Tensor]:
-    dense = at.some(*(n if at.draw(st.booleans()) else 1 for n in at.full))
-    return dense, dense
-
-
-def _window(at: Place) -> tuple[Any, Tensor]:
-    size = at.number(1, 4)
-    return regard.window(size), (at.position - size < at.key) & (at.key <= at.position)
-
-
-def _window_to_the_right(at: Place) -> tuple[Any, Tensor]:
-    size = at.number(1, 4)
-    return regard.window(size, side="right"), (at.position + size > at.key) & (at.key >= at.position)
-
-
-def _window_in_the_middle(at: Place) -> tuple[Any, Tensor]:
-    size = at.number(1, 4)
-    return regard.window(2 * size + 1, side="both"), (at.key - at.position).abs() <= size
-
-
-def _documents(at: Place) -> tuple[Any, Tensor]:
-    ids, key_ids = at.numbers(2, *at.batch, at.queries), at.numbers(2, *at.batch, at.keys)
-    return regard.documents(ids, key_ids=key_ids), at.per_sequence(ids[..., :, None] == key_ids[..., None, :])
-
-
-def _strided(at: Place) -> tuple[Any, Tensor]:
-    stride = at.number(1, 4)
-    return regard.strided(stride), (at.key - at.position).abs() % stride == 0
-
-
-def _prefix(at: Place) -> tuple[Any, Tensor]:
-    size = at.number(1, 4)
-    return regard.prefix(size), (at.key < size) | (at.key <= at.position)
-
-
-def _blocks(at: Place) -> tuple[Any, Tensor]:
-    size = at.number(1, 4)
-    coarse = torch.rand(-(-at.queries // size), -(-at.keys // size), generator=at.generator) < 0.5
-    fine = coarse.repeat_interleave(size, 0).repeat_interleave(size, 1)
-    return regard.blocks(coarse, size), fine[: at.queries, : at.keys]
-
-
-MASKS: dict[str, Callable[[Place], tuple[Any, Tensor]]] = {
-    "none": lambda at: (None, torch.ones(1, 1, dtype=torch.bool)),
-    "lengths": _lengths,
-    "per query": _lengths_per_query,
-    "causal": lambda at: (regard.causal(), at.key <= at.position),
-    "offset": _offset,
-    "padding": _padding,
-    "dense": _dense,
-    "own": lambda at: (regard.predicate(lambda b, h, q, k: (q + 2 * k) % 3 > 0), (at.query + 2 * at.key) % 3 > 0),
-    "window": _window,
-    "right": _window_to_the_right,
-    "middle": _window_in_the_middle,
-    "documents": _documents,
-    "strided": _strided,
-    "blocks": _blocks,
-    "prefix": _prefix,
-}
-"""Each mask, and, written out by hand, the bool tensor that it stands for, which broadcasts to `full`."""
-
-
-def random_mask(
-    draw: Any, batch: tuple[int, ...], full: tuple[int, ...], generator: torch.Generator, masks: Sequence[str]
-) -> tuple[Any, Tensor]:
-    """One of these masks and the dense tensor that it stands for."""
-    mask, allowed = MASKS[draw(st.sampled_from(masks))](Place(batch, full, draw, generator))
-    return mask, allowed.expand(full)
-
-
-def combined(
-    draw: Any,
-    batch: tuple[int, ...],
-    full: tuple[int, ...],
-    generator: torch.Generator,
-    masks: Sequence[str] = (),
-) -> tuple[Any, Tensor]:
-    """A mask, alone or joined with another one; the first is one of `masks` (any, if empty)."""
-    mask, allowed = random_mask(draw, batch, full, generator, masks or tuple(MASKS))
-    how = draw(st.sampled_from(["alone", "and", "or", "not"]))
-    if how == "alone" or not isinstance(mask, regard.Mask):
-        return mask, allowed
-    if how == "not":
-        return ~mask, ~allowed
-    other, also = random_mask(draw, batch, full, generator, tuple(MASKS))
-    if not isinstance(other, regard.Mask):
-        return mask, allowed
-    return (mask & other, allowed & also) if how == "and" else (mask | other, allowed | also)
+def combined(draw: Any, sides: Sides, masks: Sequence[str] = ()) -> tuple[Any, Tensor]:
+    """A mask of `tests.fuzz.core.masks`, alone or joined with others, and its bools; the first is one of `masks`."""
+    found = random_mask(Drawn(draw), sides, first=masks)
+    return found.mask, found.allowed.expand(sides.flat_full).reshape(sides.full)
 
 
 @st.composite
@@ -213,7 +81,8 @@ def cases(draw: st.DrawFn, scores: Sequence[str] = ("dot", "scaled", "additive")
     if draw(st.booleans()):  # not contiguous
         query, value = query.mT.contiguous().mT, value.mT.contiguous().mT
     full = (*lead_q, queries, keys)
-    mask, allowed = combined(draw, batch, full, generator, masks)
+    sides = Sides(batch, heads if has_heads else 1, groups, queries, keys, dim, width, has_heads)
+    mask, allowed = combined(draw, sides, masks)
     bias = None
     if draw(st.booleans()):
         bias = normal(*(n if draw(st.booleans()) else 1 for n in full))

@@ -20,6 +20,7 @@ from regard.call.scores.base import ScaledDot
 from regard.errors import BackendError
 from regard.functional import make_call
 from regard.kernels.fused_plan import plan
+from tests import each_once
 from tests.core.random_calls import SCORES, cases
 
 
@@ -76,11 +77,15 @@ RELATIVE = {
 }
 
 
-@pytest.mark.parametrize(
-    "normalization", [regard.Softmax(), regard.Sigmoid(), regard.Entmax15(), regard.Softpick()], ids=str
-)
 @pytest.mark.parametrize("kind", RELATIVE)
-@pytest.mark.parametrize("mask", [None, regard.causal(), regard.window(5)], ids=str)
+@pytest.mark.parametrize(
+    ("normalization", "mask"),
+    each_once(
+        [regard.Softmax(), regard.Sigmoid(), regard.Entmax15(), regard.Softpick()],
+        [None, regard.causal(), regard.window(5)],
+    ),
+    ids=str,
+)
 def test_learned_positions_in_small_blocks(kind: str, mask: regard.Mask | None, normalization: Normalization) -> None:
     q, k, v = (torch.randn(2, 4, n, 4, dtype=torch.float64, requires_grad=True) for n in (11, 17, 17))
     bias, name = RELATIVE[kind](4)

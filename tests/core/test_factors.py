@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import regard
+from tests import each_once
 
 MASKS = {
     "causal": regard.causal(),
@@ -17,12 +18,14 @@ MASKS = {
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("factor", [-1.0, -0.3, 0.0, 0.5])
-@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (3, 6), (6, 3)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("factor", "lengths", "dtype"),
+    each_once([-1.0, -0.3, 0.0, 0.5], [(6, 6), (3, 6), (6, 3)], [torch.float32, torch.float64]),
+)
 def test_any_factor_is_as_the_reference_has_it(
-    mask: regard.Mask | None, factor: float, queries: int, keys: int, dtype: torch.dtype
+    mask: regard.Mask | None, factor: float, lengths: tuple[int, int], dtype: torch.dtype
 ) -> None:
+    queries, keys = lengths
     q = torch.randn(2, 2, queries, 4, dtype=dtype, requires_grad=True)
     k = torch.randn(2, 2, keys, 4, dtype=dtype, requires_grad=True)
     v, x = torch.randn(2, 2, keys, 3, dtype=dtype), torch.randn(2, 2, queries, 3, dtype=dtype)
@@ -45,9 +48,8 @@ def test_any_factor_is_as_the_reference_has_it(
         torch.testing.assert_close(got, wanted, atol=2e-6, rtol=2e-5)
 
 
-@pytest.mark.parametrize("factor", [-1.0, 0.7])
 @pytest.mark.parametrize(("heads", "queries", "keys"), [(2, 2, 1), (4, 5, 3), (4, 1, 3), (1, 5, 3)])
-@pytest.mark.parametrize("groups", [1, None])
+@pytest.mark.parametrize(("factor", "groups"), [(-1.0, 1), (0.7, None)])
 @pytest.mark.parametrize("mask", [None, regard.causal(0)], ids=str)
 @pytest.mark.parametrize("is_image", [False, True])
 def test_gradients_of_heads_one_number_wide(

@@ -12,6 +12,7 @@ from regard.call.shapes import Sizes
 from regard.errors import ShapeError
 from tests.core.contracts import every_rendering_asks_the_predicate, part
 from tests.core.random_calls import combined
+from tests.fuzz.core.parts import Sides
 
 
 def sizes(queries: int, keys: int, *, batch: tuple[int, ...] = (), heads: int = 1) -> Sizes:
@@ -64,8 +65,7 @@ def test_true_means_keep_for_a_tensor() -> None:
 @given(data=st.data())
 def test_every_rendering_is_the_same_predicate(data: st.DataObject) -> None:
     """Dense, by blocks, along the axes that the mask depends on; no tile is skipped that the predicate wants."""
-    batch, full = (2,), (2, 3, 11, 13)
-    mask, allowed = combined(data.draw, batch, full, torch.Generator().manual_seed(data.draw(st.integers(0, 999))))
+    mask, allowed = combined(data.draw, Sides((2,), 3, 3, 11, 13, 1, 1, True))
     if not isinstance(mask, regard.Mask):
         return
     every_rendering_asks_the_predicate(mask, allowed, part(data, 11), part(data, 13))

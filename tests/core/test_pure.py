@@ -206,8 +206,7 @@ def outcome(case: Changed, inputs: list[Tensor], *, changes: bool, twice: bool =
     return read, found
 
 
-@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
-@pytest.mark.parametrize("backend", [None, "tiled", "reference"])
+@pytest.mark.parametrize(("twice", "backend"), [(False, None), (True, "tiled"), (False, "reference")])
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_the_call_or_an_error(name: str, backend: Any, twice: bool) -> None:
     inputs, case = vectors(), CASES[name]

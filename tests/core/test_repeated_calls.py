@@ -4,7 +4,6 @@ import copy
 import pickle
 import weakref
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import pytest
@@ -297,7 +296,7 @@ def test_a_copy_of_a_map_that_nobody_has_read_is_nobody_elses(mask: Any, copied:
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("heads", [(3, 3, 3), (3, 1, 1), (1, 3, 3), (1, 1, 3), (3, 1, 3), (3, 3, 1)])
-@pytest.mark.parametrize("batch", list(product((1, 2), repeat=3)))
+@pytest.mark.parametrize("batch", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2)])
 def test_one_sequence_or_head_for_several(batch: tuple[int, ...], heads: tuple[int, ...], grad: bool) -> None:
     """The kernel would read beyond the end of a tensor that is spread over a larger batch."""
     query, key, value = (

@@ -9,10 +9,13 @@ import regard
 from regard.call.masks.row_ranges import RowRanges
 from regard.call.masks.selection import SelectedMask
 from regard.call.shapes import Sizes
-from tests.core.random_calls import MASKS, Place, combined
+from tests.core.random_calls import combined
+from tests.fuzz.core.masks import MASKS, Positions
+from tests.fuzz.core.parts import Sides
+from tests.fuzz.drawing import Drawn
 
 CPU = torch.device("cpu")
-ALWAYS = ("lengths", "per query", "causal", "offset", "padding", "window", "right", "middle", "prefix")
+ALWAYS = ("lengths", "per query", "causal", "padding", "window", "prefix")
 """Masks that are one range for each query, whatever they were drawn to be."""
 
 
@@ -30,22 +33,21 @@ def check(mask: regard.Mask, allowed: torch.Tensor, sizes: Sizes) -> bool:
     return True
 
 
-@given(data=st.data(), seed=st.integers(0, 2**16), queries=st.integers(1, 19), keys=st.integers(1, 23))
-def test_the_ranges_are_the_mask(data: st.DataObject, seed: int, queries: int, keys: int) -> None:
-    generator, full = torch.Generator().manual_seed(seed), (2, 3, queries, keys)
-    mask, allowed = combined(data.draw, (2,), full, generator)
+@given(data=st.data(), queries=st.integers(1, 19), keys=st.integers(1, 23))
+def test_the_ranges_are_the_mask(data: st.DataObject, queries: int, keys: int) -> None:
+    mask, allowed = combined(data.draw, Sides((2,), 3, 3, queries, keys, 1, 1, True))
     if isinstance(mask, regard.Mask):
         sizes = Sizes((2,), 3, 3, queries, keys, True)
-        check(mask.bind(sizes, CPU), allowed.expand(full), sizes)
+        check(mask.bind(sizes, CPU), allowed, sizes)
 
 
 @pytest.mark.parametrize("name", ALWAYS)
-@given(data=st.data(), seed=st.integers(0, 2**16))
-def test_the_usual_masks_have_ranges_also_of_chosen_heads(name: str, data: st.DataObject, seed: int) -> None:
-    generator, full = torch.Generator().manual_seed(seed), (2, 3, 9, 11)
-    mask, allowed = MASKS[name](Place((2,), full, data.draw, generator))
+@given(data=st.data())
+def test_the_usual_masks_have_ranges_also_of_chosen_heads(name: str, data: st.DataObject) -> None:
+    sides = Sides((2,), 3, 3, 9, 11, 1, 1, True)
+    found = MASKS[name](Drawn(data.draw), sides, Positions(sides))
     sizes, one = Sizes((2,), 3, 3, 9, 11, True), Sizes((4,), 1, 1, 9, 11, False)
-    bound, allowed = mask.bind(sizes, CPU), allowed.expand(full)
+    bound, allowed = found.mask.bind(sizes, CPU), found.allowed.expand(sides.full)
     assert check(bound, allowed, sizes)
     batches, heads = torch.tensor([1, 0, 1, 1]), torch.tensor([2, 0, 1, 1])
     assert check(SelectedMask(bound, batches, heads), allowed[batches, heads][:, None], one)

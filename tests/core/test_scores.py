@@ -9,7 +9,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, BackendError, ShapeError
-from tests.core.contracts import attend, by_hand
+from tests.core import contracts
 from tests.core.random_calls import EVERYDAY, SCORES, Case, cases
 
 OTHERS = [name for name in SCORES if name not in ("dot", "scaled", "additive")]
@@ -21,25 +21,9 @@ def test_each_score_is_its_formula(name: str, backend: str) -> None:
     @settings(max_examples=12)
     @given(case=cases(scores=(name,)))
     def check(case: Case) -> None:
-        case = case.to(torch.float64)
-        if (attended := attend(case, backend)) is None:
-            return
-        output, weights = by_hand(case)
-        torch.testing.assert_close(attended.output, output, rtol=0, atol=1e-10)
-        torch.testing.assert_close(attended.weights.dense(), weights, rtol=0, atol=1e-10)
-        rows, columns = torch.tensor([0, -1]), torch.tensor([-1, 0])
-        torch.testing.assert_close(attended.weights.at(rows, columns), weights[..., rows, columns], rtol=0, atol=1e-10)
-        first = attended.weights[0] if attended.weights.ndim > 2 else attended.weights
-        expected = weights[0] if weights.dim() > 2 else weights
-        torch.testing.assert_close(first.dense(), expected, rtol=0, atol=1e-10)
-        if name == "boxcar":  # flat: it has no gradient to compare
-            return
-        d_output = torch.randn_like(output)
-        ours = torch.autograd.grad((attended.output * d_output).sum(), case.tensors(), allow_unused=True)
-        theirs = torch.autograd.grad((output * d_output).sum(), case.tensors(), allow_unused=True)
-        for one, other in zip(ours, theirs, strict=True):
-            other = torch.zeros_like(one) if other is None else other.nan_to_num()
-            torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
+        contracts.output_and_weights_are_the_formula(case.to(torch.float64), backend)
+        if name != "boxcar":  # flat: it has no gradient to compare
+            contracts.gradients_are_those_of_the_formula(case, backend)
 
     check()
 

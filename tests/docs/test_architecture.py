@@ -45,25 +45,6 @@ def test_every_room_says_what_it_is_for(drawing: ModuleType) -> None:
     assert set(drawing.imports()) == set(drawing.ROOMS)
 
 
-def test_arrows_lead_down_and_imply_every_import(drawing: ModuleType) -> None:
-    graph = drawing.imports()
-    drawn, storeys = drawing.without_implied(graph), drawing.floors(drawing.without_implied(graph))
-    height = {part: floor for floor, parts in enumerate(storeys) for part in parts}
-    assert all(height[other] < height[part] for part in graph for other in graph[part])
-
-    def reached(part: str) -> set[str]:
-        return set(drawn[part]).union(*(reached(other) for other in drawn[part]))
-
-    assert all(graph[part] <= reached(part) for part in graph)
-
-
-def test_an_arrow_more_is_another_picture(drawing: ModuleType, sound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = dict(drawing.imports())
-    graph["files"] |= {"call"}
-    monkeypatch.setattr(drawing, "imports", lambda: graph)
-    assert drawing.svg() != sound
-
-
 def missing(page: Path, text: str) -> list[str]:
     """The links and paths of a page that lead nowhere; paths begin at the root, in the package, or beside the page."""
     prose = FENCED.sub("", text)

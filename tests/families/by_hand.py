@@ -15,7 +15,6 @@ RESNET = {
 }  # fmt: skip
 BY_RESNET = {"backbone_config": RESNET, "use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False}
 FORECAST = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 1}
-GROUPS = {"upsample_groups": 64, "codebook_dim": 64, "vector_quantization_hidden_dimension": 64}
 SECTIONS = {"text_config": {"rope_parameters": ROTATED}}
 HEAD = {"head_dim": 16}
 
@@ -34,19 +33,12 @@ SAM2: dict[str, Any] = {
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "align": {"projection_dim": 640},
-    "align_vision_model": {},
     "autoformer": {**FORECAST, "label_length": 4, "moving_average": 3},
     "bamba": {"attn_layer_indices": [1], "num_hidden_layers": 2},
-    "bit": {"num_groups": 4},
-    "bridgetower": {
-        "hidden_size": 64, "num_attention_heads": 1, "text_config": {"num_attention_heads": 1},
-        "share_cross_modal_transformer_layers": True,
-    },
     "chameleon": {"vocabulary_map": {"<image>": 100, "IMGIMGA": 101}},
     "cohere_compass": {"text_config": BOTH_ROTATED},
     "cohere_compass_text": BOTH_ROTATED,
     "conditional_detr": BY_RESNET,
-    "csm": {"codec_config": GROUPS},
     "d_fine": {"backbone_config": {"_only": True, "model_type": "hgnet_v2"}, "encoder_in_channels": [512, 1024, 2048]},
     "dab-detr": BY_RESNET,
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8}},
@@ -61,10 +53,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "detr": BY_RESNET,
     "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}},
-    "donut-swin": {"embed_dim": 16, "image_size": 64, "window_size": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "dots3_note": {"adapter_input_size": 64},
-    "edgetam_vision_model": {},
     "ernie4_5_vl_moe": {"text_config": {"rope_parameters": ROTATED}},
     "esm": {"vocab_size": 100, "pad_token_id": 1, "mask_token_id": 32},
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1},
@@ -109,12 +99,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mm-grounding-dino": {"backbone_config": RESNET, "num_queries": 10},
     "mobilebert": {"hidden_size": 64, "intra_bottleneck_size": 32, "true_hidden_size": 32, "embedding_size": 32},
     "moonshine_streaming": {"num_key_value_heads": 4},
-    "musicgen": {},
     "nemotron": {"num_key_value_heads": 2, **HEAD},
-    "nemotron_h": {"n_groups": 2},
-    "nemo_speechlm": {"text_config": {"n_groups": 2}},
     "omdet-turbo": {**BY_RESNET, "vision_features_channels": [8, 16, 16]},
-    "qwen4_exp": {}, "qwen4_exp_text": {},
     "reformer": {
         "hidden_size": 64, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [32, 32], "attn_layers": ["local", "lsh"],
         "num_buckets": 2, "is_decoder": False, "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4,
@@ -162,7 +148,6 @@ PATCHES = {
 
 INPUTS: dict[str, dict[str, Any]] = {
     "audio-spectrogram-transformer": {"input_values": lambda f: f.normal(2, 1024, 128)},
-    "bros": {"bbox": lambda f: f.boxes() / 1000},
     "blip_2_qformer": {"query_embeds": lambda f: f.normal(2, 6, 64)},
     "clap": {"input_features": lambda f: f.normal(2, 1, 64, 64)},
     "decision_transformer": {

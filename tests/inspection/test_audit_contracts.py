@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import regard
 from regard.errors import NotKeptError, NotSeenError, ShapeError
 from regard.watching.checks import Checked
-from regard.watching.checks.audited_call import PadToken
+from regard.watching.checks.padding_told import PadToken
 
 T, LENGTHS = 9, (9, 6, 4)
 
@@ -118,14 +118,21 @@ def test_the_name_of_a_mask_tells_its_meaning(name: str, is_real: bool) -> None:
 
 
 def test_padding_by_its_token_where_no_mask_tells_of_any() -> None:
-    for given in ({}, {"attention_mask": torch.ones(3, T)}):
+    # (Of a model that is told of no mask, the padding may be meant to be seen, as by the text tower of SigLIP.)
+    for given, severity in (({}, "warning"), ({"attention_mask": torch.ones(3, T)}, "error")):
         found = audited(Model(), input_ids=ids("left"), **given)
-        assert reasons(found) == [("padding", "error")]
+        assert reasons(found) == [("padding", severity)]
         assert "the runs of padding token 0 at the ends of input_ids" in found[0].says
-    # A mask that tells of padding is believed, and a sequence of padding alone tells nothing.
-    other = keep("left") | (torch.arange(T) == 2)
-    told = audited(Model(other[:, None, None]), input_ids=ids("left"), attention_mask=other)
-    assert not told
+    place = torch.arange(T)
+    # A mask that hides a part of it, or words in its place, is no better; one that hides words besides is believed, and
+    # a sequence of padding alone tells nothing.
+    place = torch.arange(T)
+    for other in (keep("left") | (place == 2), ~keep("left") | (place == 8), keep("left").roll(-1, 1)):
+        told = audited(Model(other[:, None, None]), input_ids=ids("left"), attention_mask=other)
+        assert reasons(told) == [("padding", "error")], str(told)
+        assert "which attention_mask of the model calls words" in told[0].says
+    other = keep("left") & (place != 8)
+    assert not audited(Model(other[:, None, None]), input_ids=ids("left"), attention_mask=other)
     assert not audited(Model(), input_ids=torch.zeros(3, T, dtype=torch.long))
 
 
@@ -289,7 +296,7 @@ def test_the_sequences_of_a_batch_that_attend_to_each_other() -> None:
 
     (found,) = audited(Wrong(batch_first=False), input_ids=ids()).errors
     assert (found.reason, "batch_first=True" in found.remedy) == ("softmax over the wrong axis", True)
-    assert not audited(Wrong(batch_first=True), input_ids=ids())
+    assert not audited(Wrong(batch_first=True), input_ids=ids().clamp_min(1).cumsum(-1) % 30)
 
 
 def test_a_check_of_a_batch_that_is_padded_on_the_left_says_so() -> None:

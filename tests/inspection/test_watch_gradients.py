@@ -55,22 +55,6 @@ def weights_of(model: Any, inputs: Tensor, mask: Tensor | None = None, **setting
 # -- maps that carry gradients ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_a_statistic_of_a_watched_model_is_a_loss(name: str) -> None:
-    model, inputs, settings = Two().double(), x().double(), MASKS[name]
-    settings = {key: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
-                for key, value in settings.items()}  # fmt: skip
-    with regard.watch(model, grad=True) as seen:
-        model(inputs, **settings)
-    causal, mask, scale = settings.get("is_causal", False), settings.get("attn_mask"), settings.get("scale")
-    hidden = model.first(inputs, **settings)
-    if name == "rows of -inf":
-        mask = settings["attn_mask"] == 0  # The softmax of such a row that is written out has a gradient of NaN.
-    eager = weights_of(model.second, hidden, mask, causal=causal, scale=scale)
-    assert seen["second", 0].requires_grad
-    agree(gradients(statistics(seen["second", 0]), model), gradients(statistics(eager), model))
-
-
 def test_the_loss_of_a_task_and_a_statistic_together() -> None:
     model, inputs = Two().double(), x().double()
     with regard.watch(model, grad=True) as seen:
@@ -88,30 +72,6 @@ def test_every_call_of_one_module_has_a_map_of_its_own() -> None:
     loss = statistics(seen["", 0]) + 3 * statistics(seen["", 1])
     eager = statistics(weights_of(model, one)) + 3 * statistics(weights_of(model, other, causal=True))
     agree(gradients(loss, model), gradients(eager, model))
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_grouped_heads_share_the_gradients_of_their_keys(kv_heads: int) -> None:
-    model = Attend(heads=4, kv_heads=kv_heads, width=4).double()
-    inputs = torch.randn(B, T, 16).double()
-    with regard.watch(model, grad=True) as seen:
-        model(inputs, enable_gqa=True, is_causal=True)
-    eager = weights_of(model, inputs, causal=True)
-    agree(gradients(statistics(seen["", 0]), model), gradients(statistics(eager), model))
-
-
-def test_a_learned_bias_gets_its_gradient() -> None:
-    class Biased(Attend):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bias = nn.Parameter(torch.randn(1, H, T, T))
-
-    model, inputs = Biased().double(), x().double()
-    with regard.watch(model, grad=True) as seen:
-        model(inputs, attn_mask=model.bias)
-    agree(
-        gradients(statistics(seen["", 0]), model), gradients(statistics(weights_of(model, inputs, model.bias)), model)
-    )
 
 
 def test_in_training_mode_the_map_is_before_dropout() -> None:
@@ -178,31 +138,6 @@ def test_under_autocast_the_gradients_are_those_of_rounded_queries_and_keys() ->
     agree(gradients(statistics(seen["", 0]), model), gradients(statistics(eager), model), 4e-2)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_multi_head_attention_of_torch(batch_first: bool, training: bool) -> None:
-    model = nn.MultiheadAttention(12, 3, dropout=0.3, batch_first=batch_first).double().train(training)
-    inputs = torch.randn(B, T, 12).double()
-    given = inputs if batch_first else inputs.transpose(0, 1)
-    with regard.watch(model, grad=True) as seen:
-        model(given, given, given, need_weights=False)
-    q, k, _ = (t.unflatten(-1, (3, 4)).transpose(1, 2)
-               for t in F.linear(inputs, model.in_proj_weight, model.in_proj_bias).chunk(3, -1))  # fmt: skip
-    agree(gradients(statistics(seen["", 0]), model), gradients(statistics((q @ k.mT / 2).softmax(-1)), model))
-
-
-def test_a_layer_that_torch_could_run_fused() -> None:
-    model = nn.TransformerEncoderLayer(12, 3, 24, dropout=0.0, batch_first=True).double().eval()
-    inputs = torch.randn(B, T, 12).double()
-    with regard.watch(model, grad=True) as seen:
-        model(inputs)
-    attention = model.self_attn
-    q, k, _ = (t.unflatten(-1, (3, 4)).transpose(1, 2)
-               for t in F.linear(inputs, attention.in_proj_weight, attention.in_proj_bias).chunk(3, -1))  # fmt: skip
-    found = gradients(statistics(seen["self_attn", 0]), model)
-    agree(found, gradients(statistics((q @ k.mT / 2).softmax(-1)), model))
-
-
 class Written(nn.Module):
     """Attention that writes its weights out; heads of half size scale them after the softmax."""
 
@@ -224,37 +159,6 @@ def test_attention_that_a_model_writes_out() -> None:
     softmax = seen.softmax(("", 0))
     found, wanted = softmax.dense(), weights / model.gate
     agree(gradients(found.square().sum(), model), gradients(wanted.square().sum(), model))
-
-
-def test_our_own_modules() -> None:
-    model = regard.nn.MultiHeadAttention(12, 3).double()
-    inputs = torch.randn(B, T, 12).double()
-    with regard.watch(model, grad=True) as seen:
-        found = model(inputs, mask=regard.causal(), return_weights=True)
-    agree(gradients(statistics(seen["", 0]), model), gradients(statistics(found.weights.dense()), model))
-
-
-def test_the_operator_of_flex_attention() -> None:
-    """torch has no gradients for `flex_attention` on the CPU; its operator has them, and so has the map."""
-    from torch._higher_order_ops.flex_attention import flex_attention
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    class Flex(Attend):
-        def forward(self, x: Tensor, **settings: Any) -> Tensor:
-            q, k, v = self.vectors(x)
-            mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device="cpu").as_tuple()
-            made = flex_attention(q, k, v, lambda s, b, h, i, j: s * (1.0 + h), mask, D**-0.5, {})
-            return made[0].transpose(1, 2).flatten(2)
-
-    model, inputs = Flex().double(), x().double()
-    with regard.watch(model, grad=True, values=True, gradients=True) as seen:
-        output = model(inputs)
-    q, k, v = model.vectors(inputs)
-    scores = (q @ k.mT * D**-0.5) * torch.arange(1, H + 1)[:, None, None]
-    eager = scores.masked_fill(~TRIL, -torch.inf).softmax(-1)
-    agree(gradients(statistics(seen["", 0]), model), gradients(statistics(eager), model))
-    task(output).backward()
-    check_gradients(seen["", 0], *eager_gradients(eager, v, lambda o: task(folded(o))))
 
 
 def test_a_loss_of_a_map_takes_memory_linear_in_the_length() -> None:
@@ -305,16 +209,71 @@ def folded(heads: Tensor) -> Tensor:
     return heads.transpose(-2, -3).flatten(-2)
 
 
-@pytest.mark.parametrize("name", ["none", "causal flag", "causal and padding", "by head", "added", "rows of False"])
-def test_the_gradient_of_weights(name: str) -> None:
-    model, inputs, settings = Attend().double(), x().double(), dict(MASKS[name])
-    if name == "added":
-        settings["attn_mask"] = settings["attn_mask"].double()
-    with regard.watch(model, values=True, gradients=True) as seen:
+class Biased(Attend):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(1, H, T, T))
+
+    def forward(self, x: Tensor, **settings: Any) -> Tensor:
+        return super().forward(x, attn_mask=self.bias)
+
+
+class Flex(Attend):
+    """torch has no gradients for `flex_attention` on the CPU; its operator has them, and so has the map."""
+
+    def forward(self, x: Tensor, **settings: Any) -> Tensor:
+        from torch._higher_order_ops.flex_attention import flex_attention
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device="cpu").as_tuple()
+        return folded(flex_attention(*self.vectors(x), lambda s, b, h, i, j: s * (1.0 + h), mask, D**-0.5, {})[0])
+
+
+class WithSink(Attend):
+    def forward(self, x: Tensor, **settings: Any) -> Tensor:
+        sink = regard.SoftmaxWithSink(torch.ones(H).double())
+        return folded(regard.attention(*self.vectors(x), mask=regard.causal(), normalization=sink))
+
+
+def masked(name: str) -> tuple[Attend, dict[str, Any], Any]:
+    """An `Attend`, the settings of its call in float64, and the mask of the formula."""
+    settings = {key: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
+                for key, value in MASKS[name].items()}  # fmt: skip
+    mask = settings.get("attn_mask")
+    # The softmax of a row of -inf that is written out has a gradient of NaN.
+    return Attend(), settings, mask == 0 if name == "rows of -inf" else mask
+
+
+CASES: dict[str, Callable[[], tuple[Attend, dict[str, Any], Any]]] = {
+    **{name: lambda name=name: masked(name) for name in MASKS},  # type: ignore[misc]
+    "one head of keys": lambda: (Attend(3, 1), {"enable_gqa": True, "is_causal": True}, None),
+    "two heads of keys": lambda: (Attend(4, 2, 4), {"enable_gqa": True}, None),
+    "a learned bias": lambda: ((model := Biased()), {}, model.bias),
+    "flex": lambda: (Flex(), {}, lambda s: s * torch.arange(1, H + 1)[:, None, None]),
+    "a sink": lambda: (WithSink(), {}, lambda s: F.pad(s, (0, 1), value=1.0)),
+}
+"""A model, the settings of its call, and the mask or the change of its causal scores that the formula has."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_statistic_is_a_loss_and_weights_have_gradients(name: str) -> None:
+    model, settings, change = CASES[name]()
+    model.double()
+    inputs = torch.randn(B, T, model.heads * model.width).double()
+    with regard.watch(model, grad=True, values=True, gradients=True) as seen:
         output = model(inputs, **settings)
+    if callable(change) and not isinstance(change, Tensor):
+        q, k, value = model.vectors(inputs)
+        eager = change(q @ k.mT * D**-0.5)
+        eager = eager.masked_fill(~F.pad(TRIL, (0, eager.shape[-1] - T), value=True), -torch.inf).softmax(-1)[..., :T]
+    else:
+        value = model.vectors(inputs)[2]
+        causal = settings.get("is_causal", False)
+        eager = weights_of(model, inputs, change, causal=causal, scale=settings.get("scale"))
+    assert seen["", 0].requires_grad
+    agree(gradients(statistics(seen["", 0]), model), gradients(statistics(eager), model))
     task(output).backward()
-    eager = weights_of(model, inputs, settings.get("attn_mask"), causal=settings.get("is_causal", False))
-    check_gradients(seen["", 0], *eager_gradients(eager, model.vectors(inputs)[2], lambda o: task(folded(o))))
+    check_gradients(seen["", 0], *eager_gradients(eager, value, lambda o: task(folded(o))))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
@@ -360,9 +319,10 @@ def test_the_output_projection_stands_outside(kind: str, batch_first: bool) -> N
     inputs = torch.randn(T, 12) if kind == "unbatched" else torch.randn(B, T, 12)
     inputs = inputs.double().requires_grad_()
     given = inputs if batch_first or kind == "unbatched" else inputs.transpose(0, 1)
-    with regard.watch(model, values=True, gradients=True) as seen:
+    grad = kind != "frozen layer"
+    with regard.watch(model, grad=grad, values=True, gradients=True) as seen:
         output = model(given) if "layer" in kind else model(given, given, given, need_weights=kind == "with weights")[0]
-    task(output).backward()
+    task(output).backward(retain_graph=True)
     attention = layer.self_attn
     q, k, v = (t.unflatten(-1, (3, 4)).transpose(-2, -3)
                for t in F.linear(inputs, attention.in_proj_weight, attention.in_proj_bias).chunk(3, -1))  # fmt: skip
@@ -375,7 +335,10 @@ def test_the_output_projection_stands_outside(kind: str, batch_first: bool) -> N
         return task(made if batch_first or kind == "unbatched" else made.transpose(0, 1))
 
     name = "self_attn" if "layer" in kind else ""
-    check_gradients(seen[name, 0], *eager_gradients((q @ k.mT / 2).softmax(-1), v, finish))
+    weights = (q @ k.mT / 2).softmax(-1)
+    check_gradients(seen[name, 0], *eager_gradients(weights, v, finish))
+    if grad:
+        agree(gradients(statistics(seen[name, 0]), model), gradients(statistics(weights), model))
 
 
 def test_weights_that_a_model_made_itself() -> None:
@@ -408,22 +371,6 @@ def test_heads_that_a_model_folds_into_its_batch() -> None:
     q, k, v = (t.unflatten(-1, (3, 4)).transpose(1, 2) for t in model.project(inputs).chunk(3, -1))
     expected = eager_gradients((q @ k.mT / 2).softmax(-1), v, lambda o: task(o.transpose(0, 1).flatten(0, 1)))
     check_gradients(seen["", 0], *expected)
-
-
-def test_our_own_function_with_a_mask_and_a_sink() -> None:
-    class Own(Attend):
-        def forward(self, x: Tensor, **settings: Any) -> Tensor:
-            sink = regard.SoftmaxWithSink(torch.ones(H).double())
-            return folded(regard.attention(*self.vectors(x), mask=regard.causal(), normalization=sink))
-
-    model, inputs = Own().double(), x().double()
-    with regard.watch(model, values=True, gradients=True) as seen:
-        output = model(inputs)
-    task(output).backward()
-    q, k, v = model.vectors(inputs)
-    scores = (q @ k.mT * D**-0.5).masked_fill(~TRIL, -torch.inf)
-    eager = F.pad(scores, (0, 1), value=1.0).softmax(-1)[..., :-1]
-    check_gradients(seen["", 0], *eager_gradients(eager, v, lambda o: task(folded(o))))
 
 
 def test_every_call_keeps_the_gradient_of_its_own_output() -> None:

@@ -13,9 +13,9 @@ import regard
 from regard.errors import ArgumentError, NotKeptError, NotSeenError
 from regard.watching.analysis.rollout import rollout
 from regard.watching.kept import stored_weights
-from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.readers import written_out
 from regard.watching.watch import Seen
+from tests import each_once
 
 B, H, T, S, D = 2, 3, 7, 9, 5
 Weights = Callable[["Written", Tensor], Tensor]
@@ -86,8 +86,9 @@ CHANGED: dict[str, Weights] = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGED)
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize(
+    ("name", "context"), each_once(CHANGED, [torch.no_grad, torch.inference_mode, torch.enable_grad])
+)
 def test_the_operand_of_the_product_is_kept(name: str, context: Any) -> None:
     model = Written(CHANGED[name])
     q, k, v = vectors(B, H)
@@ -174,8 +175,7 @@ def test_verify_catches_weights_that_are_not_those_of_the_product(monkeypatch: p
     real = stored_weights.stored
 
     def planted(kept: Any, *rest: Any) -> Any:
-        tensor = (kept.tensor / kept.tensor.sum(-1, keepdim=True)).contiguous()
-        return real(SavedTensor(tensor, kept.what), *rest)
+        return real((kept / kept.sum(-1, keepdim=True)).contiguous(), *rest)
 
     monkeypatch.setattr(written_out, "stored", planted)
     seen = watched(Written(CHANGED["a gate per head"]), *vectors(B, H))
@@ -434,8 +434,7 @@ CONTEXTS = [torch.no_grad, torch.inference_mode, torch.enable_grad]
 
 
 @pytest.mark.parametrize("length", [10, WIDTH // HEADS, WIDTH])
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("how", NO_ATTENTION)
+@pytest.mark.parametrize(("how", "context"), each_once(NO_ATTENTION, CONTEXTS))
 def test_what_is_no_attention_is_named_and_not_shown(how: str, context: Any, length: int) -> None:
     model = nn.Sequential(Projected(how))
     seen = watched(model, torch.randn(2, length, WIDTH), context=context)
@@ -448,8 +447,7 @@ def test_what_is_no_attention_is_named_and_not_shown(how: str, context: Any, len
 
 
 @pytest.mark.parametrize("length", [10, WIDTH // HEADS, WIDTH])
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("how", ATTENTION)
+@pytest.mark.parametrize(("how", "context"), each_once(ATTENTION, CONTEXTS))
 def test_attention_that_resembles_them_is_shown(how: str, context: Any, length: int) -> None:
     seen = watched(Projected(how), torch.randn(2, length, WIDTH), context=context)
     assert seen.maps[0].shape[-1] == length

@@ -1,82 +1,13 @@
 """Gradients of every smooth statistic, and what they are good for as losses."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
 from torch import Tensor
 
 import regard
 from regard.errors import BackendError
-from tests.core.random_calls import Case, cases
-from tests.maps.dense_maps import NORMALIZATIONS, sums_asked, sums_written_out
-
-CALLS: dict[str, Any] = {
-    "grouped, causal, padded": {"mask": regard.causal() & regard.lengths(torch.tensor([0, 5]))},
-    "everything": {},
-    "causal from the start": {"mask": regard.causal(0)},
-    "window, bias per key": {"mask": regard.window(2), "bias": torch.randn(2, 1, 1, 6).double()},
-    "dense bias": {"bias": torch.randn(2, 4, 4, 6).double(), "mask": regard.lengths(torch.tensor([3, 6]))},
-    "sink": {"normalization": regard.SoftmaxWithSink(torch.tensor([0.3, -1.0, 0.5, 2.0]).double())},
-    "additive": {"score": regard.Additive(torch.randn(3).double())},
-    "sigmoid": {"normalization": regard.Sigmoid(), "mask": regard.causal()},
-    "tiled by name": {"backend": "tiled", "mask": regard.causal(0) & regard.padding(torch.arange(6) % 2 == 0)},
-}
-STATISTICS = {
-    "received": lambda w: w.received(),
-    "received mean": lambda w: w.received("mean"),
-    "entropy": lambda w: w.entropy(),
-    "participation_ratio": lambda w: w.participation_ratio(),
-    "expected": lambda w: w.expected(torch.arange(6).double().sin()),
-    "distance": lambda w: w.distance(),
-    "pooled": lambda w: w.pooled(2, 3),
-    "top_weight": lambda w: w.top_weight(),
-    "top_keys": lambda w: w.top_keys(2).values,
-    "product": lambda w: w @ torch.arange(12).double().cos().reshape(6, 2),
-    "transposed": lambda w: w.mT @ torch.arange(8).double().cos().reshape(4, 2),
-    "average": lambda w: w.average(weights=[1, 2, 3, 4]).entropy(),
-    "average received": lambda w: w.average(0).received(),
-    "selection": lambda w: w.only(heads=[1, 2], rows=slice(1, 4), columns=torch.tensor([5, 0])).received(),
-    "one head": lambda w: w[1, 2].received() + w[1, 2].expected(torch.arange(6.0)).sum(),
-}
-
-
-@pytest.mark.parametrize("statistic", STATISTICS)
-@pytest.mark.parametrize("call", CALLS)
-def test_gradcheck(call: str, statistic: str) -> None:
-    torch.manual_seed(3)
-    q, k = torch.randn(2, 4, 4, 3, dtype=torch.float64), torch.randn(2, 2, 6, 3, dtype=torch.float64)
-
-    def read(q: Tensor, k: Tensor) -> Any:
-        return STATISTICS[statistic](regard.attention(q, k, k, return_weights=True, **CALLS[call]).weights)
-
-    assert torch.autograd.gradcheck(read, (q.requires_grad_(), k.requires_grad_()), fast_mode=True)
-
-
-@pytest.mark.parametrize("name", ["softmax", "sink", "sparsemax", "unnormalized"])
-@settings(max_examples=25)
-@given(case=cases(scores=("dot", "scaled", "gaussian", "additive")))
-def test_gradients_are_those_of_the_formula(name: str, case: Case) -> None:
-    """A random mixture of the sums, through the lazy map and through the dense one; dead rows stay finite."""
-    case = case.to(torch.float64)
-    options: dict[str, Any] = {**case.options(), "normalization": NORMALIZATIONS[name], "return_weights": True}
-    lazy = regard.attention(*case.tensors(), **options).weights
-    dense = regard.attention(*case.tensors(), backend="reference", **options).weights.dense()
-    ours, theirs = sums_asked(lazy, 3, 4), sums_written_out(dense, 3, 4)
-    x = torch.randn(dense.shape[-2], 2, dtype=torch.float64)
-    ours["transposed"], theirs["transposed"] = lazy.mT @ x, dense.mT @ x
-    mixture = {name: torch.randn_like(value) for name, value in theirs.items()}
-    inputs = (case.query, case.key)
-    (gradient, expected) = (
-        torch.autograd.grad([(mixture[n] * found[n]).sum() for n in mixture], inputs, allow_unused=True)
-        for found in (ours, theirs)
-    )
-    for one, other in zip(gradient, expected, strict=True):
-        assert one.isfinite().all()
-        bound = max(1.0, float(other.abs().max()))
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-9 * bound)
 
 
 def test_a_learned_bias_takes_gradients_of_statistics() -> None:
@@ -159,72 +90,6 @@ STATISTICS_WITHOUT_SHAPE = [
 
 
 # -- three losses ------------------------------------------------------------------------------------------
-
-
-def descend(
-    parameters: Sequence[Tensor], loss: Callable[[], Tensor], steps: int = 60, rate: float = 0.1
-) -> tuple[float, float]:
-    optimizer = torch.optim.Adam(parameters, lr=rate)
-    first = float(loss().detach())
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
-    return first, float(loss().detach())
-
-
-def projected(
-    mask: regard.Mask | None = None, length: int = 12
-) -> tuple[tuple[Tensor, Tensor], Callable[[], regard.AttentionMap]]:
-    """Attention whose query and key projections are to be learned, as a function that gives its map."""
-    x = torch.randn(2, 3, length, 8)
-    w_q, w_k = (torch.nn.Parameter(torch.randn(8, 8) / 8**0.5) for _ in range(2))
-    return (w_q, w_k), lambda: regard.attention(x @ w_q, x @ w_k, x, mask=mask, return_weights=True).weights
-
-
-def test_entropy_as_a_regularizer_keeps_attention_spread() -> None:
-    """Heads whose attention collapses onto one key train badly (Zhai et al. 2023, arXiv:2303.06296)."""
-    parameters, weights = projected()
-    with torch.no_grad():
-        parameters[0].mul_(6.0)
-    floor = 0.9 * torch.log(torch.tensor(12.0))
-    before, after = descend(parameters, lambda: (floor - weights().entropy()).clamp_min(0.0).mean())
-    assert before > 0.5
-    assert after < 0.05
-
-
-def test_guided_alignment_follows_a_diagonal() -> None:
-    """Attention of a speech synthesiser is pulled to the diagonal (Tachibana et al. 2017, arXiv:1710.08969)."""
-    query, key = (torch.nn.Parameter(0.1 * torch.randn(1, 1, n, 16)) for n in (10, 20))
-    i, j = torch.arange(10) / 10, torch.arange(20) / 20
-
-    def weights() -> regard.AttentionMap:
-        return regard.attention(query, key, key, return_weights=True).weights
-
-    def loss() -> Tensor:
-        # sum_j P_ij (i/T - j/S)^2 is a sum of three means, so that no T x S penalty is made.
-        mean, square = weights().expected(torch.stack([j, j.square()], -1)).unbind(-1)
-        return (i.square() - 2 * i * mean + square).mean()
-
-    before, after = descend((query, key), loss, steps=150)
-    assert before > 0.05
-    assert after < 0.01
-    assert (weights().expected(j)[0, 0] - i).abs().max() < 0.1
-
-
-def test_coverage_spreads_what_the_keys_receive() -> None:
-    """Every source word is to be read about once (Tu et al. 2016, arXiv:1601.04811)."""
-    query, key = (torch.nn.Parameter(torch.randn(2, 2, 12, 8)) for _ in range(2))
-    mask = regard.lengths(torch.tensor([12, 7]))
-
-    def loss() -> Tensor:
-        received = regard.attention(query, key, key, mask=mask, return_weights=True).weights.received()
-        fair = (torch.arange(12) < torch.tensor([[12], [7]])) * 12 / torch.tensor([[12.0], [7.0]])
-        return (received - fair[:, None]).square().mean()
-
-    before, after = descend((query, key), loss)
-    assert before > 0.1
-    assert after < 1e-3
 
 
 @pytest.mark.parametrize("how", ["sum", "mean", "max"])

@@ -465,8 +465,8 @@ def test_equal_weights_are_ranked_by_their_keys() -> None:
     assert torch.equal(found.indices[0, 0], expected)
 
 
-@pytest.mark.parametrize("ranked", [1, 8, 16, 17, 33, 64])
-@pytest.mark.parametrize("count", [8, 9, 20, 32, 33, 64, 65, 100])
+@pytest.mark.parametrize("ranked", [1, 16, 17, 64])
+@pytest.mark.parametrize("count", [8, 9, 33, 64, 65, 100])
 def test_of_few_and_of_many_equal_weights_the_first_keys_are_named(count: int, ranked: int) -> None:
     """Up to 64 weights that reach the bound are compared with one another; more take their places one by one."""
     chosen = torch.randperm(300)[:count].sort().values

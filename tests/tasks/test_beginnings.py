@@ -16,7 +16,7 @@ from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pa
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A translator that learns its pairs by heart within a few validations."""
     folder = tmp_path_factory.mktemp("choosing")
-    config = small_config(folder, steps=120, validate_every=30, save_every=30, keep=4)
+    config = small_config(folder, steps=120, validate_every=30, save_every=30)
     train_translation(config)
     return config.out
 

@@ -140,9 +140,7 @@ def test_two_processes_do_not_train_in_one_folder(translator_run: Path, tmp_path
 def test_what_a_kill_left_is_swept_away(translator_run: Path, tmp_path: Path) -> None:
     run = copy_of(translator_run, tmp_path / "run")
     left = [run / ".config.json.77.tmp", run / "data/.train.tokens.77.tmp", run / ".last.safetensors.77.tmp"]
-    left.append(run / "kept/.step-00000004.safetensors.77.tmp")
-    kept = [run / "data/notes.tmp", run / ".notes.77.tmp", run / "kept/mine.safetensors"]
-    (run / "kept").mkdir()
+    kept = [run / "data/notes.tmp", run / ".notes.77.tmp", run / "mine.safetensors"]
     for path in (*left, *kept):
         path.write_text("half of a fi")
     train_translation(settings_of(run), resume=True)

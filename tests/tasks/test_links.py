@@ -23,7 +23,7 @@ HOWS: dict[str, dict[str, Any]] = {"resume": {"resume": True}, "overwrite": {"ov
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = small_config(tmp_path_factory.mktemp("trained"), steps=2, validate_every=1, save_every=1, keep=2)
+    config = small_config(tmp_path_factory.mktemp("trained"), steps=2, validate_every=1, save_every=1)
     train_translation(config)
     return config.out
 
@@ -132,18 +132,17 @@ def test_a_file_or_a_device_in_the_place_of_another(run: Path) -> None:
         task_of(run).load(run, device="cpu")
 
 
-@pytest.mark.parametrize("how", [*HOWS, "keep fewer"])
+@pytest.mark.parametrize("how", HOWS)
 def test_files_of_others_in_the_folders_of_a_run_stay(run: Path, how: str) -> None:
     """Training goes on and replaces its checkpoints beside them; the run is replaced around them."""
     theirs = {}
-    for folder in ("last", "best", "data", "tensorboard", "kept", "."):
+    for folder in ("last", "data", "tensorboard", "."):
         for name in ("model.safetensors", "model-12345678.safetensors", ".notes.12.tmp", "notes.tmp", "mine/a.txt"):
             path = run / folder / name
             path.parent.mkdir(exist_ok=True, parents=True)
             path.write_text(f"{folder} {name}")
             theirs[path] = path.read_bytes()
-    changes: dict[str, Any] = {"keep": 1} if how == "keep fewer" else {}
-    train_translation(settings_of(run, steps=4, **changes), **HOWS.get(how, HOWS["resume"]))
+    train_translation(settings_of(run, steps=4), **HOWS[how])
     assert {path: path.read_bytes() for path in theirs if path.exists()} == theirs
     assert Checkpoints(run).position("last").step == 4
     train_translation(settings_of(run, steps=6), resume=True)

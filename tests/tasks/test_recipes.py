@@ -42,14 +42,14 @@ def test_every_setting_of_a_recipe_is_taken(name: Any) -> None:
 
 def test_flags_and_files_win_and_the_same_command_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, file = write_pairs(tmp_path / "pairs.tsv"), tmp_path / "mine.toml"
-    file.write_text("batch_tokens = 700\n[fit]\nkeep = 2\nema_decay = 0.5\n[transformer]\nfeed_forward_dim = 12\n")
+    file.write_text("batch_tokens = 700\n[fit]\npatience = 2\nema_decay = 0.5\n[transformer]\nfeed_forward_dim = 12\n")
     run = tmp_path / "run"
     command = f"train --recipe small-data --config {file} --data {data} --out {run} {SMALL} --ema-decay 0.25".split()
     assert run_command([*command, "--steps", "1", "--resume"]) == 0
     kept = json.loads((run / "config.json").read_text())["config"]
     expected = {"batch_tokens": 700, "learning_rate": 0.005, "shared_vocabulary": True, "vocab_size": 300}
     assert {name: kept[name] for name in expected} == expected
-    assert (kept["fit"]["steps"], kept["fit"]["keep"], kept["fit"]["ema_decay"]) == (1, 2, 0.25)
+    assert (kept["fit"]["steps"], kept["fit"]["patience"], kept["fit"]["ema_decay"]) == (1, 2, 0.25)
     assert kept["fit"]["validate_every"] == 400
     model = kept["transformer"]
     assert (model["dim"], model["feed_forward_dim"], model["decoder_layers"], model["dropout"]) == (8, 12, 4, 0.3)

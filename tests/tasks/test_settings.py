@@ -5,9 +5,10 @@ from typing import Any, Literal
 
 import pytest
 
-from regard.errors import DataError, RunFolderError
+from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.runs.serialisation import changed, from_plain, to_plain
+from regard.tasks.text.tokenizer_recipes import MOST_PIECES, ByteLevelBPE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,11 +97,11 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "it has no config.json"),
-        ('{"format": 3, "task": "t", "con', "not whole JSON"),
+        ('{"format": 4, "task": "t", "con', "not whole JSON"),
         ('{"model_type": "bert"}', "not the configuration of a t run"),
-        ('{"format": 3, "task": "other", "config": {}}', "holds a run of other, and this needs one of t"),
-        ('{"format": 1, "task": "t", "config": {}}', "expected format 3, got task .t., format 1"),
-        ('{"format": 3, "task": "t", "config": {"data": [], "x": 1}}', "unknown setting x"),
+        ('{"format": 4, "task": "other", "config": {}}', "holds a run of other, and this needs one of t"),
+        ('{"format": 1, "task": "t", "config": {}}', "another version of regard, .*expected format 4, got format 1"),
+        ('{"format": 4, "task": "t", "config": {"data": [], "x": 1}}', "unknown setting x"),
     ],
 )
 def test_a_folder_that_is_not_a_run(tmp_path: Path, content: str | None, message: str) -> None:
@@ -128,3 +129,9 @@ def test_changes_leave_what_they_do_not_name() -> None:
     assert changed(before, {}, source=FILE) == before
     with pytest.raises(RunFolderError, match=r"unknown setting inner\.width"):
         changed(before, {"inner": {"width": 6}}, source=FILE)
+
+
+def test_a_vocabulary_for_which_no_trainer_has_room_is_refused() -> None:
+    ByteLevelBPE(vocab_size=MOST_PIECES)
+    with pytest.raises(ArgumentError, match="must be at most 16,777,216, got 16,777,217"):
+        ByteLevelBPE(vocab_size=MOST_PIECES + 1)

@@ -166,7 +166,6 @@ def test_the_history_has_every_figure(tmp_path: Path) -> None:
     steps = [record for record in records if record["event"] == "train"]
     assert {"loss", "tokens_per_second", "padding_share", "gradient_norm", "learning_rate"} <= set(steps[0])
     assert steps[-1]["skipped_batches"] == steps[-1]["device_memory_bytes"] == 0
-    assert 50e6 < steps[-1]["memory_bytes"] < 50e9
 
 
 def test_settings_that_make_no_sense(tmp_path: Path) -> None:

@@ -3,21 +3,20 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.tasks.training.averaging import MovingAverage, mean_of
+from regard.tasks.training.averaging import in_place_of, moving_average
 from regard.tasks.training.checkpoints import Checkpoints, Position
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.interrupts import TrainingInterrupted
 from regard.tasks.training.reporting.events import Event, Saved
 from tests.training.toy_training import killer, train_toy
 
-CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1, ema_decay=0.9, keep=3)
+CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1, ema_decay=0.9)
 
 
 class Tied(nn.Module):
@@ -27,38 +26,30 @@ class Tied(nn.Module):
         self.output.weight = self.embedding.weight
 
 
-def test_average_is_that_of_torch() -> None:
-    """torch's own AveragedModel in float64, with the same decay at every step."""
+def test_the_average_by_its_formula() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
-
-    def lerp(old: Any, new: Any, count: Any) -> None:
-        torch._foreach_lerp_(old, new, 1 - min(0.8, (1 + int(count)) / (10 + int(count))))
-
-    theirs = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=lerp)
-    theirs.n_averaged += 1  # it begins with the weights, as ours does
-    ours = MovingAverage(model, 0.8)
+    average, expected = moving_average(model, 0.8), model.weight.detach().clone()
     for step in range(1, 60):
         with torch.no_grad():
-            for value in model.parameters():
-                value.add_(torch.randn_like(value))
-        ours.update(model, step)
-        theirs.update_parameters(model)
-    for name, value in theirs.module.named_parameters():
-        torch.testing.assert_close(ours.state_dict()[name], value, rtol=0, atol=1e-12)
+            model.weight.add_(torch.randn(3, 4))
+        average.update_parameters(model)
+        decay = min(0.8, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * model.weight.detach()
+    torch.testing.assert_close(average.module.weight.detach(), expected, rtol=0, atol=1e-12)
 
 
 def test_tied_weights_have_one_average_under_both_names() -> None:
     model = Tied()
-    average = MovingAverage(model, 0.5)
+    average = moving_average(model, 0.5)
     own = model.output.weight
     with torch.no_grad():
         own.fill_(1.0)
-    average.update(model, 100)
-    with average.in_place_of(model):
+    average.update_parameters(model)
+    with in_place_of(average, model):
         assert model.output.weight is model.embedding.weight is own
         inside = model.output.weight.clone()
-    state = average.state_dict()
+    state = average.module.state_dict()
     assert torch.equal(state["embedding.weight"], inside)
     assert torch.equal(state["output.weight"], inside)
     assert torch.equal(model.output.weight, torch.ones(5, 3))
@@ -66,19 +57,18 @@ def test_tied_weights_have_one_average_under_both_names() -> None:
 
 def test_an_error_inside_leaves_the_model_its_own_weights() -> None:
     model = nn.Linear(2, 2)
-    average, before = MovingAverage(model, 0.5), model.weight.clone()
+    average, before = moving_average(model, 0.5), model.weight.clone()
     with torch.no_grad():
         model.weight.add_(1.0)
-    with pytest.raises(ZeroDivisionError), average.in_place_of(model):
+    with pytest.raises(ZeroDivisionError), in_place_of(average, model):
         1 / 0  # noqa: B018
     assert torch.equal(model.weight, before + 1.0)
 
 
-def test_averages_of_another_model_are_refused() -> None:
-    with pytest.raises(RunFolderError, match="holds no average of weight"):
-        MovingAverage(nn.Linear(2, 2), 0.5).load_state_dict({}, source=Path("runs/x"))
-    with pytest.raises(ArgumentError, match="names or shapes differ"):
-        mean_of([{"a": torch.ones(2)}, {"a": torch.ones(3)}])
+def test_averages_of_another_model_are_refused(tmp_path: Path) -> None:
+    train_toy(tmp_path, config=replace(CONFIG, steps=2, ema_decay=0.0))
+    with pytest.raises(RunFolderError, match=r"does not fit the model: .* and absent in the checkpoint"):
+        train_toy(tmp_path, config=replace(CONFIG, steps=4))
     with pytest.raises(ArgumentError, match="ema_decay"):
         FitConfig(ema_decay=1.0)
 
@@ -98,13 +88,8 @@ def test_training_validates_and_keeps_the_average(tmp_path: Path) -> None:
     for n, value in enumerate(weights[1:], start=2):
         expected = expected.lerp(value, 1 - min(0.9, (1 + n) / (10 + n)))
     torch.testing.assert_close(saved.average["out.weight"].double(), expected, rtol=0, atol=1e-6)
-    for which in ("best", "last", "kept/step-00000010"):
+    for which in ("best", "last"):
         assert torch.equal(steps[-1].load_model(which)["out.weight"], saved.average["out.weight"])
-
-
-def test_the_latest_models_are_kept(tmp_path: Path) -> None:
-    train_toy(tmp_path, config=CONFIG)
-    assert Checkpoints(tmp_path).kept() == [f"kept/step-{step:08d}" for step in (20, 30, 40)]
 
 
 def test_kill_and_resume_is_bit_identical_with_an_average(tmp_path: Path) -> None:
@@ -114,15 +99,13 @@ def test_kill_and_resume_is_bit_identical_with_an_average(tmp_path: Path) -> Non
         train_toy(killed, config=CONFIG, callbacks=(killer(17, signal.SIGINT),))
     train_toy(killed, config=CONFIG)
     ours, theirs = Checkpoints(killed), Checkpoints(straight)
-    for which in ("best", "last", *theirs.kept()):
+    for which in ("best", "last"):
         expected = theirs.load_model(which)
         assert all(torch.equal(value, expected[name]) for name, value in ours.load_model(which).items())
-    assert ours.kept() == theirs.kept()
 
 
-def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
-    train_toy(tmp_path, config=replace(CONFIG, keep=0, ema_decay=0.0, steps=10))
-    assert Checkpoints(tmp_path).kept() == []
+def test_no_average_unless_asked(tmp_path: Path) -> None:
+    train_toy(tmp_path, config=replace(CONFIG, ema_decay=0.0, steps=10))
     assert Checkpoints(tmp_path).load_last().average is None
 
 
@@ -151,7 +134,7 @@ def test_the_best_checkpoint_is_better_by_its_own_measure(tmp_path: Path, by: st
 
 def test_a_run_that_goes_on_from_before_its_best_model_keeps_it(tmp_path: Path) -> None:
     """It died after it had saved the best model, and before it saved the last one; then it validates worse."""
-    config = replace(CONFIG, steps=20, ema_decay=0.0, keep=0)
+    config = replace(CONFIG, steps=20, ema_decay=0.0)
     values = iter([1.0, 5.0, 2.0, 3.0])
 
     def keep_the_first(event: Event) -> None:
@@ -170,12 +153,3 @@ def test_a_run_that_goes_on_from_before_its_best_model_keeps_it(tmp_path: Path) 
     train(30)
     assert Checkpoints(tmp_path).position("best").best_value == 5.0
     assert torch.equal(Checkpoints(tmp_path).load_model("best")["out.weight"], best)
-
-
-def test_the_mean_of_models_is_taken_in_float64() -> None:
-    """In float32, 1 is lost beside 1e8; in float16 the sum of two large weights is infinite."""
-    single = [{"w": torch.tensor([value])} for value in (1e8, 1.0, -1e8)]
-    assert mean_of(single)["w"].item() == pytest.approx(1 / 3, rel=1e-6)
-    half = [{"w": torch.tensor([60_000.0], dtype=torch.float16)}] * 4
-    assert mean_of(half)["w"].item() == 60_000
-    assert mean_of(half)["w"].dtype == torch.float16

@@ -69,8 +69,8 @@ def numbers(call: Call, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     status, said, told = call("view", *arguments, "--out", str(out), "--device", "cpu")
     assert (status, said) == (0, f"{out}\n"), told
     # (Of a large folder it says that it reads it, and of a small tokenizer that it is small.)
-    notes = ("a pickle", f"reading {arguments[0]}: ", "is it another model's?")
-    assert all(any(note in one for note in notes) for one in told.splitlines()), told
+    said_of = ("a pickle", f"reading {arguments[0]}: ", "are numbers: their parts", "is it another model's?")
+    assert all(any(one in line for one in said_of) for line in told.splitlines()), told
     (found,) = json.loads(out.read_text(encoding="utf-8"))
     for one in found["maps"]:
         if not arguments[0].endswith("gpt_oss"):  # whose sink takes a share
@@ -143,6 +143,17 @@ def test_the_padding_behind_a_sound_is_marked(
     ]  # fmt: skip
     whole = numbers(call, tmp_path, str(folder("wav2vec2")), "--audio", str(tmp_path / "short.wav"))
     assert not any(label.startswith("pad") for label in whole["maps"][0]["keys"]), "it is not filled up"
+
+
+@pytest.mark.parametrize("key", ["vit_mae", "yolos", "vilt", "audio-spectrogram-transformer"])
+def test_positions_that_count_as_patches_and_are_none_are_numbers(
+    key: str, folders: Path, media: Path, call: Call, tmp_path: Path
+) -> None:
+    """Patches are drawn, detection tokens stand behind them, words before them, frequencies beside times."""
+    path = foreign.save_in_another_order(key, folders / key)
+    asked = ("--audio", str(media / "clip.wav")) if key.startswith("audio") else ("--image", str(media / "cat.png"))
+    found = numbers(call, tmp_path, str(path), *asked, *(("a cat",) if key == "vilt" else ()))
+    assert all((one["keys"], one["queries"]) == (None, None) for one in found["maps"])
 
 
 def test_a_model_of_images_and_texts(folder: Callable[[str], Path], media: Path, call: Call, tmp_path: Path) -> None:
@@ -404,7 +415,7 @@ def test_maps_of_random_weights_are_refused(folder: Callable[[str], Path], call:
     assert call("view", str(tmp_path), *TOKENS, "--terminal")[0] == 0
 
 
-def test_more_layers_than_tensors_are_refused_at_once(
+def test_more_layers_than_memory_holds_are_refused_at_once(
     folder: Callable[[str], Path], call: Call, tmp_path: Path
 ) -> None:
     for path in folder("gpt2").iterdir():
@@ -412,7 +423,10 @@ def test_more_layers_than_tensors_are_refused_at_once(
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "n_layer": 10**12}))
     status, _, told = call("view", str(tmp_path), *TOKENS)
-    assert (status, "n_layer is 1000000000000, and the folder has" in told) == (2, True)
+    assert (status, "n_layer is 1000000000000, and modules for so many layers take" in told) == (2, True)
+    # A default of a family, beside fewer tensors.
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_window_layers": 2_800}))
+    assert call("view", str(tmp_path), *TOKENS, "--terminal")[0] == 0
 
 
 @pytest.mark.parametrize(

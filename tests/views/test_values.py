@@ -12,7 +12,7 @@ from regard.maps import AttentionMap
 from regard.maps.statistics import tiles
 from regard.maps.statistics.definitions import Pooled
 from regard.views import values
-from regard.views.labels import printable, right_to_left, width
+from regard.views.labels import printable, right_to_left
 from regard.views.values import picture
 from tests.views.written_dates import softmax
 
@@ -76,21 +76,6 @@ def test_one_rule_cuts_maps_tensors_and_arrays(kind: Any, pooling: Any) -> None:
     np.testing.assert_allclose(drawn.values, expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("sizes", [(513, 700), (257, 1025)])
-def test_a_picture_is_what_the_map_says_pooled(sizes: Any) -> None:
-    weights = lazy(*sizes)[0, 1]
-    dense = weights.dense().double()
-    drawn = picture(weights, max_cells=256)
-    np.testing.assert_array_equal(drawn.values, weights.pooled(256, 256, "max").numpy())
-    blocks = [[b.max() for b in rows.tensor_split(256, 1)] for rows in dense.tensor_split(256, 0)]
-    np.testing.assert_allclose(drawn.values, np.array(blocks), rtol=0, atol=2e-6)
-    parts = torch.arange(sizes[0]).tensor_split(256)
-    assert [list(block) for block in drawn.grid.rows.ranges()] == [part.tolist() for part in parts]
-    mass = picture(weights, max_cells=256, pooling="mass").values
-    masses = [[b.sum() / len(b) for b in rows.tensor_split(256, 1)] for rows in dense.tensor_split(256, 0)]
-    np.testing.assert_allclose(mass, np.array(masses), rtol=0, atol=2e-6)
-
-
 def test_labels_of_pooled_tokens_name_the_first_and_the_last() -> None:
     drawn = picture(np.eye(5), list("abcde"), None, max_cells=3)
     assert drawn.rows == ["a…b", "c…d", "e"]
@@ -141,7 +126,3 @@ def test_direction_counts_letters_only() -> None:
     assert right_to_left(["21", "בנובמבר", "2026"])
     assert not right_to_left(["21", "2026", "-"])
     assert not right_to_left(["November", "של"])
-
-
-def test_width_counts_columns() -> None:
-    assert [width(text) for text in ("abc", "土曜日", "วันเสาร์ที่", "é")] == [3, 6, 7, 1]

@@ -41,7 +41,7 @@ OUTPUT = Heading(
     "Where the run goes, and what it tells and keeps on the way.",
     (
         *("out", "validate_every", "save_every", "log_every", "best_by", "validation_beam", "bleu_tokenize"),
-        *("keep", "pictures"),
+        "pictures",
     ),
 )
 OPTIMISATION = Heading("optimisation", "How the model learns, for how long, and on what.")

@@ -83,7 +83,7 @@ class DecoderOnly(OneStack):
         return maps
 
     def start(self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"]) -> DecoderOnlyState:
-        """Read all but the last tokens of the prompts. The first step reads the last tokens.
+        """Read the text before the first token of a search, all of it.
 
         Args:
             source: token ids, padded at the end with any id; the width may be 0.

@@ -24,6 +24,7 @@ from regard.serving.ticket import Refused, Ticket, check_at_work
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.downloaded import Downloaded
 from regard.tasks.generation.filters import Filter, ForcedPrefix, Progress, Temperature, TopK, TopP
+from regard.tasks.generation.protocol import SearchOf
 from regard.tasks.generation.sampling import sample_steps
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.corpus import open_text
@@ -266,11 +267,13 @@ class ServedTranslator(Served):
         tokens: list[int] = []
         written = ""
         with self.edited(asked.edits):
-            written_steps = sample_steps(
-                translator.model, source, torch.tensor([source.shape[1]], device=source.device),
-                bos_id=marks.begin_id, eos_id=marks.end_id, max_steps=min(self.limit(asked.max_tokens, usual), usual),
-                filters=[checked_logits, *self._filters(asked.temperature)],
+            forced = SearchOf(
+                source, torch.tensor([source.shape[1]], device=source.device), bos_id=marks.begin_id,
+                eos_id=marks.end_id, max_steps=min(self.limit(asked.max_tokens, usual), usual),
                 constraints=[ForcedPrefix([draft.prefix])],
+            )  # fmt: skip
+            written_steps = sample_steps(
+                translator.model, forced, filters=[checked_logits, *self._filters(asked.temperature)],
                 generator=torch.Generator(source.device).manual_seed(seed),
             )  # fmt: skip
             for step in checked_steps(translator.model, written_steps):

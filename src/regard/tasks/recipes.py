@@ -47,7 +47,7 @@ TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
                 "batch_tokens": 8_192,
                 "learning_rate": 0.005,
                 "warmup_steps": 1_500,
-                "fit": {"steps": 8_000, "ema_decay": 0.998, "keep": 8, "validate_every": 400, "save_every": 400},
+                "fit": {"steps": 8_000, "ema_decay": 0.998, "validate_every": 400, "save_every": 400},
             },
         ),
         "short-sentences": TrainingRecipe(
@@ -60,7 +60,7 @@ TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
                 "batch_tokens": 8_192,
                 "learning_rate": 0.004,
                 "warmup_steps": 600,
-                "fit": {"steps": 4_500, "ema_decay": 0.998, "keep": 4, "validate_every": 500, "save_every": 500},
+                "fit": {"steps": 4_500, "ema_decay": 0.998, "validate_every": 500, "save_every": 500},
             },
         ),
         "recurrent": TrainingRecipe(
@@ -74,7 +74,7 @@ TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
                 "batch_tokens": 4_096,
                 "learning_rate": 0.002,
                 "warmup_steps": 500,
-                "fit": {"steps": 3_000, "ema_decay": 0.998, "keep": 6, "validate_every": 250, "save_every": 250},
+                "fit": {"steps": 3_000, "ema_decay": 0.998, "validate_every": 250, "save_every": 250},
             },
         ),
         "characters": TrainingRecipe(
@@ -135,8 +135,8 @@ def recipe_of(name: str) -> TrainingRecipe:
 def overridden(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings, of which those of `over` win.
 
-    >>> overridden({"a": 1, "fit": {"steps": 2, "keep": 3}}, {"fit": {"steps": 4}})
-    {'a': 1, 'fit': {'steps': 4, 'keep': 3}}
+    >>> overridden({"a": 1, "fit": {"steps": 2, "patience": 3}}, {"fit": {"steps": 4}})
+    {'a': 1, 'fit': {'steps': 4, 'patience': 3}}
     """
     found = dict(under)
     for key, value in over.items():

@@ -1,6 +1,6 @@
 """Every mask, in two writings: regard's, and bools from positions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -136,26 +136,26 @@ def _predicate(drawn: Drawn, sides: Sides, at: Positions) -> Allowed:
     return Allowed("a predicate", regard.predicate(function), function(torch.tensor(0), at.head, at.query, at.key))
 
 
-MASKS: tuple[Callable[[Drawn, Sides, Positions], Allowed], ...] = (
-    _causal,
-    _lengths,
-    _per_query,
-    _padding,
-    _window,
-    _prefix,
-    _documents,
-    _strided,
-    _blocks,
-    _dense,
-    _predicate,
-)
+MASKS: dict[str, Callable[[Drawn, Sides, Positions], Allowed]] = {
+    "causal": _causal,
+    "lengths": _lengths,
+    "per query": _per_query,
+    "padding": _padding,
+    "window": _window,
+    "prefix": _prefix,
+    "documents": _documents,
+    "strided": _strided,
+    "blocks": _blocks,
+    "dense": _dense,
+    "predicate": _predicate,
+}
 
 
-def random_mask(drawn: Drawn, sides: Sides, depth: int = 2) -> Allowed:
-    """None, a mask, or up to four masks joined."""
-    if depth == 2 and drawn.chance(4) is False and drawn.chance():
+def random_mask(drawn: Drawn, sides: Sides, depth: int = 2, first: Sequence[str] = ()) -> Allowed:
+    """None, a mask, or up to four masks joined; the first is one of those named, if any is."""
+    if depth == 2 and not first and drawn.chance(4) is False and drawn.chance():
         return Allowed("no mask", None, torch.ones((), dtype=torch.bool))
-    one = drawn.of(MASKS)(drawn, sides, Positions(sides))
+    one = MASKS[drawn.of(first or list(MASKS))](drawn, sides, Positions(sides))
     how = drawn.of(["alone", "alone", "and", "or", "not"]) if depth else "alone"
     if how == "alone":
         return one

@@ -98,9 +98,9 @@ def _each(read: Callable[[Path], Any]) -> Use:
 
 
 def _run(folder: Path) -> None:
-    train_translation(small_config(folder, steps=4, keep=2))
+    train_translation(small_config(folder, steps=4))
     (folder / "run/notes.txt").write_text(WORDS)
-    (folder / "run/kept/mine.safetensors").write_text(WORDS)
+    (folder / "run/data/mine.safetensors").write_text(WORDS)
 
 
 def _writer(folder: Path) -> None:

@@ -107,7 +107,7 @@ def _difference(before: bytes, after: bytes) -> str:
 
 
 def _link(drawn: Drawn, path: Path, bystander: Path) -> None:
-    if drawn.chance() and path.parent.name in ("data", "kept"):
+    if drawn.chance() and path.parent.name == "data":
         folder = path.parent
         shutil.rmtree(folder)
         folder.symlink_to(bystander, target_is_directory=True)

@@ -16,7 +16,7 @@ from regard.tasks.language_modelling.corpus import open_text, prepare_text
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
 from regard.tasks.names import LANGUAGE_MODEL
 from regard.tasks.pictures.validation_examples import look_at_text
-from regard.tasks.runs.model_size import chosen_optimizer, made_for_training
+from regard.tasks.runs.made_models import chosen_optimizer, made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.blocks import BlockPlan, TextBatch, next_token_windows, next_tokens, window_batches
@@ -73,7 +73,7 @@ def next_token_loss(model: nn.Module, batch: TextBatch) -> LossSum:
 def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
     """Make the model, batches, loss and validation of a language model, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
-    model = made_for_training(partial(_decoder, vocab_size=len(corpus.tokenizer)), config.sizes, config)
+    model = made_of(partial(_decoder, config.sizes, vocab_size=len(corpus.tokenizer)))
     warm_up(model, config, folder)
     plan = BlockPlan(
         corpus.train.tokens,

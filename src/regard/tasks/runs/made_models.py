@@ -1,15 +1,17 @@
-"""Models of a configuration, which is compared with the files before anything of its sizes is made."""
+"""The model and the optimizer of a configuration, which is compared with the files before anything is made of it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RegardError, RunFolderError
+from regard.tasks.config import TrainingConfig
 from regard.tasks.training.checkpoints import check_fit, fill_model
+from regard.tasks.training.optimizers import adamw, muon
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -48,3 +50,20 @@ def _integers(config: Any) -> Iterator[tuple[str, int]]:
             yield from _integers(value)
         elif isinstance(value, int):
             yield field.name, value
+
+
+class AdamSettings(TypedDict, total=False):
+    """The settings of AdamW in which a task differs from its defaults."""
+
+    betas: tuple[float, float]
+    eps: float
+
+
+def chosen_optimizer(
+    config: TrainingConfig, model: nn.Module, output: nn.Module, **settings: Unpack[AdamSettings]
+) -> torch.optim.Optimizer:
+    """AdamW, or Muon with AdamW, over a model whose last layer is `output`."""
+    decay = config.weight_decay
+    if config.optimizer == "muon":
+        return muon(model, aside=[output], rate=config.muon_rate, weight_decay=decay, **settings)
+    return adamw(model, weight_decay=decay, **settings)

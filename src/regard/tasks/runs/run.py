@@ -16,7 +16,6 @@ from regard.files.locks import locked
 from regard.tasks.config import TrainingConfig, make_schedule
 from regard.tasks.pictures.save import Look, Snapshots
 from regard.tasks.runs.made_models import made_of
-from regard.tasks.runs.model_size import refuse_too_large
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder
@@ -47,7 +46,7 @@ Say = Callable[[str], None]
 Prepare = Callable[[C, RunFolder, Say], None]
 """Reads the data of a run and writes its prepared form to the folder, prepared.json last."""
 
-WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep"})
+WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures"})
 """The settings of the display of a training, and of its checkpoints."""
 RESUMABLE = WATCHING | {
     *("out", "steps", "epochs", "patience", "bad_batches", "device", "gradient_checkpointing", "threads")
@@ -110,7 +109,6 @@ def train_run(
         require_muon()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    refuse_too_large(make_model, config.sizes, config)
     config = _in_one_precision(task, config, folder, goes_on=resume and folder.holds_a_run())
     fabric = start_fabric(config.device, config.precision)
     with ending_at_once(), _alone(folder, fabric):

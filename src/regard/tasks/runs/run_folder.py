@@ -6,7 +6,6 @@ prepared.json     counts of the data, fingerprints of the tokenizers, checksums;
 tokenizer.json    or source_tokenizer.json and target_tokenizer.json
 data/             the tokenised text
 last.safetensors  best.safetensors  checkpoints
-kept/             models of the latest validations, if some are to be kept
 ctranslate2/      the best model as CTranslate2 reads it, once it has searched for the run
 metrics.jsonl     train.log     tensorboard/
 .new/             while a run is being replaced: the new run, until its data have been read
@@ -52,7 +51,6 @@ FILES = (
 FOLDERS: dict[str, tuple[str, ...]] = {
     "data": ("train.tokens", "valid.tokens", "valid.jsonl"),
     "tensorboard": ("events.out.tfevents.*",),
-    "kept": ("step-*.safetensors",),
     ENGINE: ENGINE_FILES,
     REPLACEMENT: (),
 }
@@ -166,14 +164,17 @@ class RunFolder:
 
     def read_config(self, task: str, cls: type[T]) -> T:
         record = self._read_record()
-        if record.get("format") == FORMAT and record.get("task") != task and "config" in record:
-            raise RunFolderError(f"{self.path} holds a run of {record.get('task')}, and this needs one of {task}")
-        if record.get("format") != FORMAT or "config" not in record:
+        if not {"format", "task", "config"} <= set(record):
             raise RunFolderError(
-                f"{self.path} holds a run of another version of regard, which this one cannot read or go on with "
-                f"(expected format {FORMAT}, got task {record.get('task')!r}, format {record.get('format')!r}): "
-                "train it again, into another folder"
+                f"{self.config_file} is not the configuration of a {task} run: expected format {FORMAT}"
             )
+        if record["format"] != FORMAT:
+            raise RunFolderError(
+                f"{self.path} holds a run of another version of regard, which this one can neither read nor go on with "
+                f"(expected format {FORMAT}, got format {record['format']!r}): train it again, into another folder"
+            )
+        if record["task"] != task:
+            raise RunFolderError(f"{self.path} holds a run of {record['task']}, and this needs one of {task}")
         self._check_copy(cls)
         return from_plain(cls, record["config"], source=self.config_file)
 

@@ -1,14 +1,12 @@
 """Crash-safe checkpoints, each one safetensors file that is replaced in one step.
 
-    folder/last.safetensors                 model/... optimizer/... random/... average/... (if one is kept)
-    folder/best.safetensors                 model/...
-    folder/kept/step-00000500.safetensors   model/... of a validation
+    folder/last.safetensors   model/... optimizer/... random/... average/... (if there is a moving average)
+    folder/best.safetensors   model/...
 
 The header has the position of training and the checksums: `tensor_files`. With several ranks the first writes.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,7 +50,7 @@ class TrainingState(NamedTuple):
 
 
 class Checkpoints:
-    """The best and the last checkpoint under one folder, and the models kept after validations.
+    """The best and the last checkpoint under one folder.
 
     >>> import tempfile
     >>> model = nn.Linear(2, 3)
@@ -67,7 +65,7 @@ class Checkpoints:
         self.folder = folder
 
     def path(self, which: str) -> Path:
-        """The file of a checkpoint: "last", "best" or a kept one."""
+        """The file of a checkpoint, "last" or "best"."""
         return self.folder / f"{which}.safetensors"
 
     def save_last(self, state: TrainingState, ranks: Ranks = ALONE) -> None:
@@ -82,17 +80,8 @@ class Checkpoints:
         self._write("last", parts, state.position, ranks)
 
     def save_model(self, which: str, model: Mapping[str, Tensor], position: Position, ranks: Ranks = ALONE) -> None:
-        """Replace a checkpoint of only the model: the best, or a kept one. Errors and ranks as in `save_last`."""
+        """Replace a checkpoint of only the model, the best. Errors and ranks as in `save_last`."""
         self._write(which, {"model": dict(model)}, position, ranks)
-
-    def kept(self) -> list[str]:
-        """The names of the kept models, oldest first."""
-        return sorted(f"kept/{path.stem}" for path in self.folder.glob("kept/step-*.safetensors"))
-
-    def remove(self, which: str) -> None:
-        """Remove a checkpoint, if there is one. Windows keeps a file that another process is reading."""
-        with suppress(PermissionError):
-            self.path(which).unlink(missing_ok=True)
 
     def has(self, which: str) -> bool:
         return self.path(which).is_file()
@@ -137,15 +126,6 @@ class Checkpoints:
             write_tensors(path, tensors, {"position": asdict(position)})
 
         ranks.gather(lambda: write() if ranks.rank == 0 else None)
-
-
-def kept_name(step: int) -> str:
-    """The name of a kept model.
-
-    >>> kept_name(500)
-    'kept/step-00000500'
-    """
-    return f"kept/step-{step:08d}"
 
 
 def fill_model(model: nn.Module, tensors: Tensors, *, source: Path) -> None:

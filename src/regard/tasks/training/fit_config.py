@@ -32,12 +32,10 @@ class FitConfig:
     """Training ends after so many validations without a better model; 0 never ends it early."""
     ema_decay: float = 0.0
     """The decay of the moving average of the weights, which is then validated and kept as the best; 0: no average."""
-    keep: int = 0
-    """How many models of the latest validations stay on the disk, to be averaged or compared."""
 
     def __post_init__(self) -> None:
         counts = {"steps": self.steps, "accumulate": self.accumulate, "log_every": self.log_every}
         require_at_least(1, **counts, validate_every=self.validate_every, save_every=self.save_every)
-        require_at_least(0, epochs=self.epochs, clip_norm=self.clip_norm, patience=self.patience, keep=self.keep)
+        require_at_least(0, epochs=self.epochs, clip_norm=self.clip_norm, patience=self.patience)
         if not 0.0 <= self.ema_decay < 1.0:
             raise ArgumentError(f"ema_decay must be at least 0 and below 1, got {self.ema_decay}")

@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 import regard.call  # noqa: F401 (so that the first exponential is made by one thread)
 from regard.errors import ArgumentError, DataError, NonFiniteError
-from regard.tasks.training.averaging import MovingAverage
+from regard.tasks.training.averaging import in_place_of, moving_average
 from regard.tasks.training.bad_batches import BadBatches, Stop, what_is_wrong
 from regard.tasks.training.bleu import deciding
 from regard.tasks.training.checkpoints import (
@@ -22,7 +23,6 @@ from regard.tasks.training.checkpoints import (
     TrainingState,
     fill_model,
     flatten_optimizer,
-    kept_name,
     unflatten_optimizer,
 )
 from regard.tasks.training.distributed.ranks import Ranks
@@ -40,9 +40,8 @@ from regard.tasks.training.reporting.events import (
     Started,
     Stepped,
     Validated,
+    fall_of,
 )
-from regard.tasks.training.reporting.memory import resident_bytes
-from regard.tasks.training.reporting.meter import Meter
 from regard.tasks.training.schedules import Schedule
 from regard.tensors.torch_private import multiply_each_
 
@@ -92,7 +91,7 @@ def fit(
         OSError: a checkpoint could not be written; the one before is still there.
     """
     wrapped = fabric.setup_module(model)
-    average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
+    average = moving_average(model, config.ema_decay) if config.ema_decay else None
     # Without Fabric's wrapper, which keeps the parameter groups it saw first.
     run = _Run(
         wrapped,
@@ -127,6 +126,35 @@ class _Sums:
 
 
 @dataclass
+class _Meter:
+    """Speed and padding since the last report, and the seconds per step since the start. They are in no checkpoint."""
+
+    started: float = field(default_factory=time.perf_counter)
+    window_started: float = field(default_factory=time.perf_counter)
+    steps: int = 0
+    tokens: float = 0.0
+    places: float = 0.0
+
+    def add(self, token_count: float, places: float) -> None:
+        self.steps += 1
+        self.tokens += token_count
+        self.places += places
+
+    def pause(self, seconds: float) -> None:
+        """Exclude time of validation or of writing checkpoints."""
+        self.started += seconds
+        self.window_started += seconds
+
+    def read(self) -> tuple[float, float, float]:
+        """Return tokens per second, padding share and seconds per step, and begin a new window."""
+        now = time.perf_counter()
+        speed = self.tokens / max(now - self.window_started, 1e-9)
+        padding = 1 - self.tokens / max(self.places, 1)
+        self.window_started, self.tokens, self.places = now, 0.0, 0.0
+        return speed, padding, (now - self.started) / max(self.steps, 1)
+
+
+@dataclass
 class _Run:
     """One call of `fit`: its arguments, and its progress."""
 
@@ -142,18 +170,20 @@ class _Run:
     best_by: str
     checkpoints: Checkpoints | None
     callbacks: Sequence[Callback]
-    average: MovingAverage | None
+    average: AveragedModel | None
     bad_batches: BadBatches
     position: Position = field(default_factory=Position)
-    meter: Meter = field(default_factory=Meter)
+    meter: _Meter = field(default_factory=_Meter)
     saved_step: int = -1
     bad_in_a_row: int = 0
+    losses: list[float] = field(default_factory=list)
+    """Those of the reports since the start or the resumption."""
 
     # -- the loop ---------------------------------------------------------------------------
 
     def train(self, wish: StopWish) -> Position:
         self.tell(Started(step=self.position.step, total_steps=self.config.steps))
-        self.meter = Meter()
+        self.meter = _Meter()
         self.model.train()
         reason = self.why_finished()
         for group in self.groups() if reason is None else ():
@@ -204,7 +234,7 @@ class _Run:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
-            self.average.update(self.model, self.position.step + 1)
+            self.average.update_parameters(self.model)
         return sums, norm
 
     def accumulate(self, group: "_Group", wish: StopWish) -> _Sums:
@@ -261,7 +291,8 @@ class _Run:
     def close(self, reason: Literal["steps", "patience"]) -> None:
         self.save_last()
         skipped = self.position.skipped_batches
-        self.tell(Finished(step=self.position.step, reason=reason, skipped_batches=skipped))
+        fall = fall_of(self.losses) if self.position.best_step in (0, self.position.step) else 0.0
+        self.tell(Finished(step=self.position.step, reason=reason, skipped_batches=skipped, fall=fall))
 
     # -- validation and checkpoints ------------------------------------------------------------
 
@@ -282,10 +313,8 @@ class _Run:
             is_best = self.judge(metrics)
             used = self.position.patience_used
             self.tell(Validated(step=self.position.step, metrics=metrics, is_best=is_best, patience_used=used))
-            if self.config.keep:
-                self.save_model(kept_name(self.position.step))
             if is_best:  # before the last checkpoint, which refers to the best one
-                self.save_model("best")
+                self.save_best()
 
     def judge(self, metrics: Mapping[str, float]) -> bool:
         by = self.best_by
@@ -305,30 +334,23 @@ class _Run:
 
     def averaged(self) -> AbstractContextManager[None]:
         """The model with its averaged weights, if there is an average."""
-        return nullcontext() if self.average is None else self.average.in_place_of(self.model)
+        return nullcontext() if self.average is None else in_place_of(self.average, self.model)
 
-    def save_model(self, which: str) -> None:
+    def save_best(self) -> None:
         if self.checkpoints is None:
             return
         checkpoints, ranks = self.checkpoints, Ranks.of(self.fabric)
         # The first rank looks and broadcasts: the files change while ranks write.
-        has_better = (
-            which == "best"
-            and ranks.gather(lambda: ranks.rank == 0 and checkpoints.has_better(self.position, by=self.best_by))[0]
-        )
-        if not has_better:
-            checkpoints.save_model(which, self.model.state_dict(), self.position, ranks)
-        if self.fabric.is_global_zero:
-            for name in checkpoints.kept()[: -self.config.keep or None]:
-                checkpoints.remove(name)
-        self.tell(Saved(step=self.position.step, which=which))
+        if not ranks.gather(lambda: ranks.rank == 0 and checkpoints.has_better(self.position, by=self.best_by))[0]:
+            checkpoints.save_model("best", self.model.state_dict(), self.position, ranks)
+        self.tell(Saved(step=self.position.step, which="best"))
 
     def save_last(self) -> None:
         if self.checkpoints is None or self.saved_step == self.position.step:
             return
         random = self.gather_random_states()
         optimizer = flatten_optimizer(self.optimizer.state_dict())
-        average = None if self.average is None else self.average.state_dict()
+        average = None if self.average is None else self.average.module.state_dict()
         state = TrainingState(self.model.state_dict(), optimizer, random, self.position, average)
         self.checkpoints.save_last(state, Ranks.of(self.fabric))
         self.saved_step = self.position.step
@@ -336,16 +358,8 @@ class _Run:
 
     def gather_random_states(self) -> dict[str, Tensor]:
         """The random states of all ranks, stacked in the order of the ranks."""
-        state = get_random_state(self.fabric.device)
-        return {name: self.stack_over_ranks(value) for name, value in state.items()}
-
-    def stack_over_ranks(self, value: Tensor) -> Tensor:
-        if self.fabric.world_size == 1:
-            return value[None]
-        here = value.to(self.fabric.device)
-        parts = [torch.empty_like(here) for _ in range(self.fabric.world_size)]
-        torch.distributed.all_gather(parts, here)  # Fabric's own method calls a deprecated function
-        return torch.stack(parts).cpu()
+        states = Ranks.of(self.fabric).gather(lambda: get_random_state(self.fabric.device))
+        return {name: torch.stack([one[name] for one in states]) for name in states[0]}
 
     def resume(self) -> None:
         if self.checkpoints is None or not self.checkpoints.has("last"):
@@ -354,7 +368,8 @@ class _Run:
         fill_model(self.model, state.model, source=source)
         self.optimizer.load_state_dict(unflatten_optimizer(state.optimizer, self.optimizer.state_dict(), source=source))
         if self.average is not None:
-            self.average.load_state_dict(state.average or {}, source=source)
+            fill_model(self.average.module, state.average or {}, source=source)
+            self.average.n_averaged.fill_(state.position.step + 1)
         self.position, self.saved_step = state.position, state.position.step
         # A different number of ranks cannot continue the same random state: they keep those of their seed.
         if len(state.random["torch"]) == self.fabric.world_size:
@@ -365,18 +380,18 @@ class _Run:
 
     def report(self, norm: float) -> None:
         (speed, padding, seconds), device = self.meter.read(), self.fabric.device
+        self.losses.append(self.position.loss_total / max(self.position.loss_count, 1))
         self.tell(
             Stepped(
                 step=self.position.step,
                 epoch=self.position.epoch,
-                loss=self.position.loss_total / max(self.position.loss_count, 1),
+                loss=self.losses[-1],
                 learning_rate=self.schedule(self.position.step),
                 gradient_norm=norm,
                 tokens_per_second=speed,
                 padding_share=padding,
                 seconds_left=seconds * (self.config.steps - self.position.step),
                 skipped_batches=self.position.skipped_batches,
-                memory_bytes=resident_bytes(),
                 device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
             )
         )

@@ -11,7 +11,7 @@ from regard.models.config import RNNConfig, TransformerConfig
 from regard.tasks.generation.config import Beam
 from regard.tasks.names import TRANSLATION
 from regard.tasks.pictures.validation_examples import look_at_pairs
-from regard.tasks.runs.model_size import chosen_optimizer, made_for_training
+from regard.tasks.runs.made_models import chosen_optimizer, made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.pairs import Pair
@@ -116,8 +116,8 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
     """Make the model, batches, loss and validation of a translator, from a folder that `prepare_corpus` filled."""
     corpus = open_corpus(config, folder)
     source_size, target_size = len(corpus.source_tokenizer), len(corpus.target_tokenizer)
-    make = partial(make_model, source_vocab_size=source_size, target_vocab_size=target_size)
-    model = made_for_training(make, config.sizes, config)
+    sizes = {"source_vocab_size": source_size, "target_vocab_size": target_size}
+    model = made_of(partial(make_model, config.sizes, **sizes))
     warm_up(model, config, folder)
     shares: dict[str, Any] = {"rank": fabric.global_rank, "world_size": fabric.world_size}
     batches = TokenBatches(corpus.train, **_limits(config), **shares)

@@ -1,6 +1,6 @@
 """One call under audit: its facts, the positions of its queries, and what its model was told of its sequences."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,7 @@ from regard.errors import RegardError
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.facts import Facts, facts_of
 from regard.watching.checks.finding import Finding
+from regard.watching.checks.padding_told import PadToken, padding_of
 from regard.watching.checks.roles import Role, config_of, is_of_decoder, reads_memory, role_of
 from regard.watching.checks.told import (
     SequencePart,
@@ -57,7 +58,9 @@ class AuditedCall:
     """The call of the same module before it, of any sequence."""
     grows: bool = False
     """True if the keys of its module grow from call to call, as under a cache."""
-    pads: "PadToken | None" = None
+    pads: PadToken | None = None
+    encoder: "AuditedCall | None" = None
+    """The latest call before it in the encoder of a pair."""
 
     @property
     def name(self) -> str:
@@ -88,6 +91,11 @@ class AuditedCall:
     def is_attention(self) -> bool:
         """True for attention over positions: its weights are of pairs, and its keys no blocks."""
         return self.call.kind in ("attention", "cross-attention") and self.call.blocks is None
+
+    @property
+    def mixes_positions(self) -> bool:
+        """True for attention over positions, and for recurrences and convolutions over them."""
+        return self.is_attention or (self.call.kind in ("linear attention", "convolution") and self.call.blocks is None)
 
     @cached_property
     def module(self) -> nn.Module | None:
@@ -134,12 +142,9 @@ class AuditedCall:
         """The real tokens among the keys, bool (B, S); None if nothing tells of any padding."""
         if self.user.keep is not None:
             return self._by_user(self.user.keep, "padding=")
-        if not self.is_attention or self.key_part is None or self._is_of_another_tower:
+        if not self.mixes_positions or self.key_part is None or self._is_of_another_tower:
             return None
-        first = next(masks_of(self.call, self.key_part, self.sizes.keys), None) or self._kept_before()
-        if first is not None and not bool(first.values.all()):
-            return first
-        return self._told_by_ids(first) or first
+        return padding_of(self)
 
     def _by_user(self, given: Tensor, source: str) -> Told | None:
         """What the user says of each key; None for a call of another shape."""
@@ -152,32 +157,6 @@ class AuditedCall:
         """True for a part without tokens, such as a vision tower, beside a part with."""
         config, root = self.config, getattr(self.modules.get(""), "config", None)
         return config is not None and config is not root and not hasattr(config, "vocab_size")
-
-    def _kept_before(self) -> Told | None:
-        """The padding of the keys that a cache holds: that of the calls that made them."""
-        before = self.before
-        if before is None or not self.grows or self.step is None or self.step.origins is not None:
-            return None
-        known, new = before.keep, self.sizes.keys - before.sizes.keys
-        if known is None or new < 0 or self.step.start != (before.step.start if before.step is not None else 0):
-            return None
-        return Told(torch.nn.functional.pad(known.values, (0, new), value=True), known.source, known.is_sure)
-
-    def _told_by_ids(self, mask: Told | None) -> Told | None:
-        """Runs of the padding token at the ends of the ids, where no mask says which tokens are padding."""
-        pads, part = self.pads, self.key_part
-        if pads is None or part is None:
-            return None
-        ids = ids_of(self.call, part, self.sizes.keys)
-        if ids is None:
-            return None
-        runs, is_sure = pads.found(ids.values)
-        if not bool(runs.any()) or bool(runs.all(-1).any()):
-            return None
-        said = f"the runs of padding token {pads.id} at the ends of {ids.source}"
-        if mask is not None:
-            said += f", which {mask.source} calls words"
-        return Told(~runs, said, is_sure)
 
     @cached_property
     def real_queries(self) -> Tensor:
@@ -198,7 +177,7 @@ class AuditedCall:
     @cached_property
     def documents(self) -> Told | None:
         """The document of each key, (B, S); None if nothing tells of more than one."""
-        if self.crosses or not self.is_attention or self.offset != 0:
+        if self.crosses or not self.mixes_positions or self.offset != 0:
             return None
         if self.user.documents is not None:
             return self._by_user(self.user.documents, "documents=")
@@ -218,8 +197,9 @@ class AuditedCall:
         if self.before is not None and self.grows:
             return self.before.position_table
         for one in self._embedded():
-            ids = torch.atleast_2d(one.ids.tensor)
-            if ids.shape[1] > 1 and not bool((ids.diff(dim=-1) != 1).any()):
+            ids = torch.atleast_2d(one.ids)
+            is_of_rows = len(ids) in (1, self.sizes.flat_batch)
+            if is_of_rows and ids.shape[1] > 1 and not bool((ids.diff(dim=-1) != 1).any()):
                 tokens = None if self.part is None else ids_of(self.call, self.part, ids.shape[1])
                 if tokens is None or not torch.equal(tokens.values, ids.expand_as(tokens.values)):
                     return one.table
@@ -231,7 +211,7 @@ class AuditedCall:
         shape = (self.sizes.flat_batch, self.sizes.queries)
         for one in self._embedded() if self.position_table is not None else ():
             if one.table == self.position_table:
-                ids = torch.atleast_2d(one.ids.tensor)
+                ids = torch.atleast_2d(one.ids)
                 return Told(ids.expand(shape), "the table of positions") if len(ids) in (1, shape[0]) else None
         given = list(handed(self.call, ("position_ids",), self.sizes.queries))
         return given[-1].told() if given else None
@@ -240,13 +220,13 @@ class AuditedCall:
     def are_types_embedded(self) -> bool:
         """True if a table of the model was read by the kinds of the tokens."""
         types = self.types
-        return types is not None and any(torch.equal(one.ids.tensor, types.values) for one in self._embedded())
+        return types is not None and any(torch.equal(one.ids, types.values) for one in self._embedded())
 
     def _embedded(self) -> Iterator[EmbeddedIds]:
         """The ids for as many queries that tables were read by before the call, the latest first."""
         for one in reversed(self.embeddings):
-            tensor = one.ids.tensor
-            is_earlier = one.at < self.call.at and not one.ids.is_stale
+            tensor = one.ids
+            is_earlier = one.at < self.call.at and one.fresh.changed() is None
             if is_earlier and tensor.dim() in (1, 2) and tensor.shape[-1] == self.sizes.queries:
                 yield one
 
@@ -303,57 +283,6 @@ class AuditedCall:
         return self.facts.seen.is_exact
 
 
-@dataclass(frozen=True, slots=True)
-class PadToken:
-    """The token of padding."""
-
-    id: int
-    is_other: bool
-    """True if the model uses it as another mark too, such as the end of a text."""
-
-    @classmethod
-    def of(cls, modules: Mapping[str, nn.Module]) -> "PadToken | None":
-        """That of a config, of a generation config, or the one `padding_idx` of all embeddings; None without."""
-        root: Any = modules.get("")
-        owners = [getattr(root, name, None) for name in ("config", "generation_config")]
-        owners += [get() for one in owners[:1] if (get := getattr(one, "get_text_config", None)) is not None]
-        owners = [one for one in (*owners, config_of(modules, "")) if one is not None] or _inner(modules.values())
-        for owner in owners:
-            if isinstance(found := getattr(owner, "pad_token_id", None), int) and found >= 0:
-                marks = (getattr(one, name, None) for one in owners for name in MARKS)
-                flat = [n for mark in marks for n in (mark if isinstance(mark, list) else [mark])]
-                return cls(found, found in flat)
-        tables = [one for one in modules.values() if isinstance(one, nn.Embedding)]
-        indices = {one.padding_idx for one in tables if one.padding_idx is not None}
-        return cls(indices.pop(), False) if len(indices) == 1 else None
-
-    def found(self, ids: Tensor) -> tuple[Tensor, bool]:
-        """The runs of it at the ends of each row, and whether they are padding for certain.
-
-        A single token at an end may be a word, and a token that has another meaning may begin or end a text: the
-        innermost of its run is then that mark.
-        """
-        is_pad = ids == self.id
-        left, right = is_pad.long().cumprod(-1).bool(), is_pad.flip(-1).long().cumprod(-1).flip(-1).bool()
-        is_inside = bool((is_pad & ~left & ~right).any())
-        if self.is_other:
-            if is_inside:
-                return torch.zeros_like(left), False
-            left = left & torch.nn.functional.pad(left, (0, 1))[:, 1:]
-            right = right & torch.nn.functional.pad(right, (1, 0))[:, :-1]
-        runs = left | right
-        return runs, not is_inside and not self.is_other and int(runs.sum(-1).max()) > 1
-
-
-MARKS = ("bos_token_id", "eos_token_id", "decoder_start_token_id", "sep_token_id", "unk_token_id")
-
-
-def _inner(modules: Iterable[nn.Module]) -> list[Any]:
-    """The configs of models inside of a module of one's own; none if they differ in the token."""
-    found = [one for module in modules if (one := getattr(module, "config", None)) is not None]
-    return found if len({getattr(one, "pad_token_id", None) for one in found}) == 1 else []
-
-
 @dataclass(slots=True, eq=False)
 class AuditedRun:
     """All audited calls of a watch."""
@@ -372,6 +301,7 @@ def run_of(record: Record, user: UserTold) -> AuditedRun:
     pads = PadToken.of(record.modules)
     run = AuditedRun()
     known: dict[tuple[str, int], AuditedCall] = {}
+    encoder: AuditedCall | None = None
     latest: dict[str, AuditedCall] = {}
     for call in (call for call in record.calls if call.kind not in NOT_AUDITED):
         try:
@@ -383,10 +313,13 @@ def run_of(record: Record, user: UserTold) -> AuditedRun:
         audited = AuditedCall(
             call, facts, record.modules, user, step, None if before is None else known.get((call.name, before)),
             embeddings=record.embeddings, earlier=latest.get(call.name),
-            grows=sequence is not None and sequence.grows is True, pads=pads,
+            grows=sequence is not None and sequence.grows is True, pads=pads, encoder=encoder,
         )  # fmt: skip
         known[call.name, call.index] = latest[call.name] = audited
         run.calls.append(audited)
+        is_whole = audited.sizes.queries == audited.sizes.keys and audited.is_attention and not audited.crosses
+        if is_whole and is_of_decoder(record.modules, call.name) is False:
+            encoder = audited
     return run
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.maps.sources.linear import LinearSource
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.finding import FaultyWeight, Finding, Reason, Severity
 
@@ -64,12 +65,20 @@ def breach(call: AuditedCall, forbidden: Pairs, *, of: str = "") -> Breach | Non
         of: the kind of the forbidden keys, for the example.
     """
     counted, total, best = call.counted, 0.0, None
+    is_range = isinstance(call.weights.source, LinearSource)
     for rows in call.chunks():
         bad = forbidden(rows) & counted[:, rows.start : rows.stop, None]
-        pairs = bad[:, None] & call.sees(rows) if bool(bad.any()) else bad
+        if is_range:
+            bad = bad & _in_reach(call, rows)
+        if not bool(bad.any()):
+            continue
+        block = call.block(rows)
+        # (The weights of a recurrence have signs, and sum to no number.)
+        block = block.abs() / block.abs().sum(-1, keepdim=True).clamp_min(TINY) if is_range else block
+        pairs = bad[:, None] & ((block > 0) if is_range else call.sees(rows))
         if not bool(pairs.any()):
             continue
-        block = call.block(rows).masked_fill(~pairs, 0.0)
+        block = block.masked_fill(~pairs, 0.0)
         total += float(block.sum(dtype=torch.float64))
         sequence, head, query, key = (int(n) for n in torch.unravel_index(block.argmax(), block.shape))
         weight = float(block[sequence, head, query, key])
@@ -77,6 +86,16 @@ def breach(call: AuditedCall, forbidden: Pairs, *, of: str = "") -> Breach | Non
             best = FaultyWeight(sequence, head, query + rows.start, key, weight, of)
     share = total / max(1, int(counted.sum()) * call.sizes.heads)
     return None if best is None or not share > LEAST else Breach(min(1.0, share), best)
+
+
+def _in_reach(call: AuditedCall, rows: range) -> Tensor:
+    """The pairs from the first key that each row sees to the last, bool (C, rows, S)."""
+    seen, places = call.facts.seen, torch.arange(call.sizes.keys, device=call.device)
+    first, last = (one[:, rows.start : rows.stop, None] for one in (seen.first, seen.last))
+    return ((places >= first) & (places <= last)).any(0, keepdim=True)
+
+
+TINY = 1e-30
 
 
 @torch.no_grad()

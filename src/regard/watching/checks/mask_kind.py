@@ -57,6 +57,9 @@ class MaskKind:
     chooser: str = ""
     """The module that chose the keys of each query; empty if it is not known."""
 
+    is_off_by_one: bool = False
+    """True if each row sees all keys up to the one after its own."""
+
     @property
     def is_unknown(self) -> bool:
         """True for a pattern of no positions: keys hidden from every row need be no padding, as an indexer's."""
@@ -83,7 +86,9 @@ class MaskKind:
         if self.size is not None:
             said = f"window of {self.size}{self.pattern.removeprefix('window')}"
             said = said if self.pattern.startswith("window") else f"{self.pattern} of {self.size}"
-            if self.pattern == "window to both sides" and self.size != 2 * self.ahead + 1:
+            if self.is_off_by_one:
+                said = "causal, but off by one: each query sees the next key"
+            elif self.pattern == "window to both sides" and self.size != 2 * self.ahead + 1:
                 said = f"window of {self.size}, of which {self.ahead} later"
         if self.padding is not None:
             what = "hidden" if self.of_one_query or self.is_unknown else "padding"
@@ -125,7 +130,11 @@ def kind_of(seen: Visible) -> MaskKind:
     pattern, offset, size, low, high = next(_fitting(rows))
     ahead = rows.most(seen.last - rows.position(offset))
     side, hidden = _hidden(seen.keys, low, high)
-    return MaskKind(pattern, offset, ahead, size, side, hidden, not seen.is_exact, of_one_query=rows.queries == 1)
+    is_off = (pattern, ahead) == ("window to both sides", 1) and rows.queries >= 3 and rows.all(rows.first == 0)
+    return MaskKind(
+        pattern, offset, ahead, size, side, hidden, not seen.is_exact, of_one_query=rows.queries == 1,
+        is_off_by_one=is_off,
+    )  # fmt: skip
 
 
 class _Rows:

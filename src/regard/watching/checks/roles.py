@@ -45,6 +45,8 @@ def role_of(call: Any) -> Role:
         return Role("both", f"it is part of {kind}, which sees both sides") if kind else UNKNOWN
     if _is_of_torchs_decoder(call):
         return Role("causal", "it is the self-attention of nn.TransformerDecoder over tokens", is_sure=False)
+    if call.part == "source" and not call.grows:
+        return Role("both", "it reads the source of a pair", is_sure=False)
     return _by_cache(call)
 
 

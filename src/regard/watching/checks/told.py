@@ -123,6 +123,65 @@ def masks_of(call: Observed, part: SequencePart, length: int) -> Iterator[Told]:
             yield one.told(meaning.real(one.values))
 
 
+def unnamed_masks_of(call: Observed, part: SequencePart, length: int, real: Tensor | None) -> Iterator[Told]:
+    """Masks of padding (B, L) or (B, 1, L) under names of no published meaning: their flags are known by the `real`
+    tokens (B, L), as far as the ids tell them; without ids by a row that is no padding, beside others with a run at one
+    end."""
+    assert call.map is not None
+    batch = call.sizes.flat_batch
+    has_ids = ids_of(call, part, length) is not None
+    for frame in call.arguments:
+        for name, tensor in _tensors(frame):
+            if name in MASKS or not any(word in name for word in ("mask", "pad")) or tensor.shape[-1] != length:
+                continue
+            flags = tensor.squeeze(1) if tensor.dim() == 3 and tensor.shape[1] == 1 else tensor
+            said = _part_said(name)
+            if flags.shape != (batch, length) or not Handed(frame, name, flags).is_of(part, said):
+                continue
+            flags = flags.to(call.map.device)
+            if not bool(((flags == 0) | (flags == 1)).all()):
+                continue
+            flags = flags > 0
+            known = real if has_ids else _words_of(flags)
+            if known is not None and (torch.equal(flags, known) or torch.equal(~flags, known)):
+                yield Told(known, place(frame, name))
+
+
+PARTS: Mapping[SequencePart, tuple[str, ...]] = {
+    "source": ("src", "source", "enc", "memory", "context"), "target": ("tgt", "trg", "target", "dec"),
+}  # fmt: skip
+"""The sequence of a mask, by a word in its name."""
+
+
+def _part_said(name: str) -> SequencePart:
+    found = (of for of, words in PARTS.items() if any(word in name for word in words))
+    return next(found, "own")
+
+
+def _words_of(flags: Tensor) -> Tensor | None:
+    """The words by flags of one meaning in a whole row, and of the other in runs at one end of the others; None for
+    other flags."""
+    for real in (flags, ~flags):
+        for rises in (real.long(), real.flip(-1).long()):
+            if bool((rises.diff(dim=-1) <= 0).all()) and bool(real.all(-1).any()) and not bool(real.all()):
+                return real
+    return None
+
+
+def lengths_of(call: Observed, part: SequencePart, length: int) -> Iterator[Told]:
+    """The real tokens (B, L) by an argument with the length of each sequence, of which the longest has them all."""
+    assert call.map is not None
+    for frame in call.arguments:
+        for name, tensor in _tensors(frame):
+            said = _part_said(name)
+            if not ("lengths" in name or name.endswith(("_lens", "_len"))) or not _are_ids(tensor):
+                continue
+            fits = tensor.shape == (call.sizes.flat_batch,) and Handed(frame, name, tensor).is_of(part, said)
+            if fits and int(tensor.max()) == length and int(tensor.min()) > 0:
+                real = torch.arange(length, device=call.map.device) < tensor.to(call.map.device)[:, None]
+                yield Told(real, place(frame, name))
+
+
 def ids_of(call: Observed, part: SequencePart, length: int) -> Told | None:
     """The ids of the tokens of one sequence, (B, L)."""
     for one in handed(call, IDS, length):

@@ -1,6 +1,5 @@
 """The processes of one training, and their communication besides gradients."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,21 +40,22 @@ class Ranks:
         """
         if self.world_size == 1:
             return [work()]
-        failure: OSError | None = None
-        answer: dict[str, Any] = {}
+        answer, failure = None, None
         try:
-            answer["answer"] = work()
+            answer = work()
         except OSError as error:
-            failure, answer["error"] = error, [error.errno, error.strerror or str(error), error.filename]
-        found = [json.loads(one) for one in self._exchange(json.dumps(answer, default=str).encode())]
+            failure = error
+        found: list[Any] = [None] * self.world_size
+        mine = None if failure is None else (failure.errno, failure.strerror or str(failure), failure.filename)
+        torch.distributed.all_gather_object(found, (answer, mine))
         if failure is not None:
             raise failure
-        for rank, one in enumerate(found):
-            if "error" in one:
-                number, text, name = one["error"]
+        for rank, (_, told) in enumerate(found):
+            if told is not None:
+                number, text, name = told
                 text += f" (on rank {rank})"
                 raise OSError(number, text, name) if number else OSError(text)
-        return [one["answer"] for one in found]
+        return [answer for answer, _ in found]
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum of a tensor over all ranks; one process returns the tensor itself. Every rank must call this method.
@@ -80,19 +80,6 @@ class Ranks:
             group = torch.distributed.new_group(backend="gloo", timeout=timedelta(days=7))
             torch.distributed.barrier(group)
             torch.distributed.destroy_process_group(group)
-
-    def _exchange(self, content: bytes) -> list[bytes]:
-        """The bytes of every rank, sent as tensors because torch pickles anything else."""
-        sizes = self._all(torch.tensor([len(content)], device=self.device))
-        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=self.device)
-        padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        parts = self._all(padded)
-        return [bytes(part[: int(size)].tolist()) for part, size in zip(parts, sizes, strict=True)]
-
-    def _all(self, here: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(here) for _ in range(self.world_size)]
-        torch.distributed.all_gather(parts, here)
-        return [part.cpu() for part in parts]
 
 
 ALONE = Ranks()

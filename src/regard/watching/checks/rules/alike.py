@@ -5,6 +5,7 @@ from string import digits
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from regard.call.biases.base import DenseBias
 from regard.watching.checks.audited_call import AuditedCall, AuditedRun
@@ -28,13 +29,17 @@ class LikeTheOthersRule(Rule):
 
     def ask(self, run: AuditedRun) -> tuple[AuditQuestion, list[Finding]]:
         stacks: dict[tuple[object, ...], list[AuditedCall]] = {}
+        steps: dict[tuple[object, ...], list[AuditedCall]] = {}
         for call in run.calls:
             if call.is_attention:
-                key = call.name.translate(NUMBERS), call.call.index, call.weights.shape, call.crosses
-                stacks.setdefault(key, []).append(call)
+                key = call.name.translate(NUMBERS), call.call.index, call.crosses, call.sizes.flat_batch
+                stacks.setdefault((*key, call.weights.shape), []).append(call)
+                if call.is_later_step and call.step is not None:
+                    steps.setdefault((*key, call.sizes.queries), []).append(call)
         asked = [call for stack in stacks.values() if len(stack) > 1 for call in stack]
         alone = [(stack[0], "it is alone in its stack") for stack in stacks.values() if len(stack) == 1]
         found = [call.placed(one) for stack in stacks.values() if len(stack) > 1 for call, one in _of_stack(stack)]
+        found += [call.placed(one) for step in steps.values() for call, one in _of_caches(step)]
         return asked_of(self.name, asked, alone), found
 
 
@@ -46,6 +51,42 @@ def _of_stack(stack: list[AuditedCall]) -> Iterator[FindingOfCall]:
     if len(stack) >= FEWEST:
         yield from _pattern(stack)
         yield from _bias(stack)
+
+
+def _of_caches(step: list[AuditedCall]) -> Iterator[FindingOfCall]:
+    """Layers whose caches at one step have other rows of the batch, or fewer keys, than those beside them."""
+    parents = [_parents(call) for call in step]
+    for call, own in zip(step, parents, strict=True):
+        others = [one for one in parents if one.shape == own.shape and not bool((own & one).any(1).all())]
+        if others and (2 * len(others) > len(step) or (2 * len(others) == len(step) and bool(own.diagonal().all()))):
+            rows, theirs = (one.int().argmax(1).tolist() for one in (own, others[0]))
+            yield call, Finding(
+                "cache", "error",
+                f"the rows of its cache are those of sequences {rows} of the step before, and {theirs} in "
+                f"{len(others)} layer{'s' if len(others) > 1 else ''} beside it",
+                cause="the caches of the layers were reordered in unlike ways, as by a beam search that forgot one",
+                remedy="reorder the keys and values of every layer",
+            )  # fmt: skip
+    if len(step) < FEWEST or any(window_of(call) is not None for call in step):
+        return
+    for call in step:
+        beside = {one.sizes.keys for one in step if one is not call}
+        before = {one.before.sizes.keys for one in step if one.before is not None}
+        if len(beside) == len(before) == 1 and call.sizes.keys < (keys := min(beside)):
+            yield call, Finding(
+                "earlier keys lost", "warning",
+                f"its cache has {call.sizes.keys} keys, and those of the {len(step) - 1} layers beside it {keys}: all "
+                "had as many in the step before",
+                numbers={"keys": float(keys - call.sizes.keys)}, cause="keys of its cache were cut off, or not added",
+                remedy="hand the kernel all keys of the cache",
+            )  # fmt: skip
+
+
+def _parents(call: AuditedCall) -> Tensor:
+    """The possible rows in the step before of each row of the batch, bool (B, C)."""
+    assert call.step is not None
+    own = torch.eye(call.sizes.flat_batch, dtype=torch.bool, device=call.device)
+    return own if call.step.origins is None else call.step.origins.to(call.device)
 
 
 def _padding(stack: list[AuditedCall]) -> Iterator[FindingOfCall]:
@@ -73,10 +114,11 @@ def _pattern(stack: list[AuditedCall]) -> Iterator[FindingOfCall]:
         if len(others) != 1 or kinds[n] in others or kinds[n][0] not in VOTED:
             continue
         (pattern, _), own = others.pop(), call.facts.mask
-        if pattern not in VOTED or not call.is_exact:
-            continue
         theirs = stack[n - 1].facts.mask
         looks_ahead, is_free = bool(own.ahead) and not theirs.ahead, call.role.direction == "unknown"
+        # (Of weights, an allowed pair may have the weight 0; they never look ahead by chance.)
+        if pattern not in VOTED or not (call.is_exact or looks_ahead):
+            continue
         says = f"its mask is {own}, where that of all {len(stack) - 1} layers beside it is {theirs}"
         remedy = "hand it the mask of the others, if it is not meant to differ"
         if looks_ahead and is_free:

@@ -24,7 +24,8 @@ class FutureRule(CallRule):
     def why_not(self, call: AuditedCall) -> str:
         if not call.is_attention or call.crosses or call.sizes.queries > call.sizes.keys:
             return "it is no attention over the positions of one sequence"
-        if call.facts.mask.pattern == "inverted" or _is_off_by_one(call):
+        mask = call.facts.mask
+        if mask.pattern == "inverted" or _is_off_by_one(call) or _is_without_its_causal_half(call):
             return ""
         if call.role.direction != "causal":
             return call.role.why
@@ -62,6 +63,14 @@ class FutureRule(CallRule):
                 remedy="keep the keys up to the query's own: tril(0), or hide triu(1)",
             )  # fmt: skip
             return
+        if _is_without_its_causal_half(call):
+            yield found.finding(
+                call, "future", "is on later positions: each query sees all of them, and few before it",
+                severity="error" if call.role.direction == "causal" else "warning",
+                cause="a window (query - key < size) without the causal half (query >= key)",
+                remedy="hide the later keys",
+            )  # fmt: skip
+            return
         meant = mask.pattern in ("prefix", "causal, with blocks of both directions") and blocks is None
         severity: Severity = "info" if meant else "error" if call.role.is_sure else "warning"
         yield found.finding(
@@ -80,11 +89,15 @@ def _offset(call: AuditedCall) -> int | None:
 
 def _is_off_by_one(call: AuditedCall) -> bool:
     """True if each row sees all keys up to the next one, and none after it."""
-    mask, seen = call.facts.mask, call.facts.seen
-    if (mask.pattern, mask.ahead) != ("window to both sides", 1) or call.offset != 0 or call.sizes.queries < 3:
+    return call.facts.mask.is_off_by_one and call.offset == 0 and call.sizes.queries >= 3
+
+
+def _is_without_its_causal_half(call: AuditedCall) -> bool:
+    """True for a window that ends behind each query alone: no row lacks a later key, and some lack earlier ones."""
+    mask, queries = call.facts.mask, call.sizes.queries
+    if mask.pattern != "window to both sides" or mask.size is None or call.offset != 0:
         return False
-    first = seen.keys.long().argmax(-1, keepdim=True)
-    return bool(((seen.first == first) | ~seen.live).all())
+    return mask.ahead == queries - 1 and 1 < mask.size - mask.ahead < queries and call.role.direction != "both"
 
 
 def _cause(call: AuditedCall) -> str:
@@ -113,12 +126,12 @@ class EncoderRule(CallRule):
         mask = call.facts.mask
         # (A window of 1 is each token by itself.)
         if mask.pattern in TURNED and mask.pattern != "inverted" and mask.size != 1:
+            cause, remedy = _causal_by(call)
             yield Finding(
-                "causal encoder", "error",
+                "causal encoder", "error" if call.role.is_sure else "warning",
                 f"a causal mask arrived in an encoder ({call.role.why}): no query sees what comes later, and the mask "
                 f"is {mask}",
-                cause="an is_causal that is True by default, or a mask made for a decoder",
-                remedy="set is_causal = False on the module, or hand it no causal mask",
+                cause=cause, remedy=remedy or "hand it no causal mask",
             )  # fmt: skip
 
 
@@ -129,14 +142,27 @@ class CrossAttentionRule(CallRule):
 
     def why_not(self, call: AuditedCall) -> str:
         is_other = call.crosses or (call.is_attention and call.sizes.queries > call.sizes.keys)
+        if call.call.is_over_queries:
+            return "its softmax ran over the queries"
         return "" if is_other else "it attends to its own sequence"
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         mask, (queries, keys) = call.facts.mask, call.weights.shape[-2:]
         if queries > 1 and mask.pattern in TURNED:
+            cause, remedy = _causal_by(call)
             yield Finding(
                 "causal cross-attention", "error",
                 f"the keys are of another sequence, and the mask that arrived is {mask}",
-                numbers={"queries": queries, "keys": keys}, cause="an is_causal that is True by default",
-                remedy="each query should see every real key: set is_causal = False on the module",
+                numbers={"queries": queries, "keys": keys}, cause=cause,
+                remedy=f"each query should see every real key{remedy and ': '}{remedy}",
             )  # fmt: skip
+
+
+def _causal_by(call: AuditedCall) -> tuple[str, str]:
+    """The probable maker of a causal mask, and the remedy for a module that has a switch."""
+    if hasattr(call.module, "is_causal"):
+        return (
+            "an is_causal that is True by default, or a mask made for a decoder",
+            "set is_causal = False on the module",
+        )
+    return "a mask made for a decoder was handed to it", ""

@@ -17,8 +17,8 @@ class DocumentsRule(CallRule):
     name: ClassVar = "documents"
 
     def why_not(self, call: AuditedCall) -> str:
-        if reason := super().why_not(call):
-            return reason
+        if not call.mixes_positions:
+            return "it is no attention over positions"
         return "" if call.documents is not None else "no argument tells of more than one document: audit(documents=...)"
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
@@ -30,9 +30,31 @@ class DocumentsRule(CallRule):
 
         found = breach(call, others, of="of another document")
         if found is not None:
+            cause, remedy = _cause(call)
             yield found.finding(
                 call, "documents", f"is on other documents of the same row, which {call.documents.source} tell apart",
-                cause="a mask of ones, or none, makes one document of all that are packed in a row",
-                remedy="pack without attention_mask and with position_ids that begin anew, or hand it a mask of the "
-                "documents (regard.documents)",
+                cause=cause, remedy=remedy,
             )  # fmt: skip
+
+
+def _cause(call: AuditedCall) -> tuple[str, str]:
+    """The probable cause, and a remedy that the caller has not tried yet."""
+    if not call.is_attention:
+        kind = call.call.kind
+        return (
+            f"the {kind} goes on from one document to the next: nothing begins it anew",
+            "tell the kernel of the documents (seq_idx, cu_seqlens), or run each document by itself",
+        )
+    assert call.documents is not None
+    has_mask = any("mask" in name for frame in call.call.arguments for name in frame.tensors)
+    by_positions = call.documents.source.startswith("the restarts")
+    if by_positions and not has_mask and call.config is not None:
+        return (
+            "positions that begin anew reach its mask only without a cache, and not in every model of transformers",
+            "use_cache=False; where that is so already, a mask of the documents (B, 1, T, S)",
+        )
+    return (
+        "a mask of ones, or none, makes one document of all that are packed in a row",
+        "leave out attention_mask beside position_ids that begin anew, or hand it a mask of the documents "
+        "(regard.documents)",
+    )

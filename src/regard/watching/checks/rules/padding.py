@@ -20,8 +20,9 @@ class PaddingRule(CallRule):
     name: ClassVar = "padding"
 
     def why_not(self, call: AuditedCall) -> str:
-        if reason := super().why_not(call):
-            return reason
+        # (The values of padding, which are 0 in a convolution of a sound model, are not kept.)
+        if not call.mixes_positions or call.call.kind == "convolution":
+            return "it is no attention over positions"
         if call.keep is None:
             return "no argument tells the padding of its keys: audit(padding=...)"
         return "" if not bool(call.keep.values.all()) else f"{call.keep.source} names no padding"
@@ -31,6 +32,14 @@ class PaddingRule(CallRule):
         keep = call.keep.values
         found = breach(call, lambda rows: ~keep[:, None].expand(-1, len(rows), -1), of="of padding")
         severity: Severity = "error" if call.keep.is_sure else "warning"
+        if (twins := _same_keys_of_other_padding(call, keep)) is not None:
+            yield Finding(
+                "padding", "error",
+                f"sequences {twins[0]} and {twins[1]} have the same keys, and other padding by {call.keep.source}",
+                cause="one of the states and their mask was made longer by repeat, the other by repeat_interleave",
+                remedy="repeat both in the same order",
+            )  # fmt: skip
+            return
         if found is not None:
             yield found.finding(
                 call, "padding", f"of real tokens is on padding, by {call.keep.source}", severity=severity,
@@ -48,6 +57,22 @@ class PaddingRule(CallRule):
                 numbers={"keys": count}, cause=cause_of(call, keep),
                 remedy=f"hide the padding alone ({TRUE})",
             )  # fmt: skip
+
+
+def _same_keys_of_other_padding(call: AuditedCall, keep: Tensor) -> tuple[int, int] | None:
+    """Two sequences of a batch with one memory and two masks of padding; None without such ones."""
+    factors = call.call.factors
+    if not call.crosses or factors is None or len(factors.call.key) != len(keep):
+        return None
+    keys = factors.call.key.flatten(1)
+    alike = (keys[:, None, :MOST_COMPARED] == keys[None, :, :MOST_COMPARED]).all(-1)
+    differ = (keep[:, None] != keep[None]).any(-1)
+    pairs = (alike & differ).nonzero().tolist()
+    return next(((one, other) for one, other in pairs if torch.equal(keys[one], keys[other])), None)
+
+
+MOST_COMPARED = 64
+"""The elements of a sequence's keys that are compared first."""
 
 
 def unseen_keys(call: AuditedCall, keep: Tensor) -> tuple[int, int, int] | None:

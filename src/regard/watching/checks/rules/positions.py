@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
+from torch import Tensor
+
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.rules.base import CallRule
@@ -37,8 +39,11 @@ class PositionsRule(CallRule):
             return
         # (Where a cache was cut back, a step begins earlier than the last one ended.)
         gone = call.step.first - call.before.step.first - call.before.sizes.queries
-        expected, got = before.values[:, -1] + 1 + gone, now.values[:, 0]
-        wrong = expected != got
+        # (Padding at the end of a prompt may count, or not; before its first real token a sequence has no position.)
+        expected, was_real = _of_last_real(before.values, call.before.real_queries)
+        got, is_real = _of_first_real(now.values, call.real_queries)
+        expected, counted = expected + 1 + gone, before.values[:, -1] + 1 + gone
+        wrong = (expected != got) & (counted != got) & was_real & is_real
         if bool(wrong.any()):
             row = int(wrong.long().argmax())
             here, there = int(got[row]), int(expected[row])
@@ -53,6 +58,16 @@ class PositionsRule(CallRule):
                 cause=OLDEST if is_cut else cause,
                 remedy=NEWEST if is_cut else "add the length of the cache to the positions of new tokens",
             )  # fmt: skip
+
+
+def _of_first_real(positions: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """The position of the first real token of each sequence, and whether there is one."""
+    real = real.expand_as(positions)
+    return positions.gather(1, real.long().argmax(-1, keepdim=True))[:, 0], real.any(-1)
+
+
+def _of_last_real(positions: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    return _of_first_real(positions.flip(-1), real.flip(-1))
 
 
 def _has_left_padding(call: AuditedCall) -> bool:

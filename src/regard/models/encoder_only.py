@@ -79,8 +79,6 @@ class EncoderOnly(OneStack):
 
 
 class _Head(nn.Sequential):
-    """A linear layer, GELU and a norm."""
-
     def __init__(self, config: EncoderOnlyConfig) -> None:
         super().__init__(nn.Linear(config.dim, config.dim), nn.GELU(), NORMS[config.norm](config.dim))
 

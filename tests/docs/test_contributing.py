@@ -52,10 +52,11 @@ def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def _few_examples() -> Iterator[None]:
-    hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("regard"), max_examples=12)
+    hypothesis.settings.register_profile("before", hypothesis.settings.default)
+    hypothesis.settings.register_profile("few", hypothesis.settings.default, max_examples=12)
     hypothesis.settings.load_profile("few")
     yield
-    hypothesis.settings.load_profile("regard")
+    hypothesis.settings.load_profile("before")
 
 
 @pytest.mark.usefixtures("_few_examples")

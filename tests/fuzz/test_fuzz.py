@@ -29,6 +29,7 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
         ("paths", 0, 60),
         ("lifetimes", 0, 30),
         ("files", 0, 24),
+        ("positions", 0, 20),
         ("text", 0, 6),
         ("requests", 0, 20),
     ],

@@ -105,6 +105,25 @@ def save_idefics3(folder: Path) -> Any:
     return model
 
 
+def save_in_another_order(key: str, folder: Path) -> Path:
+    """A model whose positions are as many as its patches (or frames) would be, in another order."""
+    transformers, config = _library(), tiny_config(key)
+    config.image_size = [32, 32] if key == "yolos" else 32
+    config.patch_size, config.num_detection_tokens, config.max_image_length = 8, 10, -1
+    if key.startswith("audio"):
+        config.patch_size, config.num_mel_bins, config.max_length = 16, 32, 64
+        config.frequency_stride = config.time_stride = 16
+        transformers.ASTFeatureExtractor(num_mel_bins=32, max_length=64).save_pretrained(folder)
+    elif key == "vilt":
+        images = transformers.ViltImageProcessorPil(size={"shortest_edge": 32}, size_divisor=8)
+        transformers.ViltProcessor(images, _words()).save_pretrained(folder)
+    else:
+        transformers.ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
+    made: Any = build(transformers.MODEL_MAPPING[type(config)], config)
+    made.save_pretrained(folder)
+    return folder
+
+
 OF_BOTH = {"llava": save_llava, "llava_next": save_llava_next, "idefics3": save_idefics3}
 """Models of images and texts."""
 

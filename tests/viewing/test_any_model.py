@@ -67,7 +67,8 @@ def numbers(call: Call, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     status, said, told = call("view", *arguments, "--out", str(out), "--device", "cpu")
     assert (status, said) == (0, f"{out}\n"), told
     # (Of a large folder it says that it reads it.)
-    assert all("a pickle" in one or one.startswith(f"reading {arguments[0]}: ") for one in told.splitlines())
+    said_of = ("a pickle", f"reading {arguments[0]}: ", "are numbers: their parts of the input are not proved")
+    assert all(any(one in line for one in said_of) for line in told.splitlines()), told
     (found,) = json.loads(out.read_text(encoding="utf-8"))
     for one in found["maps"]:
         if not arguments[0].endswith("gpt_oss"):  # whose sink takes a share
@@ -140,6 +141,17 @@ def test_the_padding_behind_a_sound_is_marked(
     ]  # fmt: skip
     whole = numbers(call, tmp_path, str(folder("wav2vec2")), "--audio", str(tmp_path / "short.wav"))
     assert not any(label.startswith("pad") for label in whole["maps"][0]["keys"]), "it is not filled up"
+
+
+@pytest.mark.parametrize("key", ["vit_mae", "yolos", "vilt", "audio-spectrogram-transformer"])
+def test_positions_that_count_as_patches_and_are_none_are_numbers(
+    key: str, folders: Path, media: Path, call: Call, tmp_path: Path
+) -> None:
+    """Patches are drawn, detection tokens stand behind them, words before them, frequencies beside times."""
+    path = foreign.save_in_another_order(key, folders / key)
+    asked = ("--audio", str(media / "clip.wav")) if key.startswith("audio") else ("--image", str(media / "cat.png"))
+    found = numbers(call, tmp_path, str(path), *asked, *(("a cat",) if key == "vilt" else ()))
+    assert all((one["keys"], one["queries"]) == (None, None) for one in found["maps"])
 
 
 def test_a_model_of_images_and_texts(folder: Callable[[str], Path], media: Path, call: Call, tmp_path: Path) -> None:

@@ -51,7 +51,6 @@ def folder(folders: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A picture and a sound."""
     from PIL import Image
 
     path = tmp_path_factory.mktemp("media")
@@ -387,7 +386,7 @@ def test_maps_of_random_weights_are_refused(folder: Callable[[str], Path], call:
     assert call("view", str(tmp_path), *TOKENS, "--terminal")[0] == 0
 
 
-def test_more_layers_than_tensors_are_refused_at_once(
+def test_more_layers_than_memory_holds_are_refused_at_once(
     folder: Callable[[str], Path], call: Call, tmp_path: Path
 ) -> None:
     for path in folder("gpt2").iterdir():
@@ -395,7 +394,10 @@ def test_more_layers_than_tensors_are_refused_at_once(
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "n_layer": 10**12}))
     status, _, told = call("view", str(tmp_path), *TOKENS)
-    assert (status, "n_layer is 1000000000000, and the folder has" in told) == (2, True)
+    assert (status, "n_layer is 1000000000000, and modules for so many layers take" in told) == (2, True)
+    # A default of a family, beside fewer tensors.
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_window_layers": 2_800}))
+    assert call("view", str(tmp_path), *TOKENS, "--terminal")[0] == 0
 
 
 @pytest.mark.parametrize(

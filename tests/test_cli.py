@@ -45,7 +45,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(data: Path) -> Path:
-    """Forty steps in one go."""
     folder = data.parent / "run"
     done = forked.run("train", "--data", str(data), "--out", str(folder), "--steps", "40", *TINY)
     assert done.returncode == 0, done.stderr
@@ -59,7 +58,6 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 
 def wait_for(folder: Path, step: int, process: subprocess.Popen[str] | Forked) -> None:
-    """Until a step is in the history."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None, "training ended before it could be stopped"
@@ -566,7 +564,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def text_run(text: Path) -> Path:
-    """Forty steps in one go."""
     run = text.parent / "run"
     done = forked.run("train", "language-model", "--data", str(text), "--out", str(run), "--steps", "40", *TINY_TEXT)
     assert done.returncode == 0, done.stderr

@@ -53,7 +53,6 @@ def folder(folders: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A picture and a sound."""
     from PIL import Image
 
     path = tmp_path_factory.mktemp("media")

@@ -33,7 +33,6 @@ Asked = dict[str, Any]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """What was asked of a language model, or of a translator, that takes the place of the one in the run folder."""
     found: Asked = {}
     monkeypatch.setitem(sys.modules, "ctranslate2", None)  # the models here have no weights that it could export
 

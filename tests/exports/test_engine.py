@@ -39,7 +39,6 @@ def run(run_of: Runs, tmp_path: Path) -> Path:
 
 
 def use(run: Path, **changes: Any) -> Any:
-    """The engine of a run, made and left."""
     settings: dict[str, Any] = {"precision": "float32", "threads": 2}
     with searching_by_ctranslate2(Translator.load(run, device="cpu"), run, **settings | changes) as engine:
         return engine

@@ -330,6 +330,7 @@ def _as_it_is(subject: Subject, way: Way) -> SubjectRun:
 
 
 def in_eager(subject: Subject, way: Way) -> SubjectRun:
+    """Run with attention written out."""
     with subject.eager():
         return way.run(subject)
 

@@ -18,7 +18,6 @@ import regard
 from benchmarks.harness import Row, Run, compare, forward_backward
 from regard.models import EncoderOnly, EncoderOnlyConfig, Transformer, TransformerConfig
 from regard.nn import MultiHeadAttention
-from regard.nn.compat import MultiheadAttention
 
 TITLE = "One short sequence, against torch.nn with its fast path"
 DIM, HEADS, HIDDEN, LAYERS, LENGTH, VOCABULARY, CALLS = 256, 4, 1_024, 3, 32, 1_000, 100
@@ -39,8 +38,6 @@ def modules() -> list[Row]:
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(DIM, HEADS, batch_first=True).eval()
     ours = MultiHeadAttention.from_torch(theirs)
-    dropped_in = MultiheadAttention(DIM, HEADS, batch_first=True).eval()
-    dropped_in.load_state_dict(theirs.state_dict())
     x = torch.randn(1, LENGTH, DIM)
     assert torch.allclose(theirs(x, x, x)[0], ours(x), atol=1e-5)
 
@@ -56,11 +53,6 @@ def modules() -> list[Row]:
         "MultiHeadAttention, with weights that are read": (
             seen,
             lambda: ours(x, return_weights=True).weights.dense(),
-        ),
-        "compat.MultiheadAttention": (blind, lambda: dropped_in(x, x, x, need_weights=False)),
-        "compat.MultiheadAttention, with weights": (
-            seen,
-            lambda: dropped_in(x, x, x, average_attn_weights=False),
         ),
     }
     return [compare(f"{CALLS} calls, {name}", *map(many, sides), target=1.0) for name, sides in pairs.items()]

@@ -205,13 +205,16 @@ def test_help_fits_the_terminal_and_has_examples(columns: int, monkeypatch: pyte
     assert flags[0] == "--data"
 
 
+WIDTHS = (*range(40, 61), *range(65, 121, 5))
+
+
 def test_help_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each width from 40 to 120; the comma of a list ends a word. A command is made once, and written at each."""
+    """At widths from 40 to 120; the comma of a list ends a word. A command is made once, and written at each."""
     formatting = import_module("tyro._backends._tyro_help_formatting")
     written, seen = formatting.format_help, dict[int, list[str]]()
 
     def at_each_width(**asked: Any) -> list[str]:
-        for columns in (400, *range(40, 121)):
+        for columns in (400, *WIDTHS):
             with monkeypatch.context() as patch, redirect_stdout(io.StringIO()) as out:
                 patch.setenv("COLUMNS", str(columns))
                 with printed_in_lines():
@@ -226,7 +229,7 @@ def test_help_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
     for words in [("--help",), ("train", "--help"), *tasks, *((command, "--help") for command in COMMANDS)]:
         assert typed(*words)[:2] == (0, "\n".join([*seen[60], ""])), words
         whole, *narrow = ({word for line in at for word in re.split(r"[\s,│╭╮╰╯─]+", line)} for at in seen.values())
-        assert [columns for columns, found in enumerate(narrow, 40) if not found <= whole] == [], words
+        assert [columns for columns, found in zip(WIDTHS, narrow, strict=True) if not found <= whole] == [], words
         assert all(len(line) <= columns for columns in (40, 49, 50, 53) for line in seen[columns]), words
 
 

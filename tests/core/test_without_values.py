@@ -135,6 +135,8 @@ def test_a_trace_keeps_nothing_that_follows_from_lengths(
     with torch.set_grad_enabled(learns):
         attend(x.requires_grad_(learns), full)
         cached = _cached_sizes.cache_info().currsize
-        for traced in (torch.jit.trace(attend, (x, full), check_trace=False), make_fx(attend)(x, full)):
+        script = torch.jit.trace(attend, (x, full), check_trace=False)
+        assert return_weights or "scaled_dot_product_attention" in str(script.inlined_graph), "no T x S weights"
+        for traced in (script, make_fx(attend)(x, full)):
             torch.testing.assert_close(traced(x, few), attend(x, few), rtol=0, atol=1e-6)
     assert _cached_sizes.cache_info().currsize == cached

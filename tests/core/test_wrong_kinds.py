@@ -11,7 +11,6 @@ import torch
 
 import regard
 from regard.errors import RegardError
-from regard.nn.compat import MultiheadAttention
 
 WRONG: dict[str, Any] = {
     "None": None, "text": "x", "a number": 3, "a number below 0": -1, "a fraction": 1.5, "a list": [], "a mapping": {},
@@ -73,10 +72,6 @@ DARKLY: Any = "dark"
         ),
         (lambda: regard.models.DecoderOnlyConfig(layers=NUMBER), "their number is num_layers"),
         (lambda: regard.nn.TokenEmbedding(9, 4)(torch.rand(2, 3)), "whole numbers below 9; got torch.float32"),
-        (
-            lambda: MultiheadAttention(8, 2)(X[0], X[0], X[0], attn_mask=regard.causal()),
-            "`attn_mask` must be a tensor, .* got Causal",
-        ),
         (lambda: regard.views.heatmap(X[0, 0], theme=DARKLY), "theme must be LIGHT, DARK or another Theme"),
         (
             lambda: regard.views.heatmap(X[0, 0], colour_map="blue"),

@@ -6,7 +6,6 @@ They have the signatures of these packages, whose kernels run on no CPU. `instal
 # mypy: disable-error-code="no-untyped-def"
 import sys
 from collections.abc import Callable
-from dataclasses import make_dataclass
 from importlib.machinery import ModuleSpec
 from inspect import Parameter, Signature
 from types import ModuleType
@@ -22,17 +21,15 @@ CALLS: list[dict[str, Any]] = []
 
 def one(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, window: Any = (-1, -1), causal: bool = False,
-    first: bool = False, cap: float = 0.0, slopes: Tensor | None = None, sink: Tensor | None = None,
-    bias: Tensor | None = None,
+    cap: float = 0.0, slopes: Tensor | None = None, sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Attention of one sequence, (T, H, D) on (S, G, D): output (T, H, E), log-sum-exp (H, T), weights (H, T, S)."""
     queries, keys = len(q), len(k)
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = torch.einsum("ihd,jhd->hij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = scores if not cap else cap * torch.tanh(scores / cap)
-    i, j = torch.arange(queries)[:, None] + (0 if first else keys - queries), torch.arange(keys)
+    i, j = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
     scores = scores if slopes is None else scores - slopes[:, None, None] * (i - j).abs()
-    scores = scores if bias is None else scores + bias
     left, right = window[0], 0 if causal else window[1]
     hidden = torch.zeros(queries, keys, dtype=torch.bool)
     hidden = hidden if left is None or left < 0 else hidden | (j < i - left)
@@ -149,93 +146,15 @@ FLASH_3 = (  # with the sinks of its build in vLLM
 )
 
 
-class SeqInfo:
-    """xformers' `_SeqLenInfo`, and `_PaddedSeqLenInfo` if keys are padded."""
-
-    def __init__(self, lengths: list[int], padding: int | None = None) -> None:
-        widths = lengths if padding is None else [padding] * len(lengths)
-        self.seqstart = torch.tensor([0, *widths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        self.max_seqlen = max(lengths)
-        if padding is not None:
-            self.seqlen = torch.tensor(lengths, dtype=torch.int32)
-
-
-def blocks(lengths: list[int], key_lengths: list[int] | None = None, padding: int | None = None) -> dict[str, SeqInfo]:
-    """The attributes of biases that are diagonal in blocks."""
-    queries = SeqInfo(lengths)
-    return {"q_seqinfo": queries, "k_seqinfo": queries if key_lengths is None else SeqInfo(key_lengths, padding)}
-
-
-def bias(name: str, form: dict[str, Any], **has: Any) -> Any:
-    """A bias of xformers: a dataclass with these fields, and the form that it means."""
-    kind = make_dataclass(name, ["form", *has], namespace={"__module__": __name__})
-    globals()[name] = kind
-    return kind(form, **has)
-
-
 def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None):
-    shape = query.shape
-    q, k, v = (x.unsqueeze(2) if x.dim() == 3 else x.flatten(2, 3) if x.dim() == 5 else x for x in (query, key, value))
-    if (info := getattr(attn_bias, "q_seqinfo", None)) is not None:
-        keys = attn_bias.k_seqinfo
-        q, k, v = q[0], k[0], v[0]
-        used = getattr(keys, "seqlen", None)
-        return packed(q, k, v, info.seqstart, keys.seqstart, used, scale=scale, **attn_bias.form)[0].reshape(shape)
-    if isinstance(attn_bias, Tensor):
-        parts = [one(*x, scale=scale, bias=b) for *x, b in zip(q, k, v, attn_bias, strict=True)]
-        CALLS.append({"weights": [part[2] for part in parts]})
-        return torch.stack([part[0] for part in parts]).reshape(shape)
-    form = {} if attn_bias is None else attn_bias.form
-    return batch(q, k, v, scale=scale, **form)[0].reshape(shape)
+    return batch(query, key, value, scale=scale)[0]
 
 
 class DotProductAttention(nn.Module):
-    """TransformerEngine's, with the settings that it has as attributes."""
+    """TransformerEngine's, whose kernel may be FlashAttention's."""
 
-    def __init__(
-        self, num_attention_heads: int, kv_channels: int, num_gqa_groups: int | None = None,
-        attention_dropout: float = 0.0, qkv_format: str = "sbhd", attn_mask_type: str = "causal",
-        window_size: Any = None, softmax_scale: float | None = None, softmax_offset: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self.qkv_format, self.attn_mask_type, self.attention_dropout = qkv_format, attn_mask_type, attention_dropout
-        self.window_size, self.softmax_offset = window_size or (-1, -1), softmax_offset
-        self.unfused_attention = nn.Module()
-        self.unfused_attention.softmax_scale = kv_channels**-0.5 if softmax_scale is None else softmax_scale  # type: ignore[assignment]
-
-    def forward(
-        self, query_layer, key_layer, value_layer, attention_mask=None, qkv_format=None, cu_seqlens_q=None,
-        cu_seqlens_kv=None, cu_seqlens_q_padded=None, cu_seqlens_kv_padded=None, max_seqlen_q=None, max_seqlen_kv=None,
-        attn_mask_type=None, window_size=None, checkpoint_core_attention=False, core_attention_bias_type="no_bias",
-        core_attention_bias=None, alibi_slopes=None, fast_zero_fill=True, inference_params=None,
-    ):  # fmt: skip
-        layout, kind = qkv_format or self.qkv_format, attn_mask_type or self.attn_mask_type
-        form: dict[str, Any] = {
-            "scale": self.unfused_attention.softmax_scale, "window": window_size or self.window_size,
-            "causal": "causal" in kind, "first": kind in ("causal", "padding_causal"), "sink": self.softmax_offset,
-        }  # fmt: skip
-        q, k, v = query_layer, key_layer, value_layer
-        if layout == "thd":
-            # Its kernel is FlashAttention's, which is no second call of the model.
-            kernel = sys.modules["flash_attn"].flash_attn_varlen_func
-            ends = cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv
-            return kernel(q, k, v, *ends, softmax_scale=form["scale"], causal=form["causal"]).flatten(-2)
-        q, k, v = (x.transpose(0, 1) if layout == "sbhd" else x for x in (q, k, v))
-        output = torch.zeros_like(q)
-        counts = [q.shape[1]] * len(q)
-        if kind == "arbitrary":
-            form["bias"] = torch.zeros(attention_mask.shape[-2:]).masked_fill(attention_mask[0, 0], -torch.inf)
-        if core_attention_bias is not None:
-            form["bias"] = core_attention_bias[0]
-        if kind.startswith("padding"):
-            counts = (~attention_mask).sum(-1).flatten().tolist()
-        weights = []
-        for n, count in enumerate(counts):
-            keys = count if kind.startswith("padding") else k.shape[1]
-            output[n, :count], _, made = one(q[n, :count], k[n, :keys], v[n, :keys], **form)
-            weights.append(made)
-        CALLS.append({"weights": weights})
-        return (output.transpose(0, 1) if layout == "sbhd" else output).flatten(-2)
+    def forward(self, query_layer, key_layer, value_layer, attention_mask=None, qkv_format=None):
+        return sys.modules["flash_attn"].flash_attn_func(query_layer, key_layer, value_layer)
 
 
 def install(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap
 from torch.nn import functional as F
 
 import regard
-from regard.nn.compat import MultiheadAttention
 from regard.watching.analysis.rollout import rollout
 
 # transformers calls functions that torch has deprecated.
@@ -74,12 +73,24 @@ QUESTIONS: dict[str, Any] = {
 }
 
 
+class Attends(nn.MultiheadAttention):
+    """torch's module, causal, by `regard.attention`."""
+
+    def forward(self, *given: Any, **options: Any) -> Any:
+        x, need_weights = given[0], options["need_weights"]
+        parts = zip(self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3), strict=True)
+        q, k, v = (F.linear(x, m, b).unflatten(-1, (2, -1)).transpose(-3, -2) for m, b in parts)
+        attended = regard.attention(q, k, v, mask=regard.causal(), return_weights=need_weights)
+        output = attended.output if isinstance(attended, regard.Attended) else attended
+        return self.out_proj(output.transpose(-3, -2).flatten(-2)), None
+
+
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_derivatives_that_the_kernels_of_torch_lack(question: str, need_weights: bool) -> None:
     """Source: pytorch/pytorch#116350, #181177. torch's written-out path has them."""
     theirs = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
-    ours = MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+    ours = Attends(8, 2, batch_first=True, dtype=torch.float64)
     ours.load_state_dict(theirs.state_dict())
     x, future = torch.randn(3, 4, 8, dtype=torch.float64), torch.ones(4, 4, dtype=torch.bool).triu(1)
     wanted = QUESTIONS[question](theirs, x, {"attn_mask": future, "need_weights": True})
@@ -92,10 +103,9 @@ def test_the_second_derivative_of_a_call() -> None:
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-@pytest.mark.parametrize("kind", [nn.MultiheadAttention, MultiheadAttention])
-def test_weights_before_dropout_sum_to_one(kind: type[Any], need_weights: bool) -> None:
+def test_weights_before_dropout_sum_to_one(need_weights: bool) -> None:
     """Source: pytorch/pytorch#42929, facebookresearch/fairseq#351."""
-    module, x = kind(8, 2, dropout=0.5, batch_first=True).train(), torch.randn(2, 6, 8)
+    module, x = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True).train(), torch.randn(2, 6, 8)
     with regard.watch(module) as seen:
         module(x, x, x, need_weights=need_weights)
     close(seen[""].dense().sum(-1), torch.ones(2, 2, 6))

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import regard
 from regard.nn import FeedForward, KeyValue, MultiHeadAttention
-from regard.nn.compat import MultiheadAttention
 
 
 class Projects(MultiHeadAttention):
@@ -54,25 +53,6 @@ def test_attention_with_a_method_of_its_own(kind: type[MultiHeadAttention], grad
                     torch.testing.assert_close(first, 2 * expected)
 
 
-class Given(MultiheadAttention):
-    """Torch's module, with values that are twice as large."""
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **options: Any) -> Any:
-        return super().forward(query, key, 2 * value, *arguments, **options)
-
-
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("training", [False, True])
-def test_the_drop_in_with_a_method_of_its_own(grad: bool, training: bool) -> None:
-    x = torch.randn(2, 5, 16)
-    plain = MultiheadAttention(16, 4, batch_first=True, bias=False).train(training)
-    own = Given(16, 4, batch_first=True, bias=False).train(training)
-    own.load_state_dict(plain.state_dict())
-    with torch.set_grad_enabled(grad):
-        for _ in range(3):
-            torch.testing.assert_close(own(x, x, x)[0], 2 * plain(x, x, x)[0])
-
-
 @pytest.mark.parametrize("length", [1, 5, 40])
 def test_heads_of_two_numbers_that_are_turned_are_read_at_their_strides(length: int) -> None:
     """The result of `Rotary(2)` lies in memory as an image whose channels come last."""
@@ -93,13 +73,13 @@ def test_heads_of_two_numbers_that_are_turned_are_read_at_their_strides(length: 
 @pytest.mark.parametrize("grad", [False, True])
 def test_layers_of_another_class_inside(grad: bool) -> None:
     x = torch.randn(2, 5, 16)
-    ours, drop_in, network = MultiHeadAttention(16, 4), MultiheadAttention(16, 4, batch_first=True), FeedForward(16, 32)
+    ours, network = MultiHeadAttention(16, 4), FeedForward(16, 32)
     with torch.set_grad_enabled(grad):
-        before = ours.eval()(x), drop_in.eval()(x, x, x)[0], network.eval()(x)
-        for module, name in ((ours, "out"), (drop_in, "out_proj"), (network, "down")):
+        before = ours.eval()(x), network.eval()(x)
+        for module, name in ((ours, "out"), (network, "down")):
             layer: Any = getattr(module, name)
             layer.__class__ = Doubled
         for _ in range(3):
-            after = ours(x), drop_in(x, x, x)[0], network(x)
+            after = ours(x), network(x)
             for one, other in zip(before, after, strict=True):
                 torch.testing.assert_close(other, 2 * one)

@@ -12,7 +12,7 @@ from regard.call.biases.forgetting import Forgetting
 from regard.call.masks.basic import causal
 from regard.call.normalizations import Unnormalized
 from regard.errors import ArgumentError, ShapeError
-from regard.nn import DifferentialAttention, ForgetGate, Indexer, LatentAttention, MultiHeadAttention
+from regard.nn import DifferentialAttention, ForgetGate, LatentAttention, MultiHeadAttention
 
 T, DIM, HEADS = 7, 24, 4
 FUTURE = torch.ones(T, T, dtype=torch.bool).triu(1)
@@ -146,25 +146,6 @@ def test_a_forgetting_gate_needs_the_sums_of_all_keys() -> None:
         regard.attention(q, q, q, bias=Forgetting(torch.zeros(1, 1, 1, 3)))
     with pytest.raises(ShapeError, match="for 4 queries and 3 keys"):
         regard.attention(q, q[:, :, 1:], q[:, :, 1:], bias=Forgetting(torch.zeros(1, 1, 1, 3)))
-
-
-@pytest.mark.parametrize("backend", ["reference", "tiled", "fused", None])
-def test_attention_to_the_keys_that_an_indexer_chose(backend: Any) -> None:
-    choose, x = Indexer(DIM, 9, 6, most=3), torch.randn(2, T, DIM)
-    query, key = choose.query(x), choose.key(x)
-    scores = torch.zeros(2, T, T)
-    for head in range(9):  # with fewer heads, several keys of a query have the score 0
-        scores += choose.weight(x)[..., head : head + 1] * torch.relu(query[..., 6 * head : 6 * head + 6] @ key.mT)
-    torch.testing.assert_close(choose.scores(x, x), scores)
-    scores = scores.masked_fill(FUTURE, -torch.inf)
-    allowed = (scores >= scores.sort(-1, descending=True).values[..., 2:3]) & ~FUTURE
-    mask = choose(x, causal())
-    assert torch.equal(mask.to_tensor(T, batch=2), allowed)
-    q, k, v = torch.randn(3, 2, HEADS, T, 5)
-    output, weights = regard.attention(q, k, v, mask=mask, backend=backend, return_weights=True)
-    exact = (q @ k.mT / 5**0.5).masked_fill(~allowed[:, None], -torch.inf).softmax(-1)
-    torch.testing.assert_close(weights.dense(), exact, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(output, exact @ v, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(T, 2), (2, T, 2), (1, 1, T, 2), (2, 1, T, 2), (1, HEADS, T, 2), (2, HEADS, T, 2)])

@@ -100,7 +100,6 @@ KINDS = ("transformer", "rnn", "language-model")
 
 
 def train(kind: str, config: Any) -> None:
-    """Begin the run or go on with it, as a person would."""
     task = kind if kind in TASKS else "translation"
     TASKS[task].run(config, resume=RunFolder(config.out).holds_a_run())
 
@@ -259,7 +258,6 @@ def _check_same(name: str, ours: Any, theirs: Any) -> None:
 
 
 def logged(folder: Path) -> list[tuple[Any, ...]]:
-    """What metrics.jsonl holds, but for figures of time and memory."""
     figures = ("event", "step", "epoch", "loss", "learning_rate", "gradient_norm", "is_best", "patience_used")
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [tuple(record.get(name) for name in figures) for record in map(json.loads, lines)]
@@ -269,7 +267,7 @@ def logged(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
-    """Kill a task's training so many times; what was being done when, by the files touched last.
+    """Kill a task's training so many times; how often in which way.
 
     Raises:
         SoakError: something was lost, or a process ended in another way than planned.
@@ -293,7 +291,7 @@ def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
             run, seen = run + 1, Seen()
         elif ended.status in (-signal.SIGKILL, -signal.SIGXFSZ) and plan is not None:
             seen = check_alive(config.out, seen)
-            tally[f"{plan.way}: {doing(ended.last)}"] += 1
+            tally[plan.way] += 1
         else:
             raise SoakError(f"{kind}: the process left with {ended.status} under {plan}, after {ended.last!r}")
     return tally
@@ -308,23 +306,6 @@ def _draw(generator: random.Random, whole: Ended) -> Plan:
     return Plan(
         way, (way != "clock") + generator.random() ** 2 * most, generator.choice([0, 1, 40, 400, 4_000, 40_000])
     )
-
-
-def doing(last: str) -> str:
-    """What a process was doing, by the last file that it touched."""
-    path = last.partition(" ")[2].lstrip("/.")
-    for prefix, what in (
-        ("best", "writing the best checkpoint"),
-        ("last", "writing the last checkpoint"),
-        ("data", "preparing text"),
-        ("tensorboard", "steps"),
-        ("metrics", "steps"),
-    ):
-        if path.startswith(prefix):
-            return what
-    if "tokenizer" in path or "prepared" in path:
-        return "preparing text"
-    return "train.log" if "train.log" in path else "starting"
 
 
 def main() -> None:

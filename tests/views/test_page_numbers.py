@@ -151,15 +151,6 @@ def test_200_numbers_of_every_view_are_those_of_the_map(browser: Chromium, tmp_p
     assert sum(counts.values()) >= 200
 
 
-def test_a_block_index_in_place_of_a_token_index_is_seen(browser: Chromium, tmp_path: Path) -> None:
-    path, text = tmp_path / "planted.html", document()
-    right = "block: [cells.rows[r], cells.rows[r + 1], cells.columns[c], cells.columns[c + 1]]"
-    assert text.count(right) == 1
-    path.write_text(text.replace(right, "block: [r, r + 1, c, c + 1]"), encoding="utf-8")
-    with pytest.raises(AssertionError):
-        check(read_off(browser, path, 1, 2, None, 45), of("pooled", 2))
-
-
 def test_a_mean_of_maxima_is_seen(browser: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean over the heads of their pooled pictures, in place of the pooled picture of the mean."""
     right = numbers.numbers

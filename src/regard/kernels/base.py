@@ -19,7 +19,7 @@ from regard.tensors.guards import State, has_values, is_transformed
 from regard.tensors.tensor_tree import UNSAVED
 
 if TYPE_CHECKING:
-    from regard.tensors.captures import Captures
+    from regard.tensors.fingerprint import Fingerprints
 
 BackendName = Literal["fused", "tiled", "reference"]
 BACKWARD = "its backward pass"
@@ -33,13 +33,13 @@ NARROW = (torch.float16, torch.bfloat16, torch.float32)
 class Snapshot:
     """The parts of a call that others may change: large tensors, functions, foreign classes."""
 
-    captures: "Captures"
+    fingerprints: "Fingerprints"
     has_code: bool
     """Whether there are functions or classes of the caller. They may depend on more, such as random numbers."""
 
     def require_unchanged(self, reader: str) -> None:
-        """Check the tensors and values that were held when the call ran."""
-        changed = self.captures.changed()
+        """Check the tensors that were held when the call ran."""
+        changed = self.fingerprints.changed()
         if changed is not None:
             raise OverwrittenError(
                 f"{changed} has changed since the attention call, and {reader} reads it again: use it before the "
@@ -150,9 +150,10 @@ class Call:
         """The call without dropout in its compute dtype, and x (S, N) or (batch..., H or G, S, N) as its values."""
         sizes, tail = self.sizes, value.shape[-2:]
         # As in the call itself, a batch dimension of the values may be 1.
-        is_grouped = value.dim() == len(leading) + 2 and sizes.has_heads and value.shape[-3] == sizes.kv_heads
+        is_own = sizes.has_heads and tuple(leading) == (*sizes.batch, sizes.heads)
+        is_grouped = is_own and value.dim() == len(leading) + 2 and value.shape[-3] == sizes.kv_heads
         heads = sizes.kv_heads if value.dim() == 2 or is_grouped else sizes.heads
-        target = (*leading[:-1], heads) if sizes.has_heads else leading
+        target = (sizes.flat_batch, heads) if value.dim() == 2 else (*leading[:-1], heads) if is_own else leading
         try:
             value = value.expand(*target, *tail).reshape(sizes.flat_batch, heads, *tail)
         except RuntimeError as error:

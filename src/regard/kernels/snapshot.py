@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.call.shapes import MOST_COPIED
 from regard.kernels.base import Call, Snapshot
-from regard.tensors.captures import Captures
+from regard.tensors.fingerprint import Fingerprints
 from regard.tensors.tensor_tree import tensors_mapped
 
 MOST_ELEMENTS = 1 << 14
@@ -19,13 +19,14 @@ PARTS = ("score", "normalization", "mask", "bias")
 _NUMBERS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
-def with_snapshot(call: Call) -> Call:
-    """The call with copies of the small tensors of its parts, and with the rest that others may change.
+def with_snapshot(call: Call, captured: tuple[Tensor, ...] = ()) -> Call:
+    """The call with copies of the small tensors of its parts, and with the rest that others may change, such as the
+    tensors captured by its functions.
 
     A bound mask has its own tensors already, unless they are large.
     """
     own: dict[str, Any] = {}
-    held: dict[str, Any] = {}
+    held: dict[str, Any] = {f"captured[{place}]": tensor for place, tensor in enumerate(captured)}
     for name in PARTS:
         part = getattr(call, name)
         found = dict(_reached(name, part))
@@ -47,7 +48,7 @@ def with_new_snapshot(call: Call) -> Call:
 def _holding(call: Call, named: dict[str, Any]) -> Call:
     if not named:
         return call if call.snapshot is None else replace(call, snapshot=None)
-    return replace(call, snapshot=Snapshot(Captures(*named.values(), names=named), any(map(_is_code, named.values()))))
+    return replace(call, snapshot=Snapshot(Fingerprints(named), any(map(_is_code, named.values()))))
 
 
 def _reached(name: str, part: Any) -> Iterator[tuple[str, Any]]:

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from regard.nn.feed_forward import GatedFeedForward as GatedFeedForward
     from regard.nn.forget_gate import ForgetGate as ForgetGate
     from regard.nn.head_norms import AcrossHeads as AcrossHeads
-    from regard.nn.indexer import Indexer as Indexer
     from regard.nn.latent import LatentAttention as LatentAttention
-    from regard.nn.mixture import MixtureOfExperts as MixtureOfExperts
-    from regard.nn.mixture import SigmoidRouter as SigmoidRouter
-    from regard.nn.mixture import SoftmaxRouter as SoftmaxRouter
     from regard.nn.multi_head import MultiHeadAttention as MultiHeadAttention
     from regard.nn.recurrent_mixers import GatedDeltaNet as GatedDeltaNet
     from regard.nn.recurrent_mixers import LightningAttention as LightningAttention

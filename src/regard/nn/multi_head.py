@@ -153,7 +153,7 @@ class MultiHeadAttention(nn.Module):
         """The same attention with a copy of the weights of a `torch.nn.MultiheadAttention`; its inputs are batch first.
 
         Raises:
-            ArgumentError: the module has `add_bias_kv` or `add_zero_attn`; use `regard.nn.compat` for these.
+            ArgumentError: the module has `add_bias_kv` or `add_zero_attn`.
 
         >>> theirs = nn.MultiheadAttention(8, 2, batch_first=True)
         >>> x = torch.randn(3, 5, 8)
@@ -161,7 +161,7 @@ class MultiHeadAttention(nn.Module):
         True
         """
         if module.bias_k is not None or module.add_zero_attn:
-            raise ArgumentError("from_torch cannot take add_bias_kv or add_zero_attn; use regard.nn.compat")
+            raise ArgumentError("from_torch cannot take add_bias_kv or add_zero_attn; regard.watch reads such a module")
         ours = cls(
             module.embed_dim,
             module.num_heads,

@@ -1,13 +1,15 @@
 """The elements of a tensor as they were, or a sample of them: whether they have changed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.tensors.byte_size import is_part
-from regard.tensors.guards import PLAIN, has_values, is_transformed
+from regard.tensors.guards import PLAIN, has_values, is_compiling, is_transformed
 from regard.tensors.torch_private import DisableTorchFunction, counted_version
 
 FEW = 1 << 14
@@ -67,6 +69,54 @@ def first_changed(pairs: Sequence[tuple[Fingerprint, Any]]) -> int | None:
             if True in found:
                 return some[found.index(True)][0]
     return None
+
+
+class Fingerprints:
+    """Tensors, and those of modules and of closures of functions, by name, as they were.
+
+    >>> held = Fingerprints({"score": nn.Linear(2, 1), "bias": (bias := torch.zeros(3))})
+    >>> held.changed()
+    >>> _ = bias.add_(1)
+    >>> held.changed()
+    'the tensor `bias` (3,)'
+    """
+
+    __slots__ = ("_named", "_then")
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named = named
+        self._then: dict[str, Fingerprint] = {}
+        if not is_compiling():
+            with DisableTorchFunction():
+                self._then = {name: Fingerprint(tensor) for name, tensor in _tensors(named)}
+
+    def changed(self) -> str | None:
+        """The first change since, in words; None if there is none. It synchronizes once, at most, on each device."""
+        if not self._then:
+            return None
+        now = dict(_tensors(self._named))
+        place = first_changed([(then, now.get(name)) for name, then in self._then.items()])
+        if place is None:
+            return None
+        name = [*self._then][place]
+        tensor = now.get(name)
+        if tensor is None:
+            return f"the parameter `{name}`"
+        return f"the {'parameter' if isinstance(tensor, nn.Parameter) else 'tensor'} `{name}` {tuple(tensor.shape)}"
+
+
+def _tensors(named: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    for name, held in named.items():
+        if isinstance(held, Tensor):
+            yield name, held
+        elif isinstance(held, nn.Module):
+            for tensors in (held.named_parameters(), held.named_buffers()):
+                yield from ((f"{name}.{inner}", tensor) for inner, tensor in tensors)
+        elif isinstance(held, FunctionType):
+            for inner, cell in zip(held.__code__.co_freevars, held.__closure__ or (), strict=True):
+                with suppress(ValueError):  # the cell is empty
+                    if isinstance(tensor := cell.cell_contents, Tensor):
+                        yield f"{name}.{inner}", tensor
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:

@@ -1,15 +1,13 @@
-"""The ground `core`: calls of `regard.attention`, of its modules, and of the drop-in for torch's."""
+"""The ground `core`: calls of `regard.attention` and of its modules."""
 
 from tests.fuzz.core.calls import random_call
 from tests.fuzz.core.checks import check_dropout, check_explained, check_gradients, check_values
-from tests.fuzz.core.drop_in import check_drop_in
 from tests.fuzz.core.modules import check_modules
 from tests.fuzz.drawing import Drawn
 
 
 def case(drawn: Drawn) -> None:
-    """One random call, and one of the things that are asked of it."""
-    match drawn.of(["values", "values", "gradients", "gradients", "dropout", "explained", "modules", "drop-in"]):
+    match drawn.of(["values", "values", "gradients", "gradients", "dropout", "explained", "modules"]):
         case "values":
             check_values(random_call(drawn), drawn)
         case "gradients":
@@ -20,5 +18,3 @@ def case(drawn: Drawn) -> None:
             check_explained(random_call(drawn))
         case "modules":
             check_modules(drawn)
-        case "drop-in":
-            check_drop_in(drawn)

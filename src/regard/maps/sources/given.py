@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.call.shapes import Dimensions, Rows
 from regard.errors import ShapeError
 from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, take_rows
+from regard.tensors.fresh import Fresh
 
 
 class TensorSource(NamedSource):
@@ -17,6 +18,8 @@ class TensorSource(NamedSource):
 
     layout: tuple[int, ...]
     """(batch..., H)."""
+    fresh: Fresh
+    """The tensor, as it was."""
 
     @property
     @abstractmethod
@@ -25,6 +28,8 @@ class TensorSource(NamedSource):
 
     @property
     def weights(self) -> Tensor:
+        """The weights (flat_heads, T, S); raises OverwrittenError if others have written to them."""
+        self.fresh.check()
         return self.tensor
 
     @property
@@ -68,6 +73,10 @@ class GivenSource(TensorSource):
     given: Tensor
     layout: tuple[int, ...]
     names: Dimensions
+    fresh: Fresh = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fresh", Fresh(weights=self.given))
 
     @property
     def tensor(self) -> Tensor:
@@ -77,7 +86,7 @@ class GivenSource(TensorSource):
         return "given weights"
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenSource":
-        return replace(self, given=change(self.given))
+        return replace(self, given=change(self.weights))
 
 
 def given_weights(weights: Tensor) -> GivenSource:

@@ -25,7 +25,7 @@ from regard.kernels.base import Call
 from regard.kernels.snapshot import with_snapshot
 from regard.tensors.guards import has_torch_functions
 from regard.tensors.torch_private import EnableTorchFunction
-from regard.watching.kept.factors import undisturbed
+from regard.tensors.undisturbed import undisturbed
 from regard.watching.kept.mask_reading import read_mask
 from regard.watching.readers.attention_calls import AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs
@@ -143,6 +143,8 @@ class FlexCall(AttentionCall):
     score_mod: Function
     mask_mod: Function
     scale: float
+    captured: tuple[Tensor, ...] = ()
+    """The tensors that torch took out of the closures of its functions."""
     blocks: BlockLists | None = None
     """The block lists that decided; None if the function alone did."""
 
@@ -157,7 +159,7 @@ class FlexCall(AttentionCall):
             query, key, key, score=score, normalization=Softmax(), mask=None, bias=None, dropout=0.0
         )  # fmt: skip
         bias = None if plain else Modified(self.score_mod, self.scale)
-        return with_snapshot(replace(call, bias=bias, mask=self._mask(call.sizes, query.device)))
+        return with_snapshot(replace(call, bias=bias, mask=self._mask(call.sizes, query.device)), self.captured)
 
     def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
         """The mask as a known predicate, or else the function itself."""
@@ -229,7 +231,7 @@ def give_flex(thread: ThreadState, args: Args, output: Tensor, module: nn.Module
     call = FlexCall(
         query=query, key=key, value=value, score_mod=_with(score_mod, mods), mask_mod=_with(block_mask[-1], masks),
         scale=float(scale), output=output, how=how, origins=thread.streams.origins(query, key),
-        blocks=None if module is None else BlockLists.of(block_mask),
+        blocks=None if module is None else BlockLists.of(block_mask), captured=(*mods, *masks),
     )  # fmt: skip
     thread.streams.follow(output, query)
     if mods == () and _is_identity(score_mod):

@@ -1,5 +1,4 @@
-"""Observe the kernels of other packages by their public functions: FlashAttention, xformers, torch's `varlen_attn`,
-TransformerEngine.
+"""Observe the kernels of other packages by their public functions: FlashAttention, torch's `varlen_attn`.
 
 Each document of a packed call is a sequence of the map: packed vectors are held as they are, and laid out when the map
 is read.
@@ -7,7 +6,7 @@ is read.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +21,16 @@ from regard.call.shapes import Rows, Sizes, index_tensor
 from regard.errors import ArgumentError
 from regard.functional import make_call
 from regard.kernels.base import Call
+from regard.maps.sources.factors import Factors
+from regard.tensors.fresh import Fresh, copied
+from regard.tensors.undisturbed import undisturbed, with_graph
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors, masked
 from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_tensor import SavedTensor, copied
-from regard.watching.readers.attention_calls import NOTHING_GIVEN, AttentionCall, LaidOut
+from regard.watching.readers.attention_calls import AttentionCall, LaidOut
 from regard.watching.readers.kernel_lse import KernelLse
-from regard.watching.running.observed_call import CallVectors, Reading
+from regard.watching.running.observed_call import CallVectors, Observation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,13 +117,9 @@ class Slopes(BlockBias):
         return slopes * -(i + offset - j).abs()
 
 
-Diagonal = Literal["first", "last"]
-"""The pair from which a causal mask and a window are counted: the first query and key, or the last ones."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelForm:
-    """The formula of a call, beside its vectors."""
+    """The formula of a call, beside its vectors; a causal mask and a window are counted from the last query and key."""
 
     scale: float | None = None
     """None for 1 / sqrt(D)."""
@@ -131,19 +127,16 @@ class KernelForm:
     """The farthest earlier key of a query; None for all."""
     right: int | None = None
     """The farthest later key: 0 is causal; None for all."""
-    diagonal: Diagonal = "last"
     cap: float = 0.0
     """The scores become cap tanh(scores / cap); 0 for none."""
     slopes: Tensor | None = None
     """Those of ALiBi, (H,) or (N, H)."""
     sink: Tensor | None = None
     """The score of one more key of value 0, of each head."""
-    added: Tensor | None = None
-    """Added to the scores, or a bool mask in which True keeps a key."""
     dropout: float = 0.0
 
     def call(self, query: Tensor, key: Tensor, rows: KernelRows, columns: KernelRows) -> Call:
-        """The call of vectors laid out, (N, H, T, D) and (N, G, S, D), without `added`."""
+        """The call of vectors laid out, (N, H, T, D) and (N, G, S, D)."""
         score: Score = ScaledDot(self.scale)
         score = SoftCapped(score, self.cap) if self.cap > 0 else score
         sink = self.sink
@@ -160,7 +153,7 @@ class KernelForm:
 
     def _offset(self, rows: KernelRows, columns: KernelRows) -> int | Tensor:
         """The position of the first query among the keys, of each sequence if they differ."""
-        if self.diagonal == "first" or (rows.counts is columns.counts and rows.length == columns.length):
+        if rows.counts is columns.counts and rows.length == columns.length:
             return 0
         if rows.counts is None and columns.counts is None:
             return columns.length - rows.length
@@ -198,20 +191,18 @@ class KernelCall(AttentionCall):
     rows: KernelRows
     columns: KernelRows
     form: KernelForm
-    in_rows: LaidOut
-    """Turns the output that the model got into one like the queries."""
 
     @classmethod
     def of(
         cls, function: str, vectors: tuple[Tensor, Tensor, Tensor], sequences: tuple[KernelRows, KernelRows],
-        form: KernelForm, *, output: Tensor, lse: Tensor | None = None, in_rows: LaidOut = lambda output: output,
+        form: KernelForm, *, output: Tensor, lse: Tensor | None = None,
     ) -> "KernelCall":  # fmt: skip
         """The call of queries, keys and values; `lse` is (N, H, T), or of packed sequences (H, total)."""
         kernel = KernelLse()
         kernel.operator, kernel.lse = function, lse
         return cls(
             query=vectors[0], key=vectors[1], value=vectors[2], rows=sequences[0], columns=sequences[1], form=form,
-            in_rows=in_rows, output=output, how=function, dropped=form.dropout, kernel=kernel,
+            output=output, how=function, dropped=form.dropout, kernel=kernel,
         )  # fmt: skip
 
     def computed(self) -> tuple[Tensor, Tensor]:
@@ -221,39 +212,40 @@ class KernelCall(AttentionCall):
         return self.form.call(query, key, self.rows, self.columns)
 
     def mask_of(self, sizes: Sizes, policy: RetentionPolicy) -> tuple[GivenMask, Mask | None]:
-        return NOTHING_GIVEN if self.form.added is None else policy.mask(self.form.added, sizes), None
+        return GivenMask(fresh=Fresh(slopes=self.form.slopes, sinks=self.form.sink)), None
 
     def value_layout(self, sizes: Sizes) -> LaidOut:
         return self.columns.laid_out
 
     def output_layout(self, sizes: Sizes) -> LaidOut:
-        rows, in_rows = self.rows, self.in_rows
-        return lambda output: rows.laid_out(in_rows(output))
+        return self.rows.laid_out
 
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Observation:
         if self.rows.starts is None:
             return AttentionCall.read(self, policy, name)
         query, key, rows, columns, form = self.query, self.key, self.rows, self.columns, self.form
         sizes = Sizes((rows.number,), query.shape[-2], key.shape[-2], rows.length, columns.length, True)
-        given, _ = self.mask_of(sizes, policy)
-        kept = policy.keep(query, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
+        sources, fresh = Fresh(), self.mask_of(sizes, policy)[0].fresh
+        query = policy.keep(query, f"queries of {name}", sources)
+        key = policy.keep(key, f"keys of {name}", sources)
 
         def call() -> Call:
-            vectors = rows.laid_out(kept[0].tensor), columns.laid_out(kept[1].tensor)
-            return masked(form.call(*vectors, rows, columns), given, None)
+            return form.call(rows.laid_out(query), columns.laid_out(key), rows, columns)
 
         factors = Factors(
-            sizes, call, state=self._state(policy), held=(*kept, *given.kept), of=self.kernel.operator, even=given.even,
-            graph=policy.graph,
+            call, self._state(policy, fresh), sizes=sizes, fresh=fresh, sources=sources,
+            of_kernel=self.kernel.operator, within=with_graph if policy.graph else undisturbed,
         )  # fmt: skip
         beside = self.beside(policy, name, sizes, query.dtype)
         notes = [f"packed documents, each a sequence of the map: {rows.number}"]
-        return Reading(factors, notes, "dropout" if self.dropped else PackedRebuilding(self, factors), beside=beside)
+        return Observation(
+            factors, notes, "dropout" if self.dropped else PackedRebuilding(self, factors), beside=beside
+        )
 
-    def state(self, call: Call, given: GivenMask, policy: RetentionPolicy) -> Tensor | None:
-        return self._state(policy)
+    def state(self, call: Call, given: GivenMask, policy: RetentionPolicy, fresh: Fresh) -> Tensor | None:
+        return self._state(policy, fresh)
 
-    def _state(self, policy: RetentionPolicy) -> Tensor | None:
+    def _state(self, policy: RetentionPolicy, fresh: Fresh) -> Tensor | None:
         # Kernels differ in whether a sink counts.
         if policy.graph or self.kernel.lse is None or self.form.sink is not None:
             return None
@@ -262,10 +254,10 @@ class KernelCall(AttentionCall):
             places = torch.arange(self.rows.length, device=states.device)
             states = states.masked_fill((places >= self.rows.counts[:, None])[:, None], -torch.inf)
         # The row of a query without keys has +inf here, and -inf in a map.
-        return policy.keep(states.masked_fill(states == torch.inf, -torch.inf).contiguous(), "").tensor
+        return policy.keep(states.masked_fill(states == torch.inf, -torch.inf).contiguous(), "log-sum-exp", fresh)
 
-    def evidence(self, call: Call, held: tuple[SavedTensor, ...]) -> Evidence | None:
-        return None if self.rows.counts is not None else AttentionCall.evidence(self, call, held)
+    def evidence(self, call: Call, fresh: Fresh | None) -> Evidence | None:
+        return None if self.rows.counts is not None else AttentionCall.evidence(self, call, fresh)
 
     def query_key_value(self) -> CallVectors:
         return CallVectors(*self.computed(), self.columns.laid_out(self.value))
@@ -302,7 +294,7 @@ class PackedRebuilding(Rebuilding):
         of, output = self.of, self.of.output
         assert output is not None, "it is read after it ran"
         call = form.call(rows.laid_out(of.query.detach()), columns.laid_out(of.key.detach()), rows, columns)
-        rebuilt = rows.laid_out(of.in_rows(output.detach()))
+        rebuilt = rows.laid_out(output.detach())
         return CallRebuilding(call, columns.laid_out(of.value.detach()), rebuilt, self.factors)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import Dimensions
-from regard.errors import ArgumentError, BackendError, DataError
+from regard.errors import ArgumentError, BackendError, DataError, FileError
 from regard.files.atomic import write_atomically
 from regard.files.untrusted import open_tensors, safetensors_library
 from regard.kernels import BACKENDS, choose_backend
@@ -189,7 +189,11 @@ def _contents(path: str | PathLike[str]) -> tuple[dict[str, str], dict[str, Tens
 
 
 def _write(path: str | PathLike[str], tensors: dict[str, Tensor], header: dict[str, str]) -> None:
-    write_atomically(realpath(path), safetensors_library().torch.save(tensors, metadata=header))
+    data = safetensors_library().torch.save(tensors, metadata=header)
+    try:
+        write_atomically(realpath(path), data)
+    except FileNotFoundError:
+        raise FileError(f"{path} cannot be written: its folder does not exist; make it, or name another") from None
 
 
 def _backend(name: str | None, call: Call) -> Backend:

@@ -367,6 +367,7 @@ def decoding(place: Place) -> Iterator[Measured]:
 
     from regard.models import DecoderOnly, DecoderOnlyConfig
     from regard.tasks.generation.greedy_search import greedy
+    from regard.tasks.generation.protocol import SearchOf
 
     dim, layers, heads, steps = place.size(768, 32), place.size(12, 2), place.size(12, 2), place.size(128, 4)
     batch, length = place.size(16, 2), place.size(256, 8)
@@ -391,7 +392,7 @@ def decoding(place: Place) -> Iterator[Measured]:
 
     def ours() -> object:
         # No token ends a text: both sides make as many.
-        return greedy(model, text, lengths, bos_id=1, eos_id=-1, max_steps=steps)
+        return greedy(model, SearchOf(text, lengths, bos_id=1, eos_id=-1, max_steps=steps))
 
     with torch.no_grad():
         row = place.compare("", theirs, ours)

@@ -18,6 +18,7 @@ import torch
 
 from regard.models.config import TransformerConfig
 from regard.tasks.exports.engine import searching_by_ctranslate2
+from regard.tasks.generation.protocol import SearchOf
 from regard.tasks.generation.sampling import sample_steps
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.train import run_translation
@@ -153,7 +154,8 @@ def first_tokens(port: int, folder: Path) -> str:
         begun = time.perf_counter()
         source = torch.tensor([[*translator.source_tokenizer.encode_batch([text])[0], end]])
         length = torch.tensor([source.shape[1]])
-        next(sample_steps(translator.model, source, length, bos_id=marks.begin_id, eos_id=marks.end_id, max_steps=9))
+        asked = SearchOf(source, length, bos_id=marks.begin_id, eos_id=marks.end_id, max_steps=9)
+        next(sample_steps(translator.model, asked))
         bare.append(time.perf_counter() - begun)
         connection = http.client.HTTPConnection("127.0.0.1", port)
         begun = time.perf_counter()

@@ -24,11 +24,11 @@ from regard.models import (
     TransformerConfig,
 )
 from regard.nn import LearnedPositions, SinusoidalPositions, TokenEmbedding
-from regard.tasks.generation import beam_search, greedy
 from regard.tasks.language_modelling.likelihood import likelihoods
 from regard.tasks.training.losses import cross_entropy
 from regard.tasks.training.output_loss import output_cross_entropy
 from tests import by_day
+from tests.searches import beam_search, greedy
 
 NARROW = [torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32]
 KEYS = 300

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError
 from regard.models import DecoderOnly, DecoderOnlyConfig
-from regard.tasks.generation.beam import beam_search
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import (
     Constraint,
@@ -26,9 +25,9 @@ from regard.tasks.generation.filters import (
     TopP,
     Vocabulary,
 )
-from regard.tasks.generation.greedy_search import greedy
 from regard.tasks.generation.protocol import Hypothesis
-from regard.tasks.generation.sampling import draw_tokens, sample, sample_steps
+from regard.tasks.generation.sampling import draw_tokens
+from tests.searches import beam_search, greedy, sample, sample_steps
 from tests.test_decoding import BOS, EOS, LIMITS, Table, padded_sources, sources, tokens_of, untrained
 
 # -- filters, against transformers -------------------------------------------------------------------

@@ -25,7 +25,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.loop import one_loop
 from regard.maps.loop.triton_statistics import said_of_triton
 from regard.maps.sources.call import CallSource
-from regard.maps.sources.call_factors import GivenFactors, needs_gradient, tensors_of_call
+from regard.maps.sources.factors import Factors, needs_gradient, tensors_of_call
 from regard.tensors.guards import State, has_values, is_overridden, is_recorded, look
 from regard.tensors.tensor_tree import tensors_mapped
 
@@ -189,7 +189,7 @@ def run_call(
         return output
     if not at.is_recorded and not at.is_compiling:
         call = _without_gradient(call)
-    factors = GivenFactors(call, rows if chosen.has_exact_state(call) else None)
+    factors = Factors.given(call, rows if chosen.has_exact_state(call) else None)
     weights = AttentionMap(CallSource(factors, Size(call.sizes.map_shape), chosen))
     return Attended(output, weights.with_values(value) if keep_values else weights)
 
@@ -362,7 +362,7 @@ def map_of(
     shape = Size(call.sizes.map_shape)
     if lse is None:
         with without_autocast(query.device):
-            return AttentionMap(CallSource(GivenFactors(call, _state_with_graph(call)), shape))
+            return AttentionMap(CallSource(Factors.given(call, _state_with_graph(call)), shape))
     expected = tuple(shape[:-1])
     if tuple(lse.shape) != expected or lse.device != query.device:
         raise ShapeError(
@@ -384,7 +384,8 @@ def map_of(
                 "mask and the order of heads"
             )
     anew = None if given.requires_grad else _state_with_graph(call)
-    return AttentionMap(CallSource(GivenFactors(call, given if anew is None else anew), shape))
+    factors = Factors.given(call, anew) if anew is not None else Factors.given(call, given, lse=given)
+    return AttentionMap(CallSource(factors, shape))
 
 
 def _state_with_graph(call: Call) -> Tensor | None:

@@ -164,11 +164,8 @@ def test_nested_and_sparse_tensors_are_refused_with_what_to_do(grad: bool, monke
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda q: regard.causal(7.5),
-            "causal's offset must be a whole number, or one of each sequence, got float: 7.5",
-        ),  # type: ignore[arg-type]
-        (lambda q: regard.map_of(q, q).save("not_there/map.safetensors"), "its folder does not exist"),
+        (lambda q: regard.causal(7.5), "must be a whole number.*got float: 7.5"),  # type: ignore[arg-type]
+        (lambda q: regard.map_of(q, q).save("not_there/map.safetensors"), "not_there/map.safetensors"),
     ],
 )
 def test_a_wrong_type_or_place_is_an_error_of_regard(call: Callable[[Tensor], Any], message: str) -> None:

@@ -23,52 +23,10 @@ def weights() -> regard.AttentionMap:
     return regard.attention(q, k, k, mask=mask, bias=bias, return_weights=True).weights
 
 
-INDICES = [
-    (0,),
-    (-1, 2),
-    (slice(None), slice(1, 3)),
-    (torch.tensor([1, 0, 1]),),
-    (Ellipsis, 3, slice(None)),
-    (Ellipsis, -1),
-    (0, 1, 2, 3),
-    (slice(None), 1, slice(None, None, 2), slice(1, 6)),
-    (..., slice(4, None), torch.tensor([True, False] * 3 + [True])),
-    (1, torch.tensor([3, 0]), slice(2, 4)),
-    (torch.tensor([0, 1]), torch.tensor([3, 1])),
-    (0, ..., slice(None, 3)),
-]
-
-
-@pytest.mark.parametrize("index", INDICES, ids=str)
-def test_indexing_is_that_of_the_dense_tensor(weights: regard.AttentionMap, index: tuple[Any, ...]) -> None:
-    ours = weights[index]
-    theirs = weights.dense()[index]
-    assert ours.shape == theirs.shape
-    dense = ours.dense() if isinstance(ours, regard.AttentionMap) else ours
-    torch.testing.assert_close(dense, theirs, rtol=0, atol=1e-14)
-
-
-def test_two_index_tensors_are_paired_as_those_of_a_tensor_and_block_is_the_outer_block(
-    weights: regard.AttentionMap,
-) -> None:
-    rows, columns = torch.tensor([4, 0, -2]), torch.tensor([6, -7])
-    outer = weights.dense()[:, :, rows][..., columns]
-    torch.testing.assert_close(weights.block(rows, columns), outer, rtol=0, atol=1e-14)
-    paired = weights.dense()[..., rows[:2], columns]
-    torch.testing.assert_close(weights[..., rows[:2], columns], paired, rtol=0, atol=1e-14)
-
-
 @pytest.mark.parametrize("rows", [range(0, 6), range(-1, 2), range(4, 0, -1), torch.tensor([5]), torch.tensor([-6])])
 def test_a_block_beyond_the_map_is_refused(weights: regard.AttentionMap, rows: range | Tensor) -> None:
     with pytest.raises(ShapeError, match="got"):
         weights.block(rows, range(7))
-
-
-def test_at_is_pointwise(weights: regard.AttentionMap) -> None:
-    rows, columns = torch.tensor([4, 0, -2, 4]), torch.tensor([6, -7, 1, 1])
-    expected = weights.dense()[..., rows, columns]
-    torch.testing.assert_close(weights.at(rows, columns), expected, rtol=0, atol=1e-14)
-    torch.testing.assert_close(weights[1, 2:].at(rows, columns), expected[1, 2:], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("grouped", [1, 2])
@@ -164,17 +122,6 @@ def test_the_map_does_not_keep_the_values_alive() -> None:
     assert weights.shape == (5, 5)
 
 
-def test_gradients_flow_through_blocks_and_products() -> None:
-    q, k = (torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 6))
-    x = torch.randn(6, 2, dtype=torch.float64)
-
-    def read(q: Tensor, k: Tensor) -> Any:
-        weights = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
-        return weights[0, :, 1:3].dense(), weights @ x, weights.at(torch.tensor([0, 3]), torch.tensor([1, 2]))
-
-    assert torch.autograd.gradcheck(read, (q, k), fast_mode=True)
-
-
 def test_dense_refuses_above_the_limit_and_says_the_cost() -> None:
     q = torch.randn(1, 1, 20_000, 2)
     weights = regard.attention(q, q, q, return_weights=True).weights
@@ -249,7 +196,6 @@ def test_a_block_takes_what_an_index_takes(weights: Any) -> None:
 
 
 def near(query: Tensor, key: Tensor) -> Tensor:
-    """A score of the user that hides what is far."""
     scores = query @ key.mT
     return scores.masked_fill(torch.cdist(query, key) > 1.0, -torch.inf)
 

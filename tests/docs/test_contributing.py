@@ -23,7 +23,6 @@ LONGEST = 50
 
 
 def code_of(recipe: str) -> list[str]:
-    """The blocks of Python under a heading of the page."""
     section = re.search(rf"^### {recipe}\n(.*?)(?=^##|\Z)", PAGE.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     assert section is not None, f"CONTRIBUTING.md has no section {recipe!r}"
     return re.findall(r"```python\n(.*?)```", section[1], flags=re.DOTALL)
@@ -52,10 +51,11 @@ def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def _few_examples() -> Iterator[None]:
-    hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("regard"), max_examples=12)
+    hypothesis.settings.register_profile("before", hypothesis.settings.default)
+    hypothesis.settings.register_profile("few", hypothesis.settings.default, max_examples=12)
     hypothesis.settings.load_profile("few")
     yield
-    hypothesis.settings.load_profile("regard")
+    hypothesis.settings.load_profile("before")
 
 
 @pytest.mark.usefixtures("_few_examples")

@@ -8,11 +8,11 @@ from typing import Any
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from regard.models.config import TransformerConfig
-from regard.tasks.generation.greedy_search import greedy
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
+from tests.searches import greedy
 
 TINY = TransformerConfig(
     dim=16, num_heads=2, encoder_layers=2, decoder_layers=1, feed_forward_dim=24, max_length=64, dropout=0.0

@@ -33,12 +33,14 @@ GROUNDS = {
     for ground in (
         Ground("core", "tests.fuzz.core.ground:case"),
         Ground("maps", "tests.fuzz.maps.ground:case"),
+        Ground("parts", "tests.fuzz.parts:case"),
         Ground("watch", "tests.fuzz.watch.ground:case", cases=10),
         Ground("paths", "tests.fuzz.paths.ground:case"),
         Ground("lifetimes", "tests.fuzz.lifetimes.ground:case"),
         Ground("files", "tests.fuzz.files.ground:case", memory_bytes=8 << 30),
         Ground("recurrences", "tests.fuzz.recurrences:case"),
         Ground("pairs", "tests.fuzz.pairs:case"),
+        Ground("positions", "tests.fuzz.positions:case"),
         Ground("text", "tests.fuzz.text.ground:case"),
         Ground("requests", "tests.fuzz.serving.requests:case"),
     )

@@ -25,10 +25,12 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
     [
         ("core", 0, 20),
         ("maps", 0, 20),
+        ("parts", 0, 40),
         ("watch", 1, 10),
         ("paths", 0, 60),
         ("lifetimes", 0, 30),
         ("files", 0, 24),
+        ("positions", 0, 20),
         ("text", 0, 6),
         ("requests", 0, 20),
     ],

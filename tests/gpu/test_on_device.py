@@ -161,9 +161,8 @@ def small_model(device: torch.device) -> Any:
 
 
 def test_the_decoders_find_what_they_find_on_the_cpu(device: torch.device) -> None:
-    from regard.tasks.generation.beam import beam_search
     from regard.tasks.generation.config import Beam
-    from regard.tasks.generation.greedy_search import greedy
+    from tests.searches import beam_search, greedy
 
     text, lengths = torch.randint(4, 40, (3, 9)), torch.tensor([9, 5, 1])
     options: dict[str, Any] = {"bos_id": 1, "eos_id": 2, "max_steps": 12}

@@ -14,9 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard.errors import ArgumentError, NotSeenError, OverwrittenError
+from regard.kernels.base import row_sum_error as real_row_sum_error
+from regard.maps.sources import factors as factors_module
 from regard.watching.hooks.observers import FUNCTIONS
 from regard.watching.hooks.this_thread import this_thread
-from regard.watching.kept import factors as factors_module
 from regard.watching.readers import kernel_lse as lse_module
 from regard.watching.watch import Seen
 from tests import each_once
@@ -120,7 +121,7 @@ RECOGNISED = {"none", "causal flag", "bool, T x S", "padding", "causal and paddi
 )
 def test_every_mask_in_every_context(name: str, context: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     # The kernel's own log-sum-exp is read: no row state is computed by a pass over the scores.
-    monkeypatch.setattr("regard.watching.kept.factors.row_state", lambda call: 1 / 0)
+    monkeypatch.setattr("regard.maps.sources.factors.row_state", lambda call: 1 / 0)
     model, inputs, settings = Two(), x(), MASKS[name]
     seen = watched(model, inputs, context=context, **settings)
     assert list(seen) == [("first", 0), ("second", 0)]
@@ -425,7 +426,7 @@ def test_what_the_model_overwrites_later_is_noticed(copy: bool) -> None:
         close(seen[""].dense(), (q.double() @ k.double().mT * D**-0.5).softmax(-1))
         return
     for read in (lambda m: m.dense(), lambda m: m[0], lambda m: m.top_keys(2), lambda m: m @ v, lambda m: m.entropy()):
-        with pytest.raises(OverwrittenError, match=r"overwritten the keys of .*copy=True"):
+        with pytest.raises(OverwrittenError, match=r"the keys of .* written to .*copy=True"):
             read(seen[""])
 
 
@@ -490,8 +491,8 @@ def test_a_wrong_lse_is_found_and_computed_anew(
 
 def test_the_check_is_made_once_and_not_while_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = []
-    right = factors_module.checked
-    monkeypatch.setattr(factors_module, "checked", lambda *args: checks.append(args) or right(*args))
+    right = real_row_sum_error
+    monkeypatch.setattr(factors_module, "row_sum_error", lambda *args: checks.append(args) or right(*args))
     with torch.no_grad(), regard.watch(model := Two()) as seen:
         model(x())
     assert (repr(seen), len(checks)) == ("Seen(Two: 2 maps of 2 modules)", 0)
@@ -508,8 +509,8 @@ def test_the_loop_takes_no_wrong_lse(monkeypatch: pytest.MonkeyPatch, wrong: Cal
     from regard.maps.loop import one_loop
 
     checks = []
-    right = factors_module.checked
-    monkeypatch.setattr(factors_module, "checked", lambda *args: checks.append(args) or right(*args))
+    right = real_row_sum_error
+    monkeypatch.setattr(factors_module, "row_sum_error", lambda *args: checks.append(args) or right(*args))
     monkeypatch.setattr(one_loop, "SMALL", 0)
     if wrong is not None:
         operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -13,10 +13,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 import regard
-from regard.errors import OverwrittenError
 from regard.tensors.reused_memory import Arena
 from regard.watching.hooks.this_thread import this_thread
-from regard.watching.kept.saved_tensor import LARGE
 from regard.watching.readers.kernel_lse import KERNELS, KernelLse, run_with_lse
 
 ATTEND: Any = F.scaled_dot_product_attention
@@ -309,30 +307,6 @@ def test_maps_of_copies_are_exact(length: int, is_causal: bool, scale: float | N
     assert seen.report().held_bytes == 4 * 2 * length * H * (2 * D + 1)
 
 
-class Asks(nn.Module):
-    """Queries of their own memory, as where they were rotated."""
-
-    def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        output = ATTEND(query, key, key)
-        query.zero_()  # the model takes their memory again
-        return output
-
-
-def test_large_queries_are_copied_and_keys_are_not() -> None:
-    query, key = vectors(count=2)
-    expected = dense(query, key)
-    with torch.no_grad(), regard.watch(model := Asks()) as seen:
-        model(query, key)
-    assert [kept.is_deferred for kept in seen.calls[0].factors.held] == [True, False]
-    torch.testing.assert_close(seen[""].dense().double(), expected, atol=1e-6, rtol=0)
-    assert seen.report().held_bytes == 4 * B * H * T * (2 * D + 1)
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(query.normal_(), key)
-    key.zero_()
-    with pytest.raises(OverwrittenError, match="keys"):
-        seen[""].dense()
-
-
 def test_queries_that_lie_in_the_memory_of_the_keys_are_held_once() -> None:
     x = vectors(count=1)[0]
     with torch.no_grad(), regard.watch(model := Attend()) as seen:
@@ -348,15 +322,6 @@ def test_settings_of_equal_shapes_are_told_apart() -> None:
         model = Projected(scale=scale)
         found = seen_of(model, x)[""].dense().double()
         torch.testing.assert_close(found, dense(*model.given, is_causal=True, scale=scale), atol=1e-6, rtol=0)
-
-
-def test_no_tensor_is_made_before_a_map_is_read() -> None:
-    seen = seen_of(Projected(), torch.randn(2, T, H * D))
-    assert 4 * T * H * D >= LARGE
-    held = seen.calls[0].factors.held
-    assert [kept.is_deferred for kept in held] == [True, True]
-    seen[""].dense()
-    assert [kept.is_deferred for kept in held] == [False, False]
 
 
 def test_copies_are_kept_by_maps_alone_and_travel() -> None:

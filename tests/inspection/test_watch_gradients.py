@@ -235,7 +235,7 @@ class WithSink(Attend):
         return folded(regard.attention(*self.vectors(x), mask=regard.causal(), normalization=sink))
 
 
-def masked(name: str) -> tuple[Attend, dict[str, Any], Tensor | None]:
+def masked(name: str) -> tuple[Attend, dict[str, Any], Any]:
     """An `Attend`, the settings of its call in float64, and the mask of the formula."""
     settings = {key: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
                 for key, value in MASKS[name].items()}  # fmt: skip

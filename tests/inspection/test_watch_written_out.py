@@ -13,7 +13,6 @@ import regard
 from regard.errors import ArgumentError, NotKeptError, NotSeenError
 from regard.watching.analysis.rollout import rollout
 from regard.watching.kept import stored_weights
-from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.readers import written_out
 from regard.watching.watch import Seen
 from tests import each_once
@@ -176,8 +175,7 @@ def test_verify_catches_weights_that_are_not_those_of_the_product(monkeypatch: p
     real = stored_weights.stored
 
     def planted(kept: Any, *rest: Any) -> Any:
-        tensor = (kept.tensor / kept.tensor.sum(-1, keepdim=True)).contiguous()
-        return real(SavedTensor(tensor, kept.what), *rest)
+        return real((kept / kept.sum(-1, keepdim=True)).contiguous(), *rest)
 
     monkeypatch.setattr(written_out, "stored", planted)
     seen = watched(Written(CHANGED["a gate per head"]), *vectors(B, H))
@@ -709,7 +707,6 @@ class Flexible(nn.Module):
 
 
 def flex_weights(q: Tensor, k: Tensor, settings: dict[str, Any]) -> Tensor:
-    """The weights, pair by pair."""
     scores = q @ k.repeat_interleave(2, 1).mT * settings.get("scale", q.shape[-1] ** -0.5)
     mod = settings.get("score_mod", lambda s, b, h, i, j: s)
     mask = settings["block_mask"].mask_mod if "block_mask" in settings else lambda b, h, i, j: torch.tensor(True)

@@ -21,7 +21,10 @@ torch.stack([x, y]).mean(0) | torch.stack([x, y]).sum(0) | torch.stack([x, y], d
 torch.cat([x, y], 1).mean(1) | x @ v | x.matmul(v) | x.mT @ q | q.mT @ x | x @ v[0, 0, :, 0]
 x.to(torch.float32) | x.to(torch.float16) | x.cpu().detach() | x.mT.sum(-1) | x.mT.mean(1)
 x[..., 1:].sum(-1) | x[:, :, 1:].sum(2) | x[..., 1:, 1:].mT @ q[:, :, 1:] | x[..., :-1] @ v[:, :, 1:]
-x[0].mT.topk(1).values | x.mT[:, :, keys]
+x[0].mT.topk(1).values | x.mT[:, :, keys] | torch.stack((x, y), dim=2) | torch.cat([x, y]) | torch.cat([x, y[:, :1]], 1)
+x.sum((1, 2), keepdim=True) | torch.mean(x, dim=(0, 1)) | torch.sum(x) | torch.matmul(x, v) | x.mT.mT @ v
+x.to(torch.float16).sum(-2) | x.to(v.float()) | torch.stack(list(x[0, 0])) | torch.max(x) | torch.max(x, -1)[0]
+x.max(3, True)[1] | torch.argmax(x, -1) | torch.tensor([x.size(1), x.dim(), x.numel(), *x.size(), len(x), x.ndim])
 """
 DENSE = """
 x + 1 | 1 - x | x * y | x * mask | mask * x | x * 0.5 | x - y | -x | x / x.sum(-1, keepdim=True) | sum([x, y]) / 2
@@ -88,7 +91,7 @@ def densely(names: dict[str, Any]) -> dict[str, Any]:
 def same(idiom: str, found: Any, expected: Tensor) -> None:
     found = found.dense() if isinstance(found, regard.AttentionMap) else found
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype), idiom
-    tolerance = 1e-3 if expected.dtype == torch.float16 else 1e-6
+    tolerance = 5e-3 if expected.dtype == torch.float16 else 1e-6  # of sums of six weights
     torch.testing.assert_close(
         found.double(), expected.double(), rtol=0, atol=tolerance, equal_nan=True, msg=lambda text: f"{idiom}: {text}"
     )
@@ -102,7 +105,7 @@ def test_what_stays_lazy(**case: Any) -> None:
     for idiom in idioms(LAZY):
         with regard.strict_maps():
             found = said(idiom, names)
-        if "argmax" not in idiom:  # of equal weights torch may take any
+        if "argmax" not in idiom and "[1]" not in idiom[-3:]:  # of equal weights torch may take any
             same(idiom, found, said(idiom, dense))
 
 

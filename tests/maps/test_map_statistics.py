@@ -198,7 +198,7 @@ def test_weights_of_half_precision_are_no_worse_than_those_of_float32(
 def test_the_state_of_half_precision_is_computed_when_it_is_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     real = row_state
-    monkeypatch.setattr("regard.maps.sources.call_factors.row_state", lambda call: asked.append(call) or real(call))
+    monkeypatch.setattr("regard.maps.sources.factors.row_state", lambda call: asked.append(call) or real(call))
     q = torch.randn(1, 2, 9, 4, dtype=torch.bfloat16)
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert (weights @ q.float()).isfinite().all()
@@ -217,8 +217,8 @@ def test_a_watch_of_half_precision_computes_the_state_when_a_map_is_read(
 
     asked = []
     real = row_state
-    monkeypatch.setattr("regard.watching.kept.factors.row_state", lambda call: asked.append(call) or real(call))
-    monkeypatch.setattr("regard.maps.sources.call_factors.row_state", lambda call: asked.append(call) or real(call))
+    monkeypatch.setattr("regard.maps.sources.factors.row_state", lambda call: asked.append(call) or real(call))
+    monkeypatch.setattr("regard.maps.sources.factors.row_state", lambda call: asked.append(call) or real(call))
     q = torch.randn(1, 2, 60, 8, dtype=torch.bfloat16)
     model = Model()
     with torch.no_grad(), regard.watch(model) as seen:

@@ -9,6 +9,8 @@ import torch
 
 import regard
 from regard.errors import GradientError, OverwrittenError
+from regard.maps.sources.combined import ScaledSource
+from regard.maps.sources.given import given_weights
 
 CALLS: dict[str, dict[str, Any]] = {
     "fused": {"mask": regard.causal()},
@@ -46,6 +48,81 @@ def test_what_was_written_to_is_not_read(which: str, name: str, times: int) -> N
     assert "cannot be read: the " in repr(weights)
     # Cells that were chosen before are copies.
     torch.testing.assert_close(some.dense(), expected)
+
+
+def watched(function: Callable[..., Any], *given: torch.Tensor, **keep: Any) -> regard.AttentionMap:
+    """The watched map of one call of a function, whose tensors the caller holds."""
+
+    class Model(torch.nn.Module):
+        def forward(self) -> Any:
+            return function(*given)
+
+    with regard.watch(model := Model(), **keep) as seen:
+        model()
+    return seen[""]
+
+
+DO = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(1))
+Map = regard.AttentionMap
+HELD: dict[str, tuple[Callable[..., Map], Callable[..., Map]]] = {
+    "queries and keys": (lambda q, k: regard.map_of(q, k), lambda w, q, k: w.average()),
+    "a transpose": (lambda q, k: regard.map_of(q, k).mT, lambda w, q, k: w[:, 1]),
+    "a log-sum-exp": (
+        lambda lse: regard.map_of(DO, DO, lse=lse.copy_((DO @ DO.mT / 2).logsumexp(-1))),
+        lambda w, lse: w,
+    ),
+    "values": (lambda v: regard.map_of(DO, DO).with_values(v), lambda w, v: w.value_norms()),
+    "kept values": (
+        lambda q, v: regard.attention(q, q, v, return_weights=True, keep_values=True).weights,
+        lambda w, q, v: w.attribution(DO),
+    ),
+    "a gradient of outputs": (lambda do: regard.map_of(DO, DO).with_values(DO), lambda w, do: w.gradient(do)),
+    "factors": (lambda f: Map(ScaledSource(regard.map_of(DO, DO).source, f[0, ..., :1])), lambda w, f: w.average()),
+    "given weights": (lambda w: Map(given_weights(w)), lambda w, given: w.average()),
+    "a recurrence": (
+        lambda q, k, decay, beta, a, b: (
+            regard.linear_attention(
+                q, k, k, decay=decay.abs_().neg_(), beta=beta.abs_()[..., 0], removal=(a, b), return_weights=True
+            ).weights
+        ),
+        lambda w, *given: w.average(),
+    ),
+    "a watched call": (
+        lambda q, k, v: watched(torch.nn.functional.scaled_dot_product_attention, q, k, v, values=True),
+        lambda w, q, k, v: w.value_norms(),
+    ),
+    "watched weights": (lambda q, k: watched(lambda q, k: (q @ k.mT).softmax(-1) @ k, q, k), lambda w, q, k: w.mT),
+    "a watched recurrence": (lambda q, k: watched(regard.linear_attention, q, k, k), lambda w, q, k: w[0]),
+}
+
+
+@pytest.mark.parametrize("is_derived_before", [True, False])
+@pytest.mark.parametrize("name", HELD)
+def test_a_map_answers_for_its_call_or_refuses(name: str, is_derived_before: bool) -> None:
+    """A write by others to any tensor that a map holds is noticed: the numbers are those of the call, or none."""
+    make, derive = HELD[name]
+    count = make.__code__.co_argcount
+
+    def read(place: int | None) -> torch.Tensor:
+        draw = torch.Generator().manual_seed(0)
+        given = [
+            torch.randn((1, 2, 5) if name == "a log-sum-exp" else (1, 2, 5, 4), generator=draw) for _ in range(count)
+        ]
+        made = make(*given)
+        derived = derive(made, *given) if is_derived_before else None
+        if place is not None:
+            given[place].mul_(1.5)
+        return (derive(made, *given) if derived is None else derived).dense()
+
+    right = read(None)
+    for place in range(count):
+        if name == "a gradient of outputs" and not is_derived_before:
+            continue  # It is given anew.
+        try:
+            found = read(place)
+        except OverwrittenError:
+            continue
+        torch.testing.assert_close(found, right, msg=f"{name}: tensor {place}")
 
 
 OTHERS: dict[str, Callable[[], tuple[torch.Tensor, dict[str, Any]]]] = {

@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, NotKeptError, TooLargeError
-from regard.maps.strictness import strict_maps
 from tests.maps.dense_maps import bins, distances
+from tests.maps.test_idioms import LAZY, idioms, made, said
 
-Idiom = Callable[[Any, Any], Any]
 DOUBLE = torch.float64
 
 
@@ -30,48 +27,6 @@ def some(seed: int = 0, *, grad: bool = False) -> regard.AttentionMap:
 
 torch.manual_seed(9)
 V = torch.randn(2, 3, 7, 6, dtype=DOUBLE)
-POSITIONS = torch.arange(7.0, dtype=DOUBLE)
-
-LAZY: dict[str, Idiom] = {
-    "stack": lambda a, b: torch.stack([a, b]),
-    "stack, dim 1": lambda a, b: torch.stack((a, b), 1),
-    "stack, dim 2": lambda a, b: torch.stack((a, b), dim=2),
-    "cat": lambda a, b: torch.cat([a, b]),
-    "cat of heads": lambda a, b: torch.cat([a, b[:, :1]], dim=1),
-    "a mean over layers": lambda a, b: torch.stack([a, b]).mean(0),
-    "a sum over layers and heads": lambda a, b: torch.stack([a, b], 1).sum((1, 2)),
-    "mean over heads": lambda a, b: a.mean(1),
-    "mean over heads, kept": lambda a, b: a.mean(1, keepdim=True),
-    "torch.mean": lambda a, b: torch.mean(a, dim=(0, 1)),
-    "sum over heads": lambda a, b: a.sum(1),
-    "sum over queries": lambda a, b: a.sum(2),
-    "sum over keys": lambda a, b: a.sum(dim=-1),
-    "sum over sequences": lambda a, b: a.sum(0),
-    "sum over heads and queries, kept": lambda a, b: a.sum((1, 2), keepdim=True),
-    "mean over heads and queries": lambda a, b: a.mean((1, 2)),
-    "mean of all": lambda a, b: a.mean(),
-    "sum of all": lambda a, b: torch.sum(a),
-    "matmul": lambda a, b: torch.matmul(a, V),
-    "from the left": lambda a, b: torch.ones(2, 5, dtype=DOUBLE) @ a,
-    "a vector": lambda a, b: torch.matmul(a, POSITIONS),
-    "squeeze": lambda a, b: a[:, :1].squeeze(1),
-    "cpu, detach": lambda a, b: a.cpu().detach(),
-    "half": lambda a, b: a.to(torch.float16),
-    "half, then a sum": lambda a, b: a.to(torch.float16).sum(-2),
-    "to another": lambda a, b: a.to(V.float()),
-    "iteration": lambda a, b: torch.stack(list(a)),
-    "iteration over rows": lambda a, b: torch.stack(list(a[0, 0])),
-    "torch.max of all": lambda a, b: torch.max(a),
-    "torch.max over keys": lambda a, b: torch.max(a, -1)[0],
-    "max over keys, the index kept": lambda a, b: a.max(3, True)[1],
-    "torch.argmax": lambda a, b: torch.argmax(a, -1),
-    "argmax of those below 0": lambda a, b: signed(a).argmax(-1),
-    "topk": lambda a, b: a.topk(3)[0],
-    "topk, gathered": lambda a, b: as_tensor(a).gather(-1, torch.topk(a, 5, dim=-1).indices),
-    "topk of those below 0, gathered": lambda a, b: as_tensor(signed(a)).gather(-1, signed(a).topk(3).indices),
-    "sizes": lambda a, b: torch.tensor([a.size(1), a.dim(), a.numel(), a.shape[2], *a.size(), len(a), a.ndim]),
-}
-"""What is answered without the matrix."""
 
 
 def signed(one: Any) -> Any:
@@ -94,21 +49,13 @@ def same(ours: Any, theirs: Tensor) -> None:
     torch.testing.assert_close(ours.double(), theirs.double(), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("idiom", LAZY.values(), ids=LAZY)
-def test_what_stays_lazy(idiom: Idiom) -> None:
-    a, b = some(0), some(1)
-    expected = idiom(a.dense(), b.dense())
-    with strict_maps():
-        found = idiom(a, b)
-    same(found, expected)
-
-
-@pytest.mark.parametrize("name", [n for n in LAZY if "sizes" not in n and "arg" not in n and "kept" not in n])
+@pytest.mark.parametrize("name", [one for one in idioms(LAZY) if not one.startswith(("q.", "x.to"))])
 def test_statistics_and_gradients_of_what_stays_lazy(name: str) -> None:
     """A map that was made from maps answers like its own matrix, and carries gradients."""
-    a, b = some(0, grad=True), some(1)
-    found, expected = LAZY[name](a, b), LAZY[name](a.dense(), b.dense())
-    if not isinstance(found, regard.AttentionMap) or expected.dtype != DOUBLE:
+    names = {**made((2, 3, 5, 7), "causal", regard.Softmax(), 0), "x": some(0, grad=True), "y": some(1)}
+    a = names["x"]
+    found, expected = said(name, names), said(name, {**names, "x": a.dense(), "y": names["y"].dense()})
+    if not isinstance(found, regard.AttentionMap):
         return
     same(found.received(), expected.sum(-2))
     same(found.top_weight(), expected.amax(-1))
@@ -120,34 +67,6 @@ def test_statistics_and_gradients_of_what_stays_lazy(name: str) -> None:
     ours, theirs = (torch.autograd.grad((x**2).sum(), inputs, retain_graph=True) for x in (found.dense(), expected))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
-
-
-@given(data=st.data())
-def test_random_chains(data: st.DataObject) -> None:
-    """Several lazy steps after one another."""
-    steps: list[tuple[str, Callable[[Any], Any]]] = [
-        ("stack", lambda x: torch.stack([x, x], 0)),
-        ("cat", lambda x: torch.cat([x, x], 0)),
-        ("mean", lambda x: x.mean(0) if x.ndim > 3 else x),
-        ("sum", lambda x: x.sum(x.ndim - 3, keepdim=True) if x.ndim > 2 else x),
-        ("index", lambda x: x[-1] if x.ndim > 3 else x),
-        ("rows", lambda x: x.only(rows=slice(1, 4)) if isinstance(x, regard.AttentionMap) else x[..., 1:4, :]),
-    ]
-    chosen = data.draw(st.lists(st.sampled_from(steps[:-1]), min_size=1, max_size=5))
-    chosen += data.draw(st.lists(st.sampled_from(steps[-1:]), max_size=1))
-    a = some(data.draw(st.integers(0, 3)))
-    lazy: Any = a
-    dense: Any = a.dense()
-    with strict_maps():
-        for _, step in chosen:
-            lazy, dense = step(lazy), step(dense)
-        same(lazy.received(), dense.sum(-2))
-        same(lazy @ V[0, 0], dense @ V[0, 0])
-        same(
-            lazy.mT @ torch.ones(dense.shape[-2], 2, dtype=DOUBLE),
-            dense.mT @ torch.ones(dense.shape[-2], 2, dtype=DOUBLE),
-        )
-    same(lazy, dense)
 
 
 def test_the_indices_of_topk_are_keys_each_once() -> None:

@@ -9,9 +9,9 @@ import torch
 import regard
 from regard.call.rotary import rotary
 from regard.models import DecoderOnly, DecoderOnlyConfig
-from regard.tasks.generation.greedy_search import greedy
 from regard.tensors.guards import KeptPlace
 from tests.operators import operators_of
+from tests.searches import greedy
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 TEXT = torch.arange(4, 20).reshape(2, 8)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
-from regard.tasks.generation.beam import beam_search
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.greedy_search import greedy
+from tests.searches import beam_search, greedy
 
 PAD, BOS, EOS, VOCAB = 0, 1, 2, 17
 SOURCE, TARGET = 7, 5

@@ -12,8 +12,9 @@ from torch.nn.utils import parametrize
 import regard
 from regard.models import DecoderOnly, DecoderOnlyConfig, Transformer, TransformerConfig
 from regard.nn import DifferentialAttention, LatentAttention, Mamba2
-from regard.tasks.generation import Beam, beam_search, greedy
+from regard.tasks.generation import Beam
 from tests import each_once
+from tests.searches import beam_search, greedy
 
 VOCAB, BOS, EOS = 31, 1, 2
 LENGTHS = torch.tensor([7, 1, 4, 7])

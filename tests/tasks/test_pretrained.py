@@ -13,13 +13,12 @@ import torch
 import regard
 from regard.edits import ScaleHeads
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
-from regard.tasks.generation.beam import beam_search
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.downloaded import Downloaded
-from regard.tasks.generation.greedy_search import greedy
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.translator import Translator
 from tests.conftest import Call
+from tests.searches import beam_search, greedy
 
 TEXT = ["a small cat sees the old house", "the house sees a cat", "the cats were old and small", "we see a house!"]
 TEXT += [f"{a} {b} {c}" for a in ("this", "every", "no") for b in ("old", "small", "new") for c in ("cat", "tree")]

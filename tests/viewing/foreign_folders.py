@@ -30,7 +30,6 @@ def _library() -> Any:
 
 
 def save_model(key: str, folder: Path) -> Any:
-    """A model of an architecture with random weights, in a folder."""
     transformers = _library()
     config = tiny_config(key)
     if key == "whisper":
@@ -42,7 +41,6 @@ def save_model(key: str, folder: Path) -> Any:
 
 
 def save_reader(key: str, folder: Path, config: Any) -> None:
-    """The image processor or feature extractor beside a model."""
     transformers = _library()
     if key in VISION:
         size = {"height": config.image_size, "width": config.image_size}
@@ -54,7 +52,6 @@ def save_reader(key: str, folder: Path, config: Any) -> None:
 
 
 def _words() -> Any:
-    """A tokenizer with a token for an image."""
     words = Tokenizer(models.WordLevel({"<unk>": 0, "<image>": 100, "a": 1, "cat": 2, "on": 3}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.add_special_tokens(["<image>"])
@@ -95,7 +92,6 @@ def save_llava_next(folder: Path) -> Any:
 
 
 def save_idefics3(folder: Path) -> Any:
-    """A model of tiles of four tokens, the whole image last."""
     transformers, config = _library(), tiny_config("idefics3")
     config.image_token_id = 100
     model: Any = build(transformers.Idefics3ForConditionalGeneration, config)
@@ -103,6 +99,25 @@ def save_idefics3(folder: Path) -> Any:
     images = transformers.Idefics3ImageProcessorPil(size={"longest_edge": 256}, max_image_size={"longest_edge": 128})
     transformers.Idefics3Processor(images, _words(), image_seq_len=4).save_pretrained(folder)
     return model
+
+
+def save_in_another_order(key: str, folder: Path) -> Path:
+    """A model whose positions are as many as its patches (or frames) would be, in another order."""
+    transformers, config = _library(), tiny_config(key)
+    config.image_size = [32, 32] if key == "yolos" else 32
+    config.patch_size, config.num_detection_tokens, config.max_image_length = 8, 10, -1
+    if key.startswith("audio"):
+        config.patch_size, config.num_mel_bins, config.max_length = 16, 32, 64
+        config.frequency_stride = config.time_stride = 16
+        transformers.ASTFeatureExtractor(num_mel_bins=32, max_length=64).save_pretrained(folder)
+    elif key == "vilt":
+        images = transformers.ViltImageProcessorPil(size={"shortest_edge": 32}, size_divisor=8)
+        transformers.ViltProcessor(images, _words()).save_pretrained(folder)
+    else:
+        transformers.ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
+    made: Any = build(transformers.MODEL_MAPPING[type(config)], config)
+    made.save_pretrained(folder)
+    return folder
 
 
 OF_BOTH = {"llava": save_llava, "llava_next": save_llava_next, "idefics3": save_idefics3}
@@ -128,7 +143,6 @@ def metaspace_tokenizer(folder: Path) -> None:
 
 
 def word_piece_tokenizer(folder: Path) -> None:
-    """BERT's kind of tokenizer."""
     own = {piece: n for n, piece in enumerate(["[UNK]", "pro", "##ce", "##ed", "a"])}
     backend = Tokenizer(models.WordPiece(own, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

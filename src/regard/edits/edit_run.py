@@ -18,7 +18,6 @@ from regard.errors import ArgumentError
 from regard.kernels.base import Call
 from regard.lazy import Displayed
 from regard.maps.sources.call import CallSource
-from regard.maps.sources.call_factors import GivenFactors
 from regard.watching.hooks.open_threads import OpenThreads
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.retention import RetentionPolicy
@@ -235,7 +234,7 @@ class EditRun(Interceptor):
         with self._lock:
             self._plans.setdefault(at.name, Counter())[UNCHANGED if made is None else made.plan] += 1
             if made is not None and isinstance(source := made.softmax.source, CallSource):
-                state = source.factors.known_state if isinstance(source.factors, GivenFactors) else None
+                state = source.factors.known_state_of(source.factors.form)
                 if state is not None and made.hides_keys:
                     self._no_key.setdefault(at.name, []).append((state.detach() == -float("inf")).sum())
 

@@ -17,11 +17,11 @@ from regard.errors import ArgumentError
 from regard.functional import Attended, attention, make_call
 from regard.kernels.base import BackendName, Call
 from regard.maps.attention_map import AttentionMap
+from regard.tensors.fresh import copied
 from regard.tensors.guards import is_transformed
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_tensor import copied
 from regard.watching.origins.streams import Origins
 from regard.watching.readers.attention_calls import AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs
@@ -31,7 +31,7 @@ from regard.watching.readers.regard_calls import RegardCall, observe_attention
 from regard.watching.readers.sdpa_calls import laid_out_by_heads, observe_sdpa
 from regard.watching.readers.traced_calls import FunctionObserver
 from regard.watching.running.module_kinds import would_run_fused
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
 from regard.watching.running.thread_state import ThreadState
 
 
@@ -63,7 +63,7 @@ class Edited(ObservedCall):
     origins: Origins | None = None
     is_editable: ClassVar[bool] = True
 
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Observation:
         own = RegardCall.of(Attended(self.made.output, self.made.softmax), *self.of.vectors)
         notes = [f"edited, {self.made.plan}"]
         if self.made.weights is self.made.softmax:
@@ -72,7 +72,7 @@ class Edited(ObservedCall):
             one.source.mapped(lambda t: copied(t.detach())) for one in (self.made.weights, self.made.softmax)
         )
         evidence = Evidence(self.call.query, self.call.key, self.of.key)
-        return Reading(None, notes, EditedRebuilding(self), stored=weights, softmax=softmax, evidence=evidence)
+        return Observation(None, notes, EditedRebuilding(self), stored=weights, softmax=softmax, evidence=evidence)
 
     def query_key_value(self) -> CallVectors:
         return self.of.query_key_value()

@@ -16,7 +16,7 @@ from regard.errors import ArgumentError
 from regard.functional import attention
 from regard.huggingface.masks import LazyMask
 from regard.maps.attention_map import AttentionMap
-from regard.watching.kept.saved_tensor import copied, may_be_overwritten
+from regard.tensors.fresh import copied, may_be_overwritten
 
 
 def forward(

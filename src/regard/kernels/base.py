@@ -150,9 +150,10 @@ class Call:
         """The call without dropout in its compute dtype, and x (S, N) or (batch..., H or G, S, N) as its values."""
         sizes, tail = self.sizes, value.shape[-2:]
         # As in the call itself, a batch dimension of the values may be 1.
-        is_grouped = value.dim() == len(leading) + 2 and sizes.has_heads and value.shape[-3] == sizes.kv_heads
+        is_own = sizes.has_heads and tuple(leading) == (*sizes.batch, sizes.heads)
+        is_grouped = is_own and value.dim() == len(leading) + 2 and value.shape[-3] == sizes.kv_heads
         heads = sizes.kv_heads if value.dim() == 2 or is_grouped else sizes.heads
-        target = (*leading[:-1], heads) if sizes.has_heads else leading
+        target = (sizes.flat_batch, heads) if value.dim() == 2 else (*leading[:-1], heads) if is_own else leading
         try:
             value = value.expand(*target, *tail).reshape(sizes.flat_batch, heads, *tail)
         except RuntimeError as error:

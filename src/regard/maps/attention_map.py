@@ -14,7 +14,14 @@ from regard.errors import OverwrittenError, ShapeError
 from regard.maps import files
 from regard.maps.indexing import Index, chosen_flat_heads, dimensions_after, is_integer, positions
 from regard.maps.sources.call import source_of_call
-from regard.maps.sources.derived import SelectionSource, WeightedSource, average, heads_last, mean_of_positive
+from regard.maps.sources.derived import (
+    WeightedSource,
+    average,
+    heads_last,
+    mean_of_key_heads,
+    mean_of_positive,
+)
+from regard.maps.sources.selection import SelectionSource
 from regard.maps.sources.stack import StackSource, starts_of
 from regard.maps.sources.summary import SummarySource, joined_steps
 from regard.maps.sources.transposed import TransposedSource
@@ -217,8 +224,8 @@ class AttentionMap(TensorLike):
     def per_key_head(self) -> "AttentionMap":
         """The mean over the query heads of each key head, (batch..., G, T, S), still lazy.
 
-        The map itself if each head has its own keys. Caches hold keys for G heads, so scores of keys are needed for
-        each of these.
+        The map itself if each head has its own keys; of a part of a map, the means over its heads. Caches hold keys for
+        G heads, so scores of keys are needed for each of these.
 
         Raises:
             ArgumentError: the map is not from one call.
@@ -228,13 +235,8 @@ class AttentionMap(TensorLike):
         >>> regard.attention(q, k, k, return_weights=True).weights.per_key_head().shape
         torch.Size([1, 2, 2, 2])
         """
-        source = source_of_call(self.source, "per_key_head()")
-        group = source.call.group
-        if group == 1:
-            return self
-        (*batch, heads), names = source.leading, source.dimensions
-        grouped = source.choose(None, (*batch, heads // group, group))
-        return AttentionMap(average(grouped.with_dimensions(names.named((*names.leading, "head"))), -3))
+        made = mean_of_key_heads(self.source)
+        return self if made is self.source else AttentionMap(made)
 
     def with_values(self, value: Tensor) -> "AttentionMap":
         """The same map with the values (batch..., G, S, E) of the call. A map keeps no values by default.
@@ -347,6 +349,7 @@ class AttentionMap(TensorLike):
         Raises:
             ArgumentError: a part of it cannot be saved, such as a score function, or a predicate of over a million
                 pairs; or the map is not from one call.
+            FileError: the file cannot be written, such as for want of a folder.
             NotKeptError: it has statistics only; `regard.maps.save_summary` writes these.
         """
         files.save(path, source_of_call(self.source, "save()"))

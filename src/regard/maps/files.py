@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import Dimensions
-from regard.errors import ArgumentError, BackendError, DataError, FileError
-from regard.files.atomic import write_atomically
+from regard.errors import ArgumentError, BackendError, DataError
+from regard.files.atomic import file_errors, write_atomically
 from regard.files.untrusted import open_tensors, safetensors_library
 from regard.kernels import BACKENDS, choose_backend
 from regard.kernels.base import Backend, BackendName, Call
 from regard.maps.file_tree import as_json_and_tensors, check_fields, from_json_and_tensors, spelled
 from regard.maps.sources.call import CallSource
-from regard.maps.sources.call_factors import GivenFactors
+from regard.maps.sources.factors import Factors
 from regard.maps.sources.source import Source, Statistic
 from regard.maps.sources.summary import Summarize, SummarySource
 from regard.maps.sources.values import CallValues
@@ -51,6 +51,7 @@ class CallParts(NamedTuple):
     value: Tensor | None
     names: Dimensions
     name: str
+    key_heads: Tensor | None
 
 
 class SummaryParts(NamedTuple):
@@ -66,7 +67,9 @@ class SummaryParts(NamedTuple):
 
 def save(path: str | PathLike[str], source: CallSource) -> None:
     """Write the factors of a call's map."""
-    parts = CallParts(source.call, source.state, source.leading, source.value, source.dimensions, source.name)
+    call, heads = source.call, source.chosen_key_heads
+    state, value = source.factors.state_of(call), source.value
+    parts = CallParts(call, state, source.leading, value, source.dimensions, source.name, heads)
     tree, tensors = as_json_and_tensors(tuple(parts))
     _write(path, tensors, {"format": FORMAT, "backend": source.backend.name, "map": tree})
 
@@ -172,10 +175,10 @@ def _summary_source(header: dict[str, str], tree: tuple[Any, ...]) -> SummarySou
 def _call_source(header: dict[str, str], tree: tuple[Any, ...]) -> CallSource:
     parts = CallParts(*tree)
     _check_call(parts)
-    factors, backend = GivenFactors(parts.call, parts.state), _backend(header.get("backend"), parts.call)
+    factors, backend = Factors.given(parts.call, parts.state), _backend(header.get("backend"), parts.call)
     beside = CallValues() if parts.value is None else CallValues.given(parts.value)
     shape = torch.Size((*parts.layout, parts.call.sizes.queries, parts.call.sizes.keys))
-    return CallSource(factors, shape, backend, beside, parts.name, parts.names)
+    return CallSource(factors, shape, backend, beside, parts.name, parts.names, parts.key_heads)
 
 
 def _require_format(path: str | PathLike[str], header: dict[str, str], expected: str) -> None:
@@ -189,11 +192,8 @@ def _contents(path: str | PathLike[str]) -> tuple[dict[str, str], dict[str, Tens
 
 
 def _write(path: str | PathLike[str], tensors: dict[str, Tensor], header: dict[str, str]) -> None:
-    data = safetensors_library().torch.save(tensors, metadata=header)
-    try:
-        write_atomically(realpath(path), data)
-    except FileNotFoundError:
-        raise FileError(f"{path} cannot be written: its folder does not exist; make it, or name another") from None
+    with file_errors(path):
+        write_atomically(realpath(path), safetensors_library().torch.save(tensors, metadata=header))
 
 
 def _backend(name: str | None, call: Call) -> Backend:

@@ -24,6 +24,7 @@ from regard.serving.ticket import Refused, Ticket, check_at_work
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.downloaded import Downloaded
 from regard.tasks.generation.filters import Filter, ForcedPrefix, Progress, Temperature, TopK, TopP
+from regard.tasks.generation.protocol import SearchOf
 from regard.tasks.generation.sampling import sample_steps
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.corpus import open_text
@@ -31,7 +32,7 @@ from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
 from regard.tasks.registry import task_name_of
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.text.codec import finished_text
+from regard.tasks.text.codec import finished_text, unknown_texts
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import held_out_pairs
 from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
@@ -108,6 +109,8 @@ class Done(NamedTuple):
     place: int = 0
     seed: int = 0
     """That of its random numbers."""
+    unknown: Sequence[str] = ()
+    """The stretches of the question that the vocabulary lacks."""
 
 
 def drawn_seed() -> int:
@@ -264,11 +267,13 @@ class ServedTranslator(Served):
         tokens: list[int] = []
         written = ""
         with self.edited(asked.edits):
-            written_steps = sample_steps(
-                translator.model, source, torch.tensor([source.shape[1]], device=source.device),
-                bos_id=marks.begin_id, eos_id=marks.end_id, max_steps=min(self.limit(asked.max_tokens, usual), usual),
-                filters=[checked_logits, *self._filters(asked.temperature)],
+            forced = SearchOf(
+                source, torch.tensor([source.shape[1]], device=source.device), bos_id=marks.begin_id,
+                eos_id=marks.end_id, max_steps=min(self.limit(asked.max_tokens, usual), usual),
                 constraints=[ForcedPrefix([draft.prefix])],
+            )  # fmt: skip
+            written_steps = sample_steps(
+                translator.model, forced, filters=[checked_logits, *self._filters(asked.temperature)],
                 generator=torch.Generator(source.device).manual_seed(seed),
             )  # fmt: skip
             for step in checked_steps(translator.model, written_steps):
@@ -279,7 +284,8 @@ class ServedTranslator(Served):
                 yield AnswerPiece(piece) if piece else None
         labels, is_cut = tokenizer.label_of_each(tokens), tokens[-1] != marks.end_id
         text = finished_text(tokenizer, tokens)
-        yield Done(text, tokens, labels, is_cut, len(draft.ids) + 1, len(tokens), seed=seed)
+        unknown = unknown_texts(translator.source_tokenizer, draft.asked.source, draft.ids)
+        yield Done(text, tokens, labels, is_cut, len(draft.ids) + 1, len(tokens), seed=seed, unknown=unknown)
 
     @torch.no_grad()
     def look(self, asked: LookedAt) -> TextMaps:
@@ -355,7 +361,9 @@ class ServedLanguageModel(Served):
             yield AnswerPiece(piece, place)
         shown = [*begun, *(token for token in tokens if token not in model.language.end_ids)]
         labels = model.tokenizer.label_of_each(shown)
-        yield Done(text, shown, labels, cut.is_set(), len(begun), len(tokens), place, seed)
+        (ids,) = model.tokenizer.encode_batch([prompt])
+        unknown = unknown_texts(model.tokenizer, prompt, ids)
+        yield Done(text, shown, labels, cut.is_set(), len(begun), len(tokens), place, seed, unknown)
 
     @torch.no_grad()
     def look(self, asked: LookedAt) -> TextMaps:

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from regard.call.shapes import Sizes
 from regard.errors import GradientError, ShapeError
 from regard.maps.attention_map import AttentionMap
+from regard.maps.sources.factors import Factors
 from regard.maps.sources.summary import Summarize, SummarySource
+from regard.tensors.fresh import Fresh
 from regard.tensors.guards import is_recorded, is_transformed
 from regard.tensors.torch_private import DisableTorchFunction
+from regard.tensors.undisturbed import recorded, undisturbed
 from regard.watching.kept.arguments import KeptArguments, ModuleArguments, is_small, kept
 from regard.watching.kept.evidence import AnyEvidence
-from regard.watching.kept.factors import Factors, recorded, share_keys, undisturbed
 from regard.watching.kept.output_gradients import ITSELF, NO_GRAPH, called
 from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.sequences import Moment, Sequences
 from regard.watching.running.interceptor import Interceptor, has_compiled
 from regard.watching.running.observed_call import KeysChosen, ObservedCall
@@ -60,7 +61,8 @@ class EmbeddedIds(NamedTuple):
 
     at: int
     """How many calls were observed before."""
-    ids: SavedTensor
+    ids: Tensor
+    fresh: Fresh
     table: int
     """The id of the table, which the model holds."""
 
@@ -216,7 +218,7 @@ class Record(Interceptor):
 
     def embedded(self, ids: Tensor, table: int, taken: int) -> None:
         if self._summary is None and is_small("", ids):
-            self.embeddings.append(EmbeddedIds(taken, kept(ids, "ids"), table))
+            self.embeddings.append(EmbeddedIds(taken, *kept(ids), table))
 
     def chose(self, choice: KeysChosen, queries: int) -> None:
         self.choosers[queries, choice.hidden.shape[-1]] = choice
@@ -290,7 +292,7 @@ class Record(Interceptor):
             observed.softmax = observed.factors = None
         elif before is not None and reading.holds_keys and reading.factors is not None:
             call = next(one for one in reversed(self.calls) if (one.name, one.index) == (path, before))
-            share_keys(call.factors, reading.factors)
+            _share_keys(call.factors, reading.factors)
         return observed
 
     def _arguments(self, given: tuple[ModuleArguments, ...]) -> tuple[KeptArguments, ...]:
@@ -355,3 +357,13 @@ def _kind(call: ObservedCall) -> str:
     if call.kind != "attention" or call.origins is None or not call.origins.crosses:
         return call.kind
     return "attention over depth" if call.origins.keys.sort == "layers" else "cross-attention"
+
+
+def _share_keys(before: Factors | None, after: Factors) -> None:
+    """If the keys of a step begin with those of the step before, keep only the longer ones, for both."""
+    if before is None or before.keys is None or before.is_stale:
+        return
+    key, longer = before.call.key, after.call.key
+    same = key.shape[:2] == longer.shape[:2] and key.shape[3] == longer.shape[3] and key.shape[2] <= longer.shape[2]
+    if same and key.dtype == longer.dtype and torch.equal(longer[:, :, : key.shape[2]], key):
+        before.share_keys(after)

@@ -66,7 +66,7 @@ def report(record: Record) -> Report:
     """Make the report of a watch, after checking unused row states."""
     for call in record.calls:
         if call.factors is not None:
-            _read_or_note(call, call.factors.check_state)
+            _read_or_note(call, call.factors.verify)
     missed, mixers = missed_by(record), tuple(mixers_in(record).items())
     others = [(path, _times(what, n)) for (path, what), n in record.others.items()]
     notes = [COMPILED] if record.is_compiled else []

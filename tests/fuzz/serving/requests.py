@@ -9,9 +9,9 @@ from hypothesis import note
 
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import ForcedPrefix, Temperature, TopK, TopP
-from regard.tasks.generation.sampling import sample
 from tests.fuzz.drawing import Drawn
 from tests.fuzz.serving.served import LIMITS, TRANSLATOR, WRITER, client, models
+from tests.searches import sample
 
 ANY: tuple[Any, ...] = (
     None, 0, 1, -1, 2, 2**31, 2**64, 1e-300, 0.5, 1.5, -0.5, 1e300, True, False, "", "a", "0", "1", "é", "木", [],
@@ -41,7 +41,6 @@ UNKNOWN = ("top_k", "min_p", "Temperature", "", "q ", "logit_biases", "max_compl
 
 
 def case(drawn: Drawn) -> None:
-    """One request."""
     path = drawn.of(list(FIELDS))
     body, is_good = _drawn(drawn, path)
     note(f"{path} {body!r}")

@@ -10,6 +10,24 @@ from regard.call.shapes import Rows, Sizes
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PartMask(Mask):
+    """A bound mask at some of its rows and columns."""
+
+    mask: Mask
+    rows: Tensor
+    columns: Tensor
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return self.mask.allowed(batch, head, self.rows[query], self.columns[key])
+
+    def depends_on(self) -> frozenset[str]:
+        return self.mask.depends_on()
+
+    def __str__(self) -> str:
+        return str(self.mask)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SelectedMask(Mask):
     """A bound mask with a choice of (batch, head) pairs: pair n stands in batch row n, head 0."""
 

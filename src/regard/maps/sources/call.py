@@ -13,9 +13,9 @@ from regard.call.shapes import UNNAMED, Dimensions, Rows, take
 from regard.errors import ShapeError
 from regard.kernels import choose_backend, execute
 from regard.kernels.base import Backend, Call
-from regard.maps.sources.call_factors import CallFactors, GivenFactors
 from regard.maps.sources.derived import WeightedSource
 from regard.maps.sources.dot_scores import BufferedPart, DotFactors, DotScores
+from regard.maps.sources.factors import Factors
 from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, SoftmaxCall, Source, Statistic, take_rows
 from regard.maps.sources.values import NOTHING, CallValues, of_heads
 from regard.maps.statistics import definitions as st
@@ -27,7 +27,7 @@ from regard.tensors.guards import look
 class CallSource(NamedSource):
     """The weights of an attention call, from its scores and row state; it may have values too."""
 
-    factors: CallFactors
+    factors: Factors
     shape: torch.Size = field()
     """(batch..., H, T, S)."""
     chosen: Backend | None = None
@@ -38,6 +38,8 @@ class CallSource(NamedSource):
     """The name of the weights in `repr`, if other than the call's."""
     names: Dimensions | None = None
     """The names of its dimensions; None for those of the call's documentation."""
+    chosen_key_heads: Tensor | None = None
+    """The key heads of a choice of flat heads; None for those of a whole call."""
 
     @property
     def beside(self) -> CallValues:
@@ -50,7 +52,7 @@ class CallSource(NamedSource):
 
     @property
     def state(self) -> Tensor:
-        return self.factors.state
+        return self.factors.state_of(self.factors.call)
 
     @property
     def backend(self) -> Backend:
@@ -73,6 +75,14 @@ class CallSource(NamedSource):
     def dimensions(self) -> Dimensions:
         sizes = self.factors.sizes
         return Dimensions.of_call(len(sizes.batch), has_heads=sizes.has_heads) if self.names is None else self.names
+
+    @property
+    def key_heads(self) -> Tensor:
+        if self.chosen_key_heads is not None:
+            return self.chosen_key_heads
+        call = self.factors.form
+        of_sequence = torch.arange(call.sizes.kv_heads).repeat_interleave(call.group)
+        return of_sequence.repeat(call.sizes.flat_batch)
 
     @property
     def value(self) -> Tensor | None:
@@ -112,7 +122,7 @@ class CallSource(NamedSource):
         return range(call.sizes.keys) if call.mask is None else call.mask.key_range(rows, call.sizes)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
-        call, state = self.factors.reading
+        call, state = self.factors.read()
         scale = None if scratch is None else _dot_scale(call)
         if scratch is not None and scale is not None:
             return BufferedPart(call, scale, scratch.of(self, lambda: DotFactors(call, state)), flat_heads)
@@ -122,7 +132,7 @@ class CallSource(NamedSource):
         return partial(_weights, call, state)
 
     def dot_scores(self) -> DotScores | None:
-        call, state = self.factors.reading
+        call, state = self.factors.read()
         scale = _dot_scale(call)
         return None if scale is None else DotScores(call, state, scale)
 
@@ -131,15 +141,16 @@ class CallSource(NamedSource):
         if not isinstance(call.normalization, Softmax):
             return None
         may_be_found = call.query.dtype != call.compute_dtype
-        return SoftmaxCall(call, lambda: self.factors.known_state if may_be_found else self.state)
+        state_of = self.factors.known_state_of if may_be_found else self.factors.state_of
+        return SoftmaxCall(call, lambda: state_of(call))
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
-        call, state = self.factors.reading
+        call, state = self.factors.read()
         scores = call.pair_scores(rows, columns)
         return call.normalization.weights(scores[..., None], state[..., rows]).squeeze(-1).flatten(0, 1)
 
     def points(self, flat_heads: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        call, state = self.factors.reading
+        call, state = self.factors.read()
         heads = call.sizes.heads
         if call.bias is not None:
             return Source.points(self, flat_heads, rows, columns)
@@ -177,7 +188,7 @@ class CallSource(NamedSource):
                 return self._pooled(self.call, statistic)
         if statistic.needs_tiles:
             return None
-        form = DotSoftmax.of(*self.factors.reading, self.backend)
+        form = DotSoftmax.of(*self.factors.read(), self.backend)
         if form is None:
             return None
         found: tuple[Tensor, ...]
@@ -228,11 +239,12 @@ class CallSource(NamedSource):
         names = Dimensions.unknown(len(leading), UNNAMED)
         if flat_heads is None:
             return replace(self, shape=torch.Size((*leading, *self.shape[-2:])), names=names)
-        state = self.state.flatten(0, 1)[flat_heads].unsqueeze(1)
-        factors = GivenFactors(self.factors.call.select(flat_heads), state)
-        beside = self.beside.choose(flat_heads)
+        call = self.call
+        state = self.factors.state_of(call).flatten(0, 1)[flat_heads].unsqueeze(1)
+        factors = Factors.given(call.select(flat_heads), state)
+        beside, key_heads = self.beside.choose(flat_heads), self.key_heads[flat_heads.cpu()]
         shape = torch.Size((*leading, *self.shape[-2:]))
-        return CallSource(factors, shape, self.backend, beside, self.name, names)
+        return CallSource(factors, shape, self.backend, beside, self.name, names, key_heads)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
         factors, backend = self.factors.mapped(change), self.backend
@@ -240,7 +252,8 @@ class CallSource(NamedSource):
         backend = (
             choose_backend(factors.form, None) if backend.why_not(factors.form, look(factors.form.query)) else backend
         )
-        return CallSource(factors, self.shape, backend, self.beside.mapped(change), self.name, self.names)
+        beside = self.beside.mapped(change)
+        return CallSource(factors, self.shape, backend, beside, self.name, self.names, self.chosen_key_heads)
 
     def with_value(self, value: Tensor) -> "CallSource":
         """The call with values (batch..., G or H, S, E)."""

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Any, NoReturn
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from regard.call.shapes import UNNAMED, Dimensions, Rows
 from regard.maps.sources.derived import SameShapeSource, SizeSource
-from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, Source, Statistic, take_rows
+from regard.maps.sources.source import NamedSource, Part, PartOf, Piece, Scratch, Source, Statistic, take_rows
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
 from regard.maps.statistics.tiles import ask
+from regard.tensors.fresh import Fresh
 from regard.tensors.tile_sizes import union
 
 Answer = tuple[Tensor, ...]
@@ -96,6 +97,10 @@ class JoinedSource(NamedSource, SeveralSource):
         return list(accumulate(part.flat_heads for part in self.parts))
 
     @property
+    def part_of(self) -> PartOf:
+        return self.parts[0].part_of
+
+    @property
     def shape(self) -> torch.Size:
         return torch.Size((*self.layout, *self.parts[0].shape[-2:]))
 
@@ -105,6 +110,12 @@ class JoinedSource(NamedSource, SeveralSource):
 
     def __str__(self) -> str:
         return f"{len(self.parts)} maps joined, the first of them {self.parts[0]}"
+
+    @property
+    def key_heads(self) -> Tensor | None:
+        found = [part.key_heads for part in self.parts]
+        known = [one for one in found if one is not None]
+        return torch.cat(known) if len(known) == len(found) else None
 
     def grid(self, wanted: Grid, how: str) -> Grid:
         for part in self.parts:
@@ -167,6 +178,10 @@ class SumSource(SeveralSource):
     parts: tuple[Source, ...]
 
     @property
+    def part_of(self) -> PartOf:
+        return self.parts[0].part_of
+
+    @property
     def shape(self) -> torch.Size:
         return self.parts[0].shape
 
@@ -195,6 +210,10 @@ class ScaledSource(SameShapeSource):
 
     of: Source
     factor: Tensor
+    fresh: Fresh = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fresh", Fresh(factors=self.factor))
 
     @cached_property
     def has_signs(self) -> bool:
@@ -210,6 +229,7 @@ class ScaledSource(SameShapeSource):
         return range(self.keys) if self.has_signs else self.of.columns(rows)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        self.fresh.check()
         inner = self.of.part(flat_heads, scratch)
         factor = self.factor[flat_heads.start : flat_heads.stop] if len(self.factor) > 1 else self.factor
 
@@ -221,6 +241,7 @@ class ScaledSource(SameShapeSource):
         return block
 
     def at_once(self, statistic: Statistic) -> Answer | None:
+        self.fresh.check()
         flat_heads_only = self.factor.shape[1:] == (1, 1)
         if isinstance(statistic, st.Product) and self.factor.shape[1] == 1:
             return self.of.at_once(st.Product(self.factor.mT * statistic.x))
@@ -230,10 +251,12 @@ class ScaledSource(SameShapeSource):
         return None if found is None else (found[0] * self.factor.view(-1, *[1] * (found[0].dim() - 1)),)
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "ScaledSource":
+        self.fresh.check()
         factor = self.factor if flat_heads is None or len(self.factor) == 1 else self.factor[flat_heads]
         return ScaledSource(self.of.choose(flat_heads, leading), factor)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "ScaledSource":
+        self.fresh.check()
         return ScaledSource(self.of.mapped(change), change(self.factor))
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from regard.call.shapes import Dimensions, Rows
 from regard.errors import ArgumentError, ShapeError
-from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic, take_rows
+from regard.maps.sources.source import Part, PartOf, Piece, Scratch, Source, Statistic, take_rows
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
+from regard.tensors.fresh import Fresh
 from regard.tensors.guards import has_values
 
 
@@ -40,6 +41,14 @@ class DerivedSource(Source):
     @property
     def dimensions(self) -> Dimensions:
         return self.of.dimensions
+
+    @property
+    def part_of(self) -> PartOf:
+        return self.of.part_of
+
+    @property
+    def key_heads(self) -> Tensor | None:
+        return self.of.key_heads
 
     @property
     def has_blocks(self) -> bool:
@@ -87,6 +96,10 @@ class AverageSource(DerivedSource):
     of: Source
     shares: Tensor | None = None
     """The factors: for a mean they sum to 1."""
+
+    @property
+    def key_heads(self) -> None:
+        return None
 
     @property
     def count(self) -> int:
@@ -160,70 +173,6 @@ class AverageSource(DerivedSource):
 
 
 @dataclass(frozen=True, eq=False)
-class SelectionSource(DerivedSource):
-    """Some queries and keys of a source. The weights are unchanged, so rows may sum to less than 1."""
-
-    of: Source
-    rows: Rows
-    chosen: Rows
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((*self.of.leading, len(self.rows), len(self.chosen)))
-
-    @property
-    def width(self) -> int:
-        return self.of.width
-
-    def __str__(self) -> str:
-        return f"some rows and columns of a map {tuple(self.of.shape)}: {self.of}"
-
-    def columns(self, rows: range) -> range:
-        if not isinstance(self.rows, range) or not isinstance(self.chosen, range):
-            return range(self.keys)
-        inner = self.of.columns(range(self.rows.start + rows.start, self.rows.start + rows.stop))
-        start = max(inner.start, self.chosen.start)
-        stop = max(start, min(inner.stop, self.chosen.stop))
-        return range(start - self.chosen.start, stop - self.chosen.start)
-
-    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
-        inner = self.of.part(flat_heads, scratch)
-        return lambda rows, columns: inner(_of(self.rows, rows), _of(self.chosen, columns))
-
-    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """Sums and products of the other source, with 0 for unselected rows and columns.
-
-        This pays only if most of its weights are selected: for a few rows a tile is faster.
-        """
-        if 2 * len(self.rows) * len(self.chosen) < self.of.queries * self.of.keys:
-            return None
-        match statistic:
-            case st.Product(x):
-                found = self.of.at_once(st.Product(_spread(x, self.chosen, self.of.keys)))
-                return None if found is None else (take_rows(found[0].mT, self.rows).mT,)
-            case st.TransposedProduct(x):
-                found = self.of.at_once(st.TransposedProduct(_spread(x, self.rows, self.of.queries)))
-                return None if found is None else (take_rows(found[0], self.chosen),)
-            case st.Received():
-                ones = torch.ones(1, len(self.rows), 1, dtype=self.dtype, device=self.device)
-                found = self.at_once(st.TransposedProduct(ones))
-                return None if found is None else (found[0][:, 0],)
-        return None
-
-    def gradient(self, grad_output: Tensor | None) -> Source:
-        return super().gradient(grad_output) if grad_output is not None else replace(self, of=self.of.gradient(None))
-
-    def attribution(self, grad_output: Tensor | None) -> Source:
-        if grad_output is not None:
-            return super().attribution(grad_output)
-        return replace(self, of=self.of.attribution(None))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "SelectionSource":
-        rows, chosen = (i if isinstance(i, range) else change(i) for i in (self.rows, self.chosen))
-        return SelectionSource(self.of.mapped(change), rows, chosen)
-
-
-@dataclass(frozen=True, eq=False)
 class WeightedSource(SameShapeSource):
     """The weights of a source times a_i . b_j, or a_i . b_j alone."""
 
@@ -233,6 +182,10 @@ class WeightedSource(SameShapeSource):
     right: Tensor
     name: str
     alone: bool = False
+    fresh: Fresh = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fresh", Fresh(gradient_of_the_output=self.left, values=self.right))
 
     @property
     def width(self) -> int:
@@ -255,6 +208,7 @@ class WeightedSource(SameShapeSource):
         return range(self.keys) if self.alone else self.of.support(rows)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        self.fresh.check()
         where = slice(flat_heads.start, flat_heads.stop)
         inner = None if self.alone else self.of.part(flat_heads, scratch)
         right = self.right[where]
@@ -269,11 +223,13 @@ class WeightedSource(SameShapeSource):
         return weights
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "WeightedSource":
+        self.fresh.check()
         left, right = ((t if t is None or flat_heads is None else t[flat_heads]) for t in (self.left, self.right))
         assert right is not None
         return replace(self, of=self.of.choose(flat_heads, leading), left=left, right=right)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "WeightedSource":
+        self.fresh.check()
         left = None if self.left is None else change(self.left)
         return replace(self, of=self.of.mapped(change), left=left, right=change(self.right))
 
@@ -339,6 +295,34 @@ def average(of: Source, dim: int | None = None, weights: Tensor | Sequence[float
     return _over(of, place, shares)
 
 
+def mean_of_key_heads(of: Source) -> Source:
+    """The mean over the query heads of each key head. See `AttentionMap.per_key_head`."""
+    key_heads, names = of.key_heads, of.dimensions
+    if key_heads is None:
+        of.refuse("per_key_head()")
+    of.require_heads("per_key_head()")
+    if names.head is None:
+        return of
+    if not key_heads.numel():
+        return of
+    by_sequence = key_heads.view(of.leading).movedim(names.head, -1).reshape(-1, of.leading[names.head])
+    groups: dict[int, list[int]] = {}
+    for place, group in enumerate(by_sequence[0].tolist()):
+        groups.setdefault(group, []).append(place)
+    if all(len(group) == 1 for group in groups.values()):
+        return of
+    # Heads of groups of unlike sizes are repeated until all have as many: the means are the same.
+    count = math.lcm(*map(len, groups.values()))
+    order = [[place for place in group for _ in range(count // len(group))] for group in groups.values()]
+    moved = heads_last(of)
+    is_whole = order == [[*range(n * count, (n + 1) * count)] for n in range(len(order))]
+    places = torch.arange(moved.flat_heads, device=of.device).view(moved.leading)
+    leading = (*moved.leading[:-1], len(order), count)
+    chosen = None if is_whole else places[..., torch.tensor(order, device=of.device)].reshape(-1)
+    grouped, names = moved.choose(chosen, leading), moved.dimensions
+    return average(grouped.with_dimensions(names.named((*names.leading, "head"))), -3)
+
+
 def heads_last(of: Source) -> Source:
     """The source with its heads before the queries. See `AttentionMap.with_heads`."""
     names = of.dimensions
@@ -376,17 +360,3 @@ def _leading_place(of: Source, dim: int) -> int:
 
 def _over(of: Source, place: int, shares: Tensor | None) -> AverageSource:
     return AverageSource(of if place == len(of.leading) - 1 else _moved_last(of, place), shares)
-
-
-def _spread(x: Tensor, chosen: Rows, length: int) -> Tensor:
-    """Scatter rows (flat_heads, n, N) to their indices in `length`, 0 elsewhere; repeated indices are summed."""
-    places = torch.arange(chosen.start, chosen.stop, device=x.device) if isinstance(chosen, range) else chosen
-    return x.new_zeros(len(x), length, x.shape[-1]).index_add(1, places, x)
-
-
-def _of(chosen: Rows, places: Rows) -> Rows:
-    if not isinstance(chosen, range):
-        return chosen[places.start : places.stop] if isinstance(places, range) else chosen[places]
-    if isinstance(places, range):
-        return range(chosen.start + places.start, chosen.start + places.stop)
-    return places + chosen.start

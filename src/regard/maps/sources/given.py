@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.call.shapes import Dimensions, Rows
 from regard.errors import ShapeError
 from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, take_rows
+from regard.tensors.fresh import Fresh
 
 
 class TensorSource(NamedSource):
@@ -18,6 +19,8 @@ class TensorSource(NamedSource):
 
     layout: tuple[int, ...]
     """(batch..., H)."""
+    fresh: Fresh
+    """The tensor, as it was."""
 
     @property
     @abstractmethod
@@ -26,6 +29,8 @@ class TensorSource(NamedSource):
 
     @property
     def weights(self) -> Tensor:
+        """The weights (flat_heads, T, S); raises OverwrittenError if others have written to them."""
+        self.fresh.check()
         return self.tensor
 
     @property
@@ -69,6 +74,10 @@ class GivenSource(TensorSource):
     given: Tensor
     layout: tuple[int, ...]
     names: Dimensions
+    fresh: Fresh = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fresh", Fresh(weights=self.given))
 
     @property
     def tensor(self) -> Tensor:
@@ -78,7 +87,7 @@ class GivenSource(TensorSource):
         return "given weights"
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenSource":
-        return replace(self, given=change(self.given))
+        return replace(self, given=change(self.weights))
 
 
 def given_weights(weights: Tensor) -> GivenSource:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from regard.kernels.recurrence import CHUNK, Chunks, Recurrence
 from regard.maps.sources.linear import LinearSource
 from regard.maps.sources.source import Part, Piece, Scratch, Statistic
 from regard.maps.statistics import definitions as st
+from regard.tensors.fresh import Fresh
 from regard.tensors.guards import has_values
 from regard.tensors.tile_sizes import fitting, ranges
 
@@ -31,19 +32,7 @@ class LinearRecurrent(LinearSource):
     @property
     @abstractmethod
     def recurrence(self) -> Recurrence:
-        """Its factors, (N, ...)."""
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((*self.layout, self.recurrence.query.shape[1], self.recurrence.key.shape[1]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.recurrence.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.recurrence.query.device
+        """Its factors, (N, ...); raises OverwrittenError if others have written to one."""
 
     @property
     def has_signs(self) -> bool:
@@ -53,9 +42,6 @@ class LinearRecurrent(LinearSource):
             return True
         factors = [one.detach() for one in (made.query, made.key, made.beta) if one is not None]
         return bool(torch.stack([(one < 0).any() for one in factors]).any())
-
-    def tensors(self) -> list[Tensor]:
-        return self.recurrence.tensors()
 
     def __str__(self) -> str:
         return f"a linear recurrence {self.recurrence}"
@@ -93,9 +79,9 @@ class LinearRecurrent(LinearSource):
         return None
 
     @property
+    @abstractmethod
     def key_width(self) -> int:
         """D."""
-        return self.recurrence.key.shape[-1]
 
     def _in_groups(self, compute: Callable[[Chunks, Tensor], Tensor], x: Tensor) -> Tensor:
         """Compute with some heads at a time, for x (N or 1, ..., E): the chunks are many times the factors."""
@@ -122,7 +108,34 @@ class GivenRecurrence(LinearRecurrent):
     given: Recurrence
     layout: tuple[int, ...]
     names: Dimensions
+    fresh: Fresh = field(init=False)
+
+    def __post_init__(self) -> None:
+        given = self.given
+        read, removed = given.removal or (None, None)
+        fresh = Fresh(queries=given.query, keys=given.key, decays=given.log_decay, write_strengths=given.beta)
+        object.__setattr__(self, "fresh", fresh.joined(Fresh(vectors_a=read, vectors_b=removed)))
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.layout, self.given.query.shape[1], self.given.key.shape[1]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.given.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.given.query.device
+
+    @property
+    def key_width(self) -> int:
+        return self.given.key.shape[-1]
+
+    def tensors(self) -> list[Tensor]:
+        return self.given.tensors()
 
     @property
     def recurrence(self) -> Recurrence:
+        self.fresh.check()
         return self.given

@@ -9,7 +9,7 @@ from regard.call.normalizations import Softmax
 from regard.errors import ArgumentError
 from regard.kernels import choose_backend
 from regard.maps.sources.call import CallSource, source_of_call
-from regard.maps.sources.call_factors import GivenFactors
+from regard.maps.sources.factors import Factors
 from regard.maps.sources.source import Source
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.tiles import ask
@@ -29,7 +29,7 @@ def largest_score(source: Source) -> Tensor:
     with torch.no_grad():
         # Under a softmax the largest weight is at least 1 / S, so its logarithm is exact to rounding.
         call = replace(made.call, normalization=Softmax(), dropout=0.0)
-        plain = CallSource(GivenFactors(call, None), made.shape, choose_backend(call, None))
+        plain = CallSource(Factors.given(call, None), made.shape, choose_backend(call, None))
         state = plain.state.flatten(0, 1)
         found = ask(plain, st.Largest())[0].log() + state
         return source.laid_out(found.masked_fill(state == -torch.inf, -torch.inf))

@@ -9,12 +9,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from regard.call.shapes import UNNAMED, Dimensions, Rows
+from regard.call.shapes import UNNAMED, Dimensions, Rows, index_tensor
 from regard.errors import ArgumentError
 from regard.kernels.base import Call
 from regard.kernels.tiled import Tile
@@ -126,6 +126,25 @@ class Statistic(ABC):
         return answers
 
 
+class PartOf(NamedTuple):
+    """The rows and columns of the map that a map is a part of."""
+
+    rows: Rows
+    columns: Rows
+    queries: int
+    """T of the whole."""
+    keys: int
+    """S of the whole. Row i of it is at position i + S - T of its columns."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.rows == range(self.queries) and self.columns == range(self.keys)
+
+    def positions(self, device: torch.device) -> Tensor:
+        """Those of the rows among the columns of the whole, (T,)."""
+        return index_tensor(self.rows, device) + (self.keys - self.queries)
+
+
 class Source(ABC):
     """The source of the weights of a map (batch..., H, T, S).
 
@@ -171,6 +190,16 @@ class Source(ABC):
     def keys(self) -> int:
         """S."""
         return self.shape[-1]
+
+    @property
+    def part_of(self) -> PartOf:
+        """Its place in a whole map; by default it is one."""
+        return PartOf(range(self.queries), range(self.keys), self.queries, self.keys)
+
+    @property
+    def key_heads(self) -> Tensor | None:
+        """The key head of each of its flat heads, within its sequence, (flat_heads,); None if heads have no keys."""
+        return None
 
     @property
     def width(self) -> int:

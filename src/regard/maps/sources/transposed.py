@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.call.shapes import Dimensions
 from regard.maps.sources.derived import DerivedSource
-from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic
+from regard.maps.sources.source import Part, PartOf, Piece, Scratch, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
 from regard.maps.statistics.tiles import one_pass
@@ -28,6 +28,11 @@ class TransposedSource(DerivedSource):
     def shape(self) -> torch.Size:
         *leading, queries, keys = self.of.shape
         return torch.Size((*leading, keys, queries))
+
+    @property
+    def part_of(self) -> PartOf:
+        rows, columns, queries, keys = self.of.part_of
+        return PartOf(columns, rows, keys, queries)
 
     @property
     def width(self) -> int:

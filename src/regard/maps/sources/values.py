@@ -9,17 +9,34 @@ from torch import Tensor
 
 from regard.call.shapes import repeated
 from regard.errors import ArgumentError, GradientError
+from regard.tensors.fresh import Fresh
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FixedResult(Generic[T]):
-    """A function that returns a fixed object; unlike a lambda, it can be pickled."""
+    """A function that returns a fixed object, which is not that of others; unlike a lambda, it can be pickled."""
 
     made: T
 
     def __call__(self) -> T:
+        return self.made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldValues:
+    """A function that returns the values of a call, as long as others have not written to them."""
+
+    made: Tensor
+    fresh: Fresh
+
+    @classmethod
+    def of(cls, value: Tensor) -> "HeldValues":
+        return cls(value, Fresh(values=value))
+
+    def __call__(self) -> Tensor:
+        self.fresh.check()
         return self.made
 
 
@@ -43,7 +60,7 @@ class CallValues:
 
     @classmethod
     def given(cls, value: Tensor) -> "CallValues":
-        return cls(value=FixedResult(value))
+        return cls(value=HeldValues.of(value))
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy (`copy`, `pickle`) has the current tensors, without a later gradient."""
@@ -51,7 +68,7 @@ class CallValues:
         return CallValues, (*made, FixedResult([one() for one in made if one is not None]))
 
     def with_value(self, value: Tensor) -> "CallValues":
-        return CallValues(FixedResult(value), self.grad_output, self.held)
+        return CallValues(HeldValues.of(value), self.grad_output, self.held)
 
     def values_for(self, asked: str) -> Tensor:
         """The values (flat_heads, S, E)."""

@@ -32,7 +32,16 @@ def check_names(names: Sequence[str], where: str) -> None:
 
 
 def by_name(
-    names: Sequence[str], queries: int, keys: int, *, k: int, p: float, rows: int, columns: int, how: How
+    names: Sequence[str],
+    queries: int,
+    keys: int,
+    *,
+    k: int,
+    p: float,
+    rows: int,
+    columns: int,
+    how: How,
+    distance: Statistic | None = None,
 ) -> dict[str, Statistic]:
     """The statistics of those names, for a map of so many queries and keys. See `AttentionMap.summary`."""
 
@@ -43,7 +52,7 @@ def by_name(
         "received": st.Received,
         "entropy": st.Entropy,
         "participation_ratio": st.ParticipationRatio,
-        "distance": lambda: st.Distance(keys - queries),
+        "distance": lambda: st.Distance(keys - queries) if distance is None else distance,
         "top_weight": st.Largest,
         "top_key": st.ArgLargest,
         "top_keys": lambda: st.TopWeights.of(k, keys),

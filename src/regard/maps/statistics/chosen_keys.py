@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.kernels.tiled import Tile
-from regard.maps.sources.source import Piece
+from regard.maps.sources.source import Piece, take_rows
 from regard.maps.statistics.definitions import PerQuery
 
 
@@ -70,10 +70,8 @@ class OfEqualTokens(SumsOfKeys):
     """(sequences, S)."""
     heads: int
     """The flat_heads of a sequence."""
-    offset: int
-    """S - T: query i is at position i + offset."""
-    queries: int
-    """T."""
+    positions: Tensor
+    """Those of the queries, (T,)."""
 
     @property
     def count(self) -> int:
@@ -82,7 +80,7 @@ class OfEqualTokens(SumsOfKeys):
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
         of_heads = [head // self.heads for head in tile.flat_heads]
         tokens = self.tokens[of_heads[:1] if of_heads[0] == of_heads[-1] else of_heads]  # one row, where it is shared
-        rows = torch.arange(tile.rows.start, tile.rows.stop, device=tokens.device) + self.offset
+        rows = take_rows(self.positions, tile.rows)
         keys = torch.arange(tile.columns.start - 1, tile.columns.stop, device=tokens.device)
         same = tokens[:, rows.clamp_min(0), None] == tokens[:, None, keys.clamp_min(0)]
         same &= (keys >= 0) & (rows[:, None] >= 0)
@@ -98,7 +96,7 @@ class OfEqualTokens(SumsOfKeys):
         # After the token of key j - 1 follows key j: the chain of the equal tokens, one key further on.
         after = torch.where(before >= 0, before + 1, -1)
         after_key = torch.nn.functional.pad(after, (1, 0), value=-1)[:, :-1]
-        positions = torch.arange(self.queries, device=before.device) + self.offset
+        positions = self.positions
         places = positions.clamp_min(0)
         # The key after the token just before the query is the query's own; the chain goes on with the one before.
         first = after[:, places]

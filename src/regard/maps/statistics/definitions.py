@@ -11,11 +11,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.call.shapes import index_tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels.tiled import Tile
 from regard.lazy import displayed
 from regard.maps.indexing import is_integer
-from regard.maps.sources.source import Piece, Source, Statistic
+from regard.maps.sources.source import PartOf, Piece, Source, Statistic, take_rows
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.guards import has_values, is_recorded
 from regard.tensors.precision import widest_dtype
@@ -303,6 +304,32 @@ class Distance(PerQuery):
 
     def __str__(self) -> str:
         return f"distance({self.offset})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedDistance(PerQuery):
+    """The distance of chosen rows and columns of a whole map: (flat_heads, T)."""
+
+    positions: Tensor
+    """(T,)."""
+    columns: Tensor
+    """(S,)."""
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        i = take_rows(self.positions, tile.rows)
+        far = (i[:, None] - take_rows(self.columns, tile.columns)).abs().to(piece.weights.dtype)
+        return (torch.linalg.vecdot(piece.weights, far),)
+
+    def __str__(self) -> str:
+        return "distance() of chosen rows"
+
+
+def distance_in(part: PartOf, device: torch.device) -> Distance | PlacedDistance:
+    """The distance of the rows of a map that is a part of another."""
+    rows, columns = part.rows, part.columns
+    if isinstance(rows, range) and isinstance(columns, range):
+        return Distance(rows.start + part.keys - part.queries - columns.start)
+    return PlacedDistance(part.positions(device), index_tensor(columns, device))
 
 
 @dataclass(frozen=True, slots=True)

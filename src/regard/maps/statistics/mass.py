@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.call.masks.base import And, Mask, render
+from regard.call.masks.base import And, DenseMask, Mask, Not, Or, render
 from regard.call.masks.basic import as_mask
-from regard.call.masks.selection import SelectedMask
+from regard.call.masks.selection import PartMask, SelectedMask
 from regard.call.normalizations import Softmax
-from regard.call.shapes import Sizes
+from regard.call.shapes import Sizes, index_tensor
 from regard.errors import ArgumentError
 from regard.kernels import execute
 from regard.kernels.tiled import Tile
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.row_shift import ShiftedBias
-from regard.maps.sources.source import Piece, Source
+from regard.maps.sources.source import PartOf, Piece, Source
 from regard.maps.statistics.definitions import PerQuery
 from regard.maps.statistics.tiles import ask
 
@@ -26,9 +26,21 @@ def kept_mass(source: Source, mask: Mask | Tensor) -> Tensor:
     if chosen is None:
         raise ArgumentError("mass() needs a mask, such as regard.window(8) or a bool tensor; got None")
     sizes = sizes_of(source)
-    bound = chosen.bind(sizes, source.device)
+    bound = _bound(chosen, source.part_of, sizes, source.device)
     found = _by_lse(source, bound, sizes) if isinstance(source, CallSource) else None
     return source.laid_out(ask(source, Mass(bound, sizes))[0] if found is None else found)
+
+
+def _bound(mask: Mask, part: PartOf, sizes: Sizes, device: torch.device) -> Mask:
+    """A mask bound to a map. A tensor has the shape of the map; a predicate is that of the whole."""
+    if part.is_whole or isinstance(mask, DenseMask):
+        return mask.bind(sizes, device)
+    if isinstance(mask, And | Or):
+        return type(mask)(tuple(_bound(one, part, sizes, device) for one in mask.masks))
+    if isinstance(mask, Not):
+        return Not(_bound(mask.mask, part, sizes, device))
+    whole = mask.bind(replace(sizes, queries=part.queries, keys=part.keys), device)
+    return PartMask(whole, index_tensor(part.rows, device), index_tensor(part.columns, device))
 
 
 def sizes_of(source: Source) -> Sizes:
@@ -40,7 +52,7 @@ def sizes_of(source: Source) -> Sizes:
 
 def _by_lse(source: CallSource, mask: Mask, sizes: Sizes) -> Tensor | None:
     """exp(lse under both masks - lse), one fused call; None if the map is no softmax, or is a choice of flat_heads."""
-    call, state = source.factors.reading
+    call, state = source.factors.read()
     shares_sizes = (call.sizes.flat_batch, call.sizes.heads) == (sizes.flat_batch, sizes.heads)
     if not isinstance(call.normalization.base, Softmax) or not shares_sizes:
         return None

@@ -124,7 +124,7 @@ class MapStatistics(MapWeights):
 
         Args:
             offset: o: query i stands at position o + i. The default S - T aligns the last query with the last key, as
-                in `causal()`.
+                in `causal()`; rows and columns of a part of a map stand where they do in the whole.
 
         In [0, S + T); 0 for rows without keys. Under a causal mask it is one product over S keys, with an error of
         about 1e-7 S in float32; otherwise it goes by tiles, with a relative error of 1e-7.
@@ -134,8 +134,9 @@ class MapStatistics(MapWeights):
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.distance()
         tensor([0.0000, 0.5000, 1.0000])
         """
-        offset = self.shape[-1] - self.shape[-2] if offset is None else offset
-        return self._say(st.Distance(offset))
+        if offset is not None:
+            return self._say(st.Distance(offset))
+        return self._say(st.distance_in(self.source.part_of, self.device))
 
     def top_weight(self) -> Tensor:
         """The largest weight of each query, (batch..., H, T), in [0, 1] under softmax. Tiles.
@@ -354,7 +355,11 @@ class MapStatistics(MapWeights):
         """
         queries, keys = self.shape[-2:]
         k = min(8, keys) if k is None else k
-        return self._told(by_name(names or USUAL, queries, keys, k=k, p=p, rows=rows, columns=columns, how=how))
+        wanted = by_name(
+            names or USUAL, queries, keys, k=k, p=p, rows=rows, columns=columns, how=how,
+            distance=st.distance_in(self.source.part_of, self.device),
+        )  # fmt: skip
+        return self._told(wanted)
 
     @property
     def statistics(self) -> Summary:

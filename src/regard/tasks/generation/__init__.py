@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from regard.tasks.generation.greedy_search import greedy as greedy
     from regard.tasks.generation.protocol import Decodable as Decodable
     from regard.tasks.generation.protocol import Hypothesis as Hypothesis
+    from regard.tasks.generation.protocol import SearchOf as SearchOf
     from regard.tasks.generation.sampling import Sampled as Sampled
     from regard.tasks.generation.sampling import sample as sample
     from regard.tasks.generation.sampling import sample_steps as sample_steps
@@ -44,7 +45,7 @@ else:
                 "constrain",
             ),
             "regard.tasks.generation.greedy_search": ("greedy",),
-            "regard.tasks.generation.protocol": ("Decodable", "Hypothesis"),
+            "regard.tasks.generation.protocol": ("Decodable", "Hypothesis", "SearchOf"),
             "regard.tasks.generation.sampling": ("Sampled", "sample", "sample_steps"),
         },
     )

@@ -1,6 +1,5 @@
 """Beam search: the most probable continuations of several hypotheses at once."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,11 +8,11 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.filters import Constraint, Progress
+from regard.tasks.generation.filters import Progress
 from regard.tasks.generation.protocol import (
     Decodable,
     Hypothesis,
-    check_source,
+    SearchOf,
     first_tokens,
     log_probabilities,
     mean_over_heads,
@@ -24,14 +23,9 @@ from regard.tasks.generation.protocol import (
 @torch.no_grad()
 def beam_search(
     model: Decodable,
-    source: Integer[Tensor, "B S"],
-    source_lengths: Integer[Tensor, " B"],
+    asked: SearchOf,
     *,
-    bos_id: int | Integer[Tensor, " B"],
-    eos_id: int,
-    max_steps: int,
     beam: Beam = Beam(),
-    constraints: Sequence[Constraint] = (),
     alignments: bool = False,
 ) -> list[list[Hypothesis]]:
     r"""The best hypotheses of a beam search for each source.
@@ -45,46 +39,36 @@ def beam_search(
 
     Args:
         model: in evaluation mode.
-        source: token ids of B sources, padded with anything.
-        source_lengths: the length of each source.
-        bos_id: the first token of every target; for a language model, the last token of each text.
-        eos_id: the token that ends a target.
-        max_steps: the most tokens of an answer, including the end mark.
+        asked: the sources, and the tokens that may be written.
         beam: the counts of continued and returned hypotheses, and the weight of their length.
-        constraints: the allowed tokens; see `regard.tasks.generation.filters`. Scores stay the model's own.
         alignments: add to hypotheses the attention of their tokens to the source.
 
     Returns:
         For each source up to `beam.num_best` different hypotheses, best first. If too few ended, hypotheses cut off at
         `max_steps` follow, also best first.
 
-    Raises:
-        ArgumentError: source and lengths do not fit, or `max_steps` is below 1.
-
     >>> from regard.tasks.generation import greedy
     >>> from regard.models import RNNConfig, RNNSeq2Seq
     >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
-    >>> source, lengths = torch.tensor([[4, 5, 2]]), torch.tensor([3])
-    >>> beam = Beam(num_best=3, length_penalty=0.0)
-    >>> found = beam_search(model, source, lengths, bos_id=1, eos_id=2, max_steps=7, beam=beam)
-    >>> found[0][0].score >= greedy(model, source, lengths, bos_id=1, eos_id=2, max_steps=7)[0].score
+    >>> asked = SearchOf(torch.tensor([[4, 5, 2]]), torch.tensor([3]), bos_id=1, eos_id=2, max_steps=7)
+    >>> found = beam_search(model, asked, beam=Beam(num_best=3, length_penalty=0.0))
+    >>> found[0][0].score >= greedy(model, asked)[0].score
     True
     """
-    check_source(source, source_lengths, max_steps)
-    held = _Hypotheses(len(source), source.device, beam, eos_id=eos_id, max_steps=max_steps)
+    held = _Hypotheses(len(asked.source), asked.source.device, beam, eos_id=asked.eos_id, max_steps=asked.max_steps)
     # At the first step the hypotheses of a source would all be the same: there is one.
-    state, tokens = model.start(source, source_lengths), first_tokens(held.sources, bos_id)
+    state, tokens = model.start(asked.source, asked.source_lengths), first_tokens(held.sources, asked.bos_id)
     written = tokens[:, None][:, :0]
-    for length in range(1, max_steps + 1):
+    for length in range(1, asked.max_steps + 1):
         logits, alignment, state = model.step(state, tokens)
         attended = mean_over_heads(alignment) if alignments and alignment is not None else None
         progress = Progress(held.sources.repeat_interleave(held.live.shape[1]), written)
-        gains = log_probabilities(logits, constraints, progress)
+        gains = log_probabilities(logits, asked.constraints, progress)
         tokens, parents = held.advance(gains, length, attended)
-        if not len(tokens) or length == max_steps:
+        if not len(tokens) or length == asked.max_steps:
             break
         state = model.reorder(state, parents)
-        if constraints:
+        if asked.constraints:
             written = torch.cat([written[parents], tokens[:, None]], 1)
     return held.best()
 
@@ -191,7 +175,6 @@ def _filled_up(scores: Float[Tensor, "A C"], index: Integer[Tensor, "A C"], coun
 
 
 def _walk_back(links: list[tuple[list[int], list[int]]], row: int) -> tuple[list[int], list[int]]:
-    """The tokens of a row's path, and each token's parent row."""
     tokens, path = [], []
     for chosen, parents in reversed(links):
         tokens.append(chosen[row])

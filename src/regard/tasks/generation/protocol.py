@@ -1,7 +1,7 @@
 """The interface of models that generate text, and the parts and the loop shared by searches."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -71,15 +71,39 @@ def mean_over_heads(alignment: Any) -> Float[Tensor, "N S"]:
     return alignment.dense().mean(1)[:, 0]
 
 
-def check_source(source: Tensor, source_lengths: Tensor, max_steps: int) -> None:
-    """Refuse mismatched sources and lengths, and searches without a step."""
-    if source.dim() != 2 or source_lengths.shape != source.shape[:1]:
-        raise ArgumentError(
-            "source must be (B, S) with source_lengths (B,), "
-            f"got {tuple(source.shape)} and {tuple(source_lengths.shape)}"
-        )
-    if max_steps < 1:
-        raise ArgumentError(f"max_steps must be at least 1, got {max_steps}")
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchOf:
+    """Sources, and the tokens that a search may write for them.
+
+    Raises:
+        ArgumentError: source and lengths do not fit, or max_steps is below 1.
+
+    >>> asked = SearchOf(torch.tensor([[4, 5, 2]]), torch.tensor([3]), bos_id=1, eos_id=2, max_steps=7)
+    >>> asked.max_steps
+    7
+    """
+
+    source: Integer[Tensor, "B S"]
+    """Token ids of B sources, padded with anything."""
+    source_lengths: Integer[Tensor, " B"]
+    _: KW_ONLY
+    bos_id: int | Integer[Tensor, " B"]
+    """The first token of every target; for a language model, the last token of each text."""
+    eos_id: int
+    """The token that ends a target."""
+    max_steps: int
+    """The most tokens of an answer, including the end mark."""
+    constraints: Sequence[Constraint] = ()
+    """The allowed tokens; see `regard.tasks.generation.filters`. Scores stay the model's own."""
+
+    def __post_init__(self) -> None:
+        if self.source.dim() != 2 or self.source_lengths.shape != self.source.shape[:1]:
+            raise ArgumentError(
+                "source must be (B, S) with source_lengths (B,), "
+                f"got {tuple(self.source.shape)} and {tuple(self.source_lengths.shape)}"
+            )
+        if self.max_steps < 1:
+            raise ArgumentError(f"max_steps must be at least 1, got {self.max_steps}")
 
 
 Choose = Callable[[Tensor, Progress], tuple[Tensor, Tensor]]
@@ -102,12 +126,8 @@ class TextStep(NamedTuple):
 
 def steps(
     model: Decodable,
-    state: Any,
-    source: Integer[Tensor, "B S"],
+    asked: SearchOf,
     *,
-    bos_id: int | Integer[Tensor, " B"],
-    eos_id: int,
-    max_steps: int,
     choose: Choose,
     is_worth_leaving: Callable[[int, int], bool],
     before: Integer[Tensor, "B P"] | None = None,
@@ -117,16 +137,17 @@ def steps(
     The caller must turn gradients off by `torch.no_grad`. `is_worth_leaving` decides from the counts of texts in the
     batch and of unfinished ones whether to compact the batch, which copies the state.
     """
-    rows = torch.arange(len(source), device=source.device)
-    tokens, ended = first_tokens(rows, bos_id), torch.zeros_like(rows, dtype=torch.bool)
-    written = tokens.new_empty((rows.shape[0], max_steps))  # (len() of a tensor takes microseconds.)
-    for length in range(max_steps):
+    state = model.start(asked.source, asked.source_lengths)
+    rows = torch.arange(len(asked.source), device=asked.source.device)
+    tokens, ended = first_tokens(rows, asked.bos_id), torch.zeros_like(rows, dtype=torch.bool)
+    written = tokens.new_empty((rows.shape[0], asked.max_steps))  # (len() of a tensor takes microseconds.)
+    for length in range(asked.max_steps):
         logits, alignment, state = model.step(state, tokens)
         progress = Progress(rows, written[:, :length], None if before is None else before[rows])
         tokens, gains = choose(logits, progress)
         yield TextStep(rows, tokens, gains, ended, alignment)
         written[:, length] = tokens
-        ended = ended | (tokens == eos_id)
+        ended = ended | (tokens == asked.eos_id)
         left = rows.shape[0] - int(ended.sum())
         if not left:
             return

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from regard.errors import NonFiniteError
 from regard.lazy import displayed
-from regard.tasks.generation.filters import Constraint, Filter, Progress, constrain
-from regard.tasks.generation.protocol import Decodable, Hypothesis, check_source, precise, steps
+from regard.tasks.generation.filters import Filter, Progress, constrain
+from regard.tasks.generation.protocol import Decodable, Hypothesis, SearchOf, precise, steps
 
 
 @displayed
@@ -54,14 +54,9 @@ def draw_tokens(
 @torch.no_grad()
 def sample_steps(
     model: Decodable,
-    source: Integer[Tensor, "B S"],
-    source_lengths: Integer[Tensor, " B"],
+    asked: SearchOf,
     *,
-    bos_id: int | Integer[Tensor, " B"],
-    eos_id: int,
-    max_steps: int,
     filters: Sequence[Filter] = (),
-    constraints: Sequence[Constraint] = (),
     before: Integer[Tensor, "B P"] | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Sampled]:
@@ -70,39 +65,29 @@ def sample_steps(
     >>> from regard.models import DecoderOnly, DecoderOnlyConfig
     >>> model = DecoderOnly(DecoderOnlyConfig(dim=8, num_heads=2), vocab_size=9).eval()
     >>> text = torch.tensor([[4, 5]])
-    >>> steps = sample_steps(model, text[:, :-1], torch.tensor([1]), bos_id=text[:, -1], eos_id=2, max_steps=3)
-    >>> 1 <= len([int(step.tokens[0]) for step in steps]) <= 3
+    >>> asked = SearchOf(text[:, :-1], torch.tensor([1]), bos_id=text[:, -1], eos_id=2, max_steps=3)
+    >>> 1 <= len([int(step.tokens[0]) for step in sample_steps(model, asked)]) <= 3
     True
     """
 
     def draw(logits: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
         logits = precise(logits)
-        changed = constrain(logits, constraints, progress)
+        changed = constrain(logits, asked.constraints, progress)
         for change in filters:
             changed = change(changed, progress)
         tokens = draw_tokens(changed.softmax(-1), generator)
         return tokens[:, 0], logits.log_softmax(-1).gather(1, tokens)[:, 0]
 
-    check_source(source, source_lengths, max_steps)
-    state = model.start(source, source_lengths)
     # A finished text is removed at once, so that no random values are drawn for it.
-    for step in steps(
-        model, state, source, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps, choose=draw,
-        is_worth_leaving=lambda running, left: left < running, before=before,
-    ):  # fmt: skip
+    for step in steps(model, asked, choose=draw, is_worth_leaving=lambda running, left: left < running, before=before):
         yield Sampled(step.rows, step.tokens, step.gains)
 
 
 def sample(
     model: Decodable,
-    source: Integer[Tensor, "B S"],
-    source_lengths: Integer[Tensor, " B"],
+    asked: SearchOf,
     *,
-    bos_id: int | Integer[Tensor, " B"],
-    eos_id: int,
-    max_steps: int,
     filters: Sequence[Filter] = (),
-    constraints: Sequence[Constraint] = (),
     before: Integer[Tensor, "B P"] | None = None,
     generator: torch.Generator | None = None,
 ) -> list[Hypothesis]:
@@ -110,13 +95,8 @@ def sample(
 
     Args:
         model: in evaluation mode.
-        source: token ids of B sources, padded with anything; repeat a source to get several samples.
-        source_lengths: the length of each source.
-        bos_id: the first token of every target; for a language model, the last token of each text.
-        eos_id: the token that ends a target.
-        max_steps: the most tokens of an answer, including the end mark.
-        filters: applied to the logits in this order; see `regard.tasks.generation.filters`.
-        constraints: the allowed tokens; applied before the filters.
+        asked: the sources, and the tokens that may be written; repeat a source to get several samples.
+        filters: applied to the logits after the constraints, in this order; see `regard.tasks.generation.filters`.
         before: the prompts of a language model, for filters over the whole text.
         generator: of the random values; None for torch's.
 
@@ -124,23 +104,18 @@ def sample(
         One hypothesis for each source. Its score is the sum of the model's own log-probabilities, before
         constraints and filters.
 
-    Raises:
-        ArgumentError: source and lengths do not fit, or max_steps is below 1.
-
     >>> from regard.tasks.generation.filters import Temperature, TopP
     >>> from regard.models import RNNConfig, RNNSeq2Seq
     >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
     >>> source, lengths = torch.tensor([[4, 5, 2]] * 3), torch.tensor([3] * 3)
-    >>> found = sample(model, source, lengths, bos_id=1, eos_id=2, max_steps=7, filters=[Temperature(0.7), TopP(0.9)])
+    >>> asked = SearchOf(source, lengths, bos_id=1, eos_id=2, max_steps=7)
+    >>> found = sample(model, asked, filters=[Temperature(0.7), TopP(0.9)])
     >>> [1 <= len(one.tokens) <= 7 for one in found]
     [True, True, True]
     """
-    tokens: list[list[int]] = [[] for _ in source]
-    scores = [0.0] * len(source)
-    for step in sample_steps(
-        model, source, source_lengths, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps,
-        filters=filters, constraints=constraints, before=before, generator=generator,
-    ):  # fmt: skip
+    tokens: list[list[int]] = [[] for _ in asked.source]
+    scores = [0.0] * len(asked.source)
+    for step in sample_steps(model, asked, filters=filters, before=before, generator=generator):
         for row, token, gain in zip(step.rows.tolist(), step.tokens.tolist(), step.gains.tolist(), strict=True):
             tokens[row].append(token)
             scores[row] += gain

@@ -15,6 +15,7 @@ from regard.lazy import displayed
 from regard.models.decoder_only import DecoderOnly
 from regard.tasks.generation.downloaded import Downloaded, load_downloaded
 from regard.tasks.generation.filters import Filter, Vocabulary
+from regard.tasks.generation.protocol import SearchOf
 from regard.tasks.generation.sampling import sample_steps
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
@@ -250,18 +251,16 @@ class LanguageModel:
         most = min(most, self.block_length - kept + 1)
         whole = torch.tensor([texts[row] for row in rows], device=self.device, dtype=torch.long)
         context = whole[:, length - kept :]
-        steps = sample_steps(
-            self.model,
+        asked = SearchOf(
             context[:, :-1],
             torch.full((len(rows),), kept - 1, device=self.device),
             bos_id=context[:, -1],
             eos_id=self.language.end_ids[0],
             max_steps=most,
-            filters=filters,
             constraints=[Vocabulary.of(self.language.writable, self.model.output.out_features)],
-            before=whole[:, 1:] if has_mark else whole,
-            generator=generator,
         )
+        before = whole[:, 1:] if has_mark else whole
+        steps = sample_steps(self.model, asked, filters=filters, before=before, generator=generator)
         for step in steps:
             for index, token in zip(step.rows.tolist(), step.tokens.tolist(), strict=True):
                 if rows[index] in texts:

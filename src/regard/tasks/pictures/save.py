@@ -92,7 +92,12 @@ def look_at(
     for number, asked in enumerate(inputs, 1):
         try:
             found = model.attend(asked)
-            image = found.image if isinstance(found, ForeignAttention) else None
+            image = None
+            if isinstance(found, ForeignAttention):
+                image = found.image
+                if unproved := found.unproved:
+                    more = f" and {len(unproved) - 1} more" if len(unproved) > 1 else ""
+                    skipped(f"positions of {unproved[0]}{more} are numbers: their parts of the input are not proved")
             seen.append(SeenText(asked.title + choice.note, choice.of(found), image))
         except DataError as error:
             problems.append((number, error))

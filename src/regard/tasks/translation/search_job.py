@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from regard.tasks.generation.beam import beam_search
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Constraint, ForcedPrefix, StillWanted
 from regard.tasks.generation.greedy_search import greedy
-from regard.tasks.generation.protocol import Decodable, Hypothesis
+from regard.tasks.generation.protocol import Decodable, Hypothesis, SearchOf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +50,15 @@ def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
     [2, 2]
     """
     source, lengths = _padded(job.sources)
-    common: dict[str, Any] = {
-        "bos_id": job.begin_id, "eos_id": job.end_id, "max_steps": job.max_steps, "constraints": _constraints(job),
-    }  # fmt: skip
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else torch.device("cpu")
-    given = source.to(device), lengths.to(device)
+    asked = SearchOf(
+        source.to(device), lengths.to(device), bos_id=job.begin_id, eos_id=job.end_id, max_steps=job.max_steps,
+        constraints=_constraints(job),
+    )  # fmt: skip
     with torch.inference_mode():
         if job.beam.size == 1:
-            return [[one] for one in greedy(model, *given, **common)]
-        return beam_search(model, *given, beam=job.beam, **common)
+            return [[one] for one in greedy(model, asked)]
+        return beam_search(model, asked, beam=job.beam)
 
 
 def _constraints(job: SearchJob) -> list[Constraint]:

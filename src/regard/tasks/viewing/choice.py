@@ -43,7 +43,7 @@ class Choice:
         maps = {name: self._heads(one) for name, one in attention.maps.items() if name in wanted}
         shown = attention.shown if attention.shown in maps else list(maps)[-1]
         others = {name: some for name in maps if (some := attention.alternatives(name)) is not None}
-        return ForeignAttention(maps, {name: attention.labels(name) for name in maps}, shown, others)
+        return ForeignAttention(maps, lambda: {name: attention.labels(name) for name in maps}, shown, others)
 
     def _heads(self, weights: AttentionMap | Tensor) -> AttentionMap | Tensor:
         count = weights.shape[0]

@@ -1,7 +1,8 @@
 """Any model that transformers loads, watched while it reads a text, ids of tokens, an image or a sound."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from math import prod
 from pathlib import Path
@@ -16,13 +17,13 @@ from regard.huggingface.folder import TellRead
 from regard.huggingface.load_folder import load_folder, quiet, transformers_library
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.generation.downloaded import MapSide, sides_of
-from regard.tasks.pictures.token_maps import AxisLabels
 from regard.tasks.text.labels import label_of_each
 from regard.tasks.text.tokenizers import is_byte_level
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.attend import probable_others
 from regard.tasks.viewing.media import read_audio, read_image
-from regard.tasks.viewing.places import ForeignAttention, InputLabels, image_places, sound_places
+from regard.tasks.viewing.places import ForeignAttention, InputLabels, image_places, of_tokens, sound_places
+from regard.tasks.viewing.proved_places import ClaimedAxes, MapPlace, PlaceProof
 from regard.tasks.viewing.view_input import ViewInput
 from regard.views.examples import of_sequence
 from regard.watching.analysis.tables import named
@@ -48,7 +49,34 @@ class ForeignModel:
         self._is_pair = bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with the special ones of the folder's template.
+
+        Raises:
+            RunFolderError: the tokenizer has special tokens alone, and the model others.
+        """
+        if self._tokens.is_empty and self._rows > self._tokens.size:
+            raise RunFolderError(
+                f"{self._folder}: expected the tokenizer of a model with {self._rows:,} tokens, got one of "
+                f"{self._tokens.size:,} special ones: add its tokenizer.json, or give ids by --tokens or --ids"
+            )
         return self._tokens.encode(text)
+
+    @property
+    def _rows(self) -> int:
+        return getattr(self._table(), "num_embeddings", 0)
+
+    @property
+    def doubt(self) -> str | None:
+        """A sentence if the tokenizer has fewer than half of the model's tokens."""
+        if not 0 < 2 * self._tokens.size < self._rows:
+            return None
+        return f"the tokenizer has {self._tokens.size:,} tokens, and the model {self._rows:,}: is it another model's?"
+
+    tokens = encode
+
+    @property
+    def unknown_id(self) -> int | None:
+        return self._tokens.unknown_id
 
     @torch.no_grad()
     def attend(self, asked: ViewInput) -> ForeignAttention:
@@ -56,9 +84,12 @@ class ForeignModel:
         written: list[int] = []
         if self._is_pair:
             inputs, written, read = self._with_target(inputs, asked.target)
-            places.written, places.read = map(self._tokens.label_of_each, (written, read))
+            places.written, places.read = (
+                of_tokens(self._tokens.label_of_each(ids), "decoder_input_ids") for ids in (written, read)
+            )
         elif asked.target is not None:
             raise ArgumentError(f"--target is for an encoder-decoder; {self._kind} is none")
+        seed = torch.get_rng_state()
         with watch(self.model) as seen:
             output = self._run(inputs)
         self._refuse_random(seen)
@@ -67,14 +98,16 @@ class ForeignModel:
         whole = dict(named(layers))
         maps = self._of_sequence(whole)
         sides = sides_of(self.model, seen) if self._is_pair else {}
-        axes = {name: self._axes(sides.get(name), whole[name].shape, places) for name in maps}
+        claims = {name: self._axes(sides.get(name), whole[name].shape, places) for name in maps}
+        proof = PlaceProof(self._run, inputs, self._marks(), self._vocabulary(), seed)
         square = [name for name, one in maps.items() if one.shape[-2] == one.shape[-1]]
         shown = next((name for name in reversed(maps) if sides.get(name) == "cross"), [*maps, *square][-1])
         choices = {}
         if written and (logits := getattr(output, "logits", None)) is not None and logits.dim() == 3:
             others = probable_others(logits[0].float().softmax(-1), self._tokens, written, ALTERNATIVES)
-            choices = {name: others for name in maps if axes[name][0] is places.written}
-        return ForeignAttention(maps, axes, shown, choices, places.image)
+            choices = {name: others for name in maps if places.written in claims[name][0]}
+        places_of = self._entrances(whole, maps, sides)
+        return ForeignAttention(maps, lambda: proof.labels(claims, places_of), shown, choices, places.image)
 
     # -- inputs ------------------------------------------------------------------------------------------
 
@@ -90,7 +123,7 @@ class ForeignModel:
         if not ids:
             raise DataError("there is nothing to look at in an empty sentence")
         self._check(ids)
-        places.texts.append(self._tokens.label_of_each(ids))
+        places.text = of_tokens(self._tokens.label_of_each(ids), "input_ids")
         return self._of_tokens(ids), places
 
     def _of_tokens(self, ids: Sequence[int]) -> dict[str, Any]:
@@ -131,7 +164,7 @@ class ForeignModel:
             inputs = self._processed(processor, images=image, text=text)
         if "input_ids" in inputs:
             ids = inputs["input_ids"][0].tolist()
-            places.texts.append(self._tokens.label_of_each(ids))
+            places.text = of_tokens(self._tokens.label_of_each(ids), "input_ids")
         image_processor = getattr(processor, "image_processor", processor)
         image_places(places, inputs, self.model.config, image_processor, image.size[::-1], tile=self._sequence)
         return inputs
@@ -248,14 +281,44 @@ class ForeignModel:
 
     # -- labels ------------------------------------------------------------------------------------------
 
-    def _axes(self, side: MapSide | None, shape: Sequence[int], places: InputLabels) -> tuple[AxisLabels, AxisLabels]:
+    def _axes(self, side: MapSide | None, shape: Sequence[int], places: InputLabels) -> ClaimedAxes:
         *lead, _, queries, keys = shape
-        parts = prod(lead)
-        if side is None:
-            return places.of(queries, parts=parts), places.of(keys, parts=parts)
-        if side == "encoder":
-            return places.of(queries), places.of(keys)
-        return places.written, places.of(keys) if side == "cross" else places.read
+        of_input = [
+            places.of(count, sequences=prod(lead), sequence=0 if prod(lead) == 1 else self._sequence)
+            for count in (queries, keys)
+        ]
+        if side in (None, "encoder"):
+            return of_input[0], of_input[1]
+        assert places.written is not None and places.read is not None  # noqa: PT018 (it is no test)
+        return [places.written], of_input[1] if side == "cross" else [places.read]
+
+    def _entrances(
+        self, whole: Mapping[str, AttentionMap], maps: Container[str], sides: Mapping[str, MapSide]
+    ) -> dict[str, MapPlace]:
+        """Where the positions of the maps enter modules of the model."""
+        modules, calls, found = dict(self.model.named_modules()), Counter[str](), dict[str, MapPlace]()
+        for name, one in whole.items():
+            path = name.split(" [")[0]
+            *lead, _, queries, keys = one.shape
+            sequence = 0 if prod(lead) == 1 else self._sequence
+            if name in maps:
+                found[name] = MapPlace(modules[path], calls[path], prod(lead), sequence, queries, keys,
+                                       sides.get(name) == "cross")  # fmt: skip
+            calls[path] += 1
+        return found
+
+    def _marks(self) -> frozenset[int]:
+        """Tokens that stand for more than themselves: of the tokenizer, and of the config's `..._token_id`."""
+        configs = (self.model.config, self.model.config.get_text_config())
+        named = (value for one in configs for key, value in one.to_dict().items() if "token_i" in key)
+        flat = (one for value in named for one in (value if isinstance(value, list) else [value]))
+        return frozenset(self._tokens.special) | {one for one in flat if isinstance(one, int)}
+
+    def _vocabulary(self) -> int:
+        size = getattr(self._table(), "num_embeddings", None) or self.model.config.get_text_config().to_dict().get(
+            "vocab_size"
+        )
+        return size if isinstance(size, int) else 1
 
 
 def said_by(error: Exception) -> str:
@@ -287,9 +350,27 @@ class ForeignTokens:
     def __init__(self, folder: Path, library: Any) -> None:
         self._folder = folder
         self._own = _tokenizer(folder, library)
-        self._special = set() if self._own is None else set(self._own.all_special_ids)
+        self.special = set() if self._own is None else set(self._own.all_special_ids)
         fast = getattr(self._own, "backend_tokenizer", None)
         self._byte_level = fast is not None and is_byte_level(fast)
+
+    @property
+    def size(self) -> int:
+        return 0 if self._own is None else len(self._own)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has special tokens alone, as transformers makes one up for a vocabulary that it cannot read."""
+        return self._own is not None and len(self.special) >= self.size
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The token for text outside the vocabulary; None where a text may have it for another reason."""
+        own = self._own
+        if own is None or self._byte_level:
+            return None
+        others = (own.bos_token_id, own.eos_token_id, own.pad_token_id, own.cls_token_id, own.sep_token_id)
+        return None if own.unk_token_id in others else own.unk_token_id
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """The ids of a text with the special tokens around it; of a target with `text_target=`."""
@@ -316,7 +397,7 @@ class ForeignTokens:
         if self._own is None:
             return [str(token) for token in ids]
         pieces = [piece or f"#{token}" for piece, token in zip(self._own.convert_ids_to_tokens(ids), ids, strict=True)]
-        return label_of_each(pieces, [token in self._special for token in ids], byte_level=self._byte_level)
+        return label_of_each(pieces, [token in self.special for token in ids], byte_level=self._byte_level)
 
 
 def _tokenizer(folder: Path, library: Any) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from regard.tasks.viewing.image_cells import ImageCells
+
 Pixels = npt.NDArray[np.float64]
 """(height, width, 3) in 0..1."""
 MOST_UNLIKE = 0.15
@@ -23,7 +25,7 @@ class Mosaic:
     whole: int
     """The place of the overview among the tiles: the first or the last; the others are in row-major order."""
 
-    def keys(self, at: Sequence[int], patch: int) -> tuple[Pixels, list[int]] | None:
+    def keys(self, at: Sequence[int], patch: int) -> tuple[Pixels, list[int], ImageCells] | None:
         """The image that a model has tokens of, and these in row-major order; None if their number is of no such form.
 
         Either each tile has as many tokens, or the overview has those of its patches and the others are the rows of
@@ -36,7 +38,7 @@ class Mosaic:
         if not rest and side**2 == each and height == width:
             places = np.delete(np.asarray(at).reshape(tiles, side, side), self.whole, 0)
             grid = places.reshape(self.rows, self.columns, side, side).swapaxes(1, 2)
-            return self.pixels, grid.ravel().tolist()
+            return self.pixels, grid.ravel().tolist(), ImageCells(self.rows * side, self.columns * side, self._tiles())
         down, across = height // patch, width // patch
         tall, wide = self.rows * down, self.columns * across
         count = len(at) - down * across
@@ -46,8 +48,13 @@ class Mosaic:
                 top, left = (one // 2 * patch for one in cut)
                 pixels = self.pixels[top : top + rows * patch, left : left + columns * patch]
                 grid = np.asarray(at)[down * across :].reshape(rows, columns + 1)[:, :-1]
-                return pixels, grid.ravel().tolist()
+                cells = ImageCells(rows, columns, self._tiles(), top, left, rows * patch, columns * patch)
+                return pixels, grid.ravel().tolist(), cells
         return None
+
+    def _tiles(self) -> tuple[tuple[int, ...], ...]:
+        numbers = [n for n in range(self.rows * self.columns + 1) if n != self.whole]
+        return tuple(tuple(numbers[row * self.columns :][: self.columns]) for row in range(self.rows))
 
 
 def mosaic(tiles: Pixels, size: tuple[int, int]) -> Mosaic | None:

@@ -1,8 +1,9 @@
 """The attention of a foreign model with labels of the positions: tokens, patches of an image, frames of a sound."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +12,10 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import Alternative, AxisLabels
+from regard.tasks.viewing.image_cells import ImageCells
 from regard.tasks.viewing.mosaic import Pixels, mosaic
-from regard.views.overlay import patch_grid
+from regard.tasks.viewing.proved_places import ClaimedAxis, NoPart
+from regard.views.overlay import PatchGrid, patch_grid
 
 
 class SeenImage(NamedTuple):
@@ -24,16 +27,31 @@ class SeenImage(NamedTuple):
     """The positions of its patches among those of a text; None if the model reads nothing else."""
 
 
-class ForeignAttention(NamedTuple):
+@dataclass(frozen=True)
+class ForeignAttention:
     """The maps of one input."""
 
     maps: Mapping[str, AttentionMap | Tensor]
     """By the path of the module, each (H, T, S)."""
-    axes: Mapping[str, tuple[AxisLabels, AxisLabels]]
-    """The labels of queries and keys of each map."""
+    prove: Callable[[], Mapping[str, tuple[AxisLabels, AxisLabels]]]
+    """Finds the labels of queries and keys of each map, of axes for which they are proved; it is asked once."""
     shown: str
-    choices: Mapping[str, list[list[Alternative]]] = {}
-    image: "SeenImage | None" = None
+    choices: Mapping[str, list[list[Alternative]]] = field(default_factory=dict)
+    picture: "SeenImage | None" = None
+
+    @cached_property
+    def axes(self) -> Mapping[str, tuple[AxisLabels, AxisLabels]]:
+        return self.prove()
+
+    @property
+    def image(self) -> "SeenImage | None":
+        """The image, if the keys of the map that is shown are proved to be its patches."""
+        return None if self.axes[self.shown][1] is None else self.picture
+
+    @property
+    def unproved(self) -> list[str]:
+        """The maps with an axis of numbers."""
+        return [name for name in self.maps if None in self.axes[name]]
 
     def labels(self, name: str) -> tuple[AxisLabels, AxisLabels]:
         return self.axes[name]
@@ -44,14 +62,14 @@ class ForeignAttention(NamedTuple):
 
 @dataclass(slots=True)
 class InputLabels:
-    """The labels known of one input."""
+    """What positions of one input may stand for."""
 
-    texts: list[list[str]] = field(default_factory=list)
-    """AxisLabels of sequences of tokens."""
-    written: list[str] = field(default_factory=list)
-    """AxisLabels of the tokens that a decoder writes,"""
-    read: list[str] = field(default_factory=list)
-    """and of those that it reads for them."""
+    text: ClaimedAxis | None = None
+    """A sequence of tokens."""
+    written: ClaimedAxis | None = None
+    """The tokens that a decoder writes, each in the place of that which it reads for it,"""
+    read: ClaimedAxis | None = None
+    """and those that it reads."""
     size: tuple[int, int] | None = None
     """The height and width in pixels of an image,"""
     patch: int | None = None
@@ -63,33 +81,51 @@ class InputLabels:
     step: float | None = None
     """and the time from one frame to the next, if that is known."""
     image: SeenImage | None = None
+    _known: dict[tuple[int, int, int], list[ClaimedAxis]] = field(default_factory=dict)
 
-    def of(self, count: int, *, parts: int = 1) -> AxisLabels:
-        """The labels of a sequence so long; None for positions."""
-        known = next((texts for texts in self.texts if len(texts) == count), None)
-        if known is None and self.size is not None:
-            return _patches(count, self.size, self.patch, is_whole=parts == 1)
-        if known is None and self.seconds is not None and parts == 1:
+    def of(self, count: int, *, sequences: int = 1, sequence: int = 0) -> list[ClaimedAxis]:
+        """What a sequence of so many positions may be."""
+        if (key := (count, sequences, sequence)) not in self._known:
+            self._known[key] = [*self._found(count, sequences, sequence)]
+        return self._known[key]
+
+    def _found(self, count: int, sequences: int, sequence: int) -> Iterator[ClaimedAxis]:
+        if self.text is not None and len(self.text.labels) == count:
+            yield self.text
+        if self.size is not None and count > 1:
+            sides = (self.patch, None) if sequences == 1 else (self.patch,) if self.patch is not None else ()
+            grids = (_grid(count, self.size, side) for side in dict.fromkeys(sides))
+            yield from (_patches(grid, side, sequence) for grid, side in grids if grid is not None)
+        if self.seconds is not None and sequences == 1:
             step = self.seconds / count
             if self.step is not None:  # a model may take several of them together
                 step = self.step * max(1, round(step / self.step))
             times = [frame * step for frame in range(count)]
-            return [f"{time:.2f}s" if time < self.heard else f"pad:{time:.2f}s" for time in times]
-        return known
+            labels = [f"{time:.2f}s" if time < self.heard else f"pad:{time:.2f}s" for time in times]
+            yield ClaimedAxis(labels, (), is_time=True)
 
 
-def _patches(count: int, size: tuple[int, int], patch: int | None, *, is_whole: bool) -> AxisLabels:
-    """Row and column of each patch, after the tokens that are none; larger patches where an image is whole."""
-    if count == 1:
-        return None
-    for side in (patch, None) if is_whole else (patch,) if patch is not None else ():
-        try:
-            grid = patch_grid(count, size, patch=side)
-        except RegardError:
-            continue
-        others = ["[CLS]", *(f"[R{n}]" for n in range(1, grid.extra))][: grid.extra]
-        return [*others, *(f"{row},{column}" for row in range(grid.rows) for column in range(grid.columns))]
-    return None
+def _grid(count: int, size: tuple[int, int], side: int | None) -> "tuple[PatchGrid | None, int | None]":
+    try:
+        return patch_grid(count, size, patch=side), side
+    except RegardError:
+        return None, side
+
+
+def _patches(grid: PatchGrid, side: int | None, tile: int) -> ClaimedAxis:
+    """Row and column of each patch, after the tokens that are none."""
+    others = ["[CLS]", *(f"[R{n}]" for n in range(1, grid.extra))][: grid.extra]
+    cells = ImageCells(
+        grid.rows, grid.columns, ((tile,),), height=grid.rows * (side or 0), width=grid.columns * (side or 0)
+    )
+    each = [*cells.each()]
+    labels = [*others, *(f"{row},{column}" for row, column in each)]
+    return ClaimedAxis(labels, [*[NoPart.OWN] * grid.extra, *each], cells)
+
+
+def of_tokens(labels: list[str], name: str) -> ClaimedAxis:
+    """The tokens of an input of that name."""
+    return ClaimedAxis(labels, [(name, place) for place in range(len(labels))])
 
 
 def image_places(
@@ -113,38 +149,47 @@ def image_places(
         return
     mark = next((one for name in ("image_token_id", "image_token_index")
                  if isinstance(one := getattr(config, name, None), int)), None)  # fmt: skip
-    if mark is None or not places.texts:
+    if mark is None or places.text is None:
         return
     at = [n for n, token in enumerate(inputs["input_ids"][0].tolist()) if token == mark]
-    labels = {place: f"image {n}" for n, place in enumerate(at)}
-    if tiles is not None and at:
-        labels |= _in_place(places, tiles, at, size) if len(tiles) > 1 and tile == 0 else {}
-        if places.image is None:
-            labels |= _of_tiles(places, tiles, at, tile)
-    for place, label in labels.items():
-        places.texts[0][place] = label
+    found = (None if tiles is None or not at else
+             (_in_place(places, tiles, at, size) if len(tiles) > 1 and tile == 0 else None)
+             or _of_tiles(places, tiles, at, tile))  # fmt: skip
+    labels, parts = [*places.text.labels], [*places.text.parts]
+    for n, place in enumerate(at):
+        labels[place], parts[place] = f"image {n}", NoPart.UNKNOWN
+    for place, (label, part) in ({} if found is None else found[0]).items():
+        labels[place], parts[place] = label, part
+    places.text = ClaimedAxis(labels, parts, None if found is None else found[1])
 
 
-def _in_place(places: InputLabels, tiles: Pixels, at: Sequence[int], size: tuple[int, int]) -> dict[int, str]:
+_Labelled = tuple[dict[int, tuple[str, tuple[int, int]]], ImageCells]
+"""Labels of positions, with their cells."""
+
+
+def _in_place(places: InputLabels, tiles: Pixels, at: Sequence[int], size: tuple[int, int]) -> _Labelled | None:
     """All tiles of an image in their places."""
     found = mosaic(tiles, size)
     whole = None if found is None else found.keys(at, places.patch or tiles.shape[1])
     if whole is None:
-        return {}
-    places.image = SeenImage(*whole)
-    columns = patch_grid(len(whole[1]), whole[0].shape[:2], extra=0).columns
-    return {place: f"{n // columns},{n % columns}" for n, place in enumerate(whole[1])}
+        return None
+    pixels, keys, cells = whole
+    places.image = SeenImage(pixels, keys)
+    named = {key: (f"{row},{column}", (row, column)) for key, (row, column) in zip(keys, cells.each(), strict=True)}
+    return named, cells
 
 
-def _of_tiles(places: InputLabels, tiles: Pixels, at: Sequence[int], tile: int) -> dict[int, str]:
+def _of_tiles(places: InputLabels, tiles: Pixels, at: Sequence[int], tile: int) -> _Labelled | None:
     """One tile alone, where each has as many tokens."""
     each, rest = divmod(len(at), len(tiles))
-    own = None if rest else places.of(each)
-    if own is None or "[CLS]" in own or tile >= len(tiles):
-        return {}
+    own = next((one for one in ([] if rest else places.of(each)) if one.cells is not None), None)
+    if own is None or own.cells is None or NoPart.OWN in own.parts or tile >= len(tiles):
+        return None
     places.image = SeenImage(tiles[tile], at[tile * each : (tile + 1) * each])
-    labels = own if len(tiles) == 1 else [f"{n}: {label}" for n in range(len(tiles)) for label in own]
-    return dict(zip(at, labels, strict=True))
+    rows = own.cells.rows
+    cells = ImageCells(rows * len(tiles), own.cells.columns, tuple((n,) for n in range(len(tiles))))
+    names = own.labels if len(tiles) == 1 else [f"{n}: {label}" for n in range(len(tiles)) for label in own.labels]
+    return {place: (label, part) for place, label, part in zip(at, names, cells.each(), strict=True)}, cells
 
 
 def sound_places(

@@ -18,7 +18,7 @@ from regard.maps.sources.derived import AverageSource
 from regard.maps.sources.given import given_weights
 from regard.maps.sources.source import Source
 from regard.maps.statistics.by_name import pooled
-from regard.maps.statistics.definitions import Distance, Entropy, Received, TopKeys, TopWeights
+from regard.maps.statistics.definitions import Entropy, Received, TopKeys, TopWeights, distance_in
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.precision import widest_dtype
 from regard.views.html.arrays import Floats
@@ -173,7 +173,7 @@ def _of_what_was_kept(heads: AttentionMap) -> HeadNumbers:
     known = (found.get("max"), None if top is None else top.weights, found.get("mean"))
     largest = next(values for values in known if values is not None)
     statistics: dict[str, list[float | None]] = {}
-    for name, statistic in (("entropy", Entropy()), ("distance", Distance(keys - queries))):
+    for name, statistic in (("entropy", Entropy()), ("distance", distance_in(source.part_of, source.device))):
         if source.keeps(statistic):
             statistics[name] = _short(getattr(heads, name)().mean(-1))
     if source.keeps(Received()) and source.keeps(Entropy()):

@@ -9,7 +9,7 @@ from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
-from regard.maps.sources.call_factors import GivenFactors
+from regard.maps.sources.factors import Factors
 from regard.tensors.precision import widest_dtype
 
 MASK_CHOICES = ("own", "none", "causal")
@@ -64,4 +64,4 @@ def recomputed(heads: AttentionMap, temperature: float, mask: str) -> AttentionM
     changed = replace(
         call, query=call.query.to(wide), key=call.key.to(wide), score=ScaledDot(scale / temperature), mask=chosen
     )
-    return AttentionMap(CallSource(GivenFactors(changed, None), source.shape, names=source.dimensions))
+    return AttentionMap(CallSource(Factors.given(changed, None), source.shape, names=source.dimensions))

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.call.shapes import index_tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.linear import LinearSource
 from regard.maps.sources.source import Statistic
 from regard.maps.statistics.chosen_keys import AtPlaces, OfEqualTokens, SumsOfKeys
-from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio, TopWeights
+from regard.maps.statistics.definitions import Entropy, Largest, ParticipationRatio, TopWeights, distance_in
 from regard.maps.statistics.divergence import divergence
 from regard.maps.statistics.tiles import ask, ask_all
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
@@ -190,13 +191,13 @@ def query_values_and_top(
     """See `query_values`; with the k largest weights behind these numbers, from the same pass; None for k = 0."""
     if isinstance(weights.source, LinearSource):
         weights = AttentionMap(shares_of_sizes(weights.source))
-    source, offset = weights.source, weights.shape[-1] - weights.shape[-2]
+    source = weights.source
     # The largest weight marks the queries with keys.
     wanted: dict[str, Statistic] = {"top_weight": Largest()}
     if "entropy" in names:
         wanted["entropy"] = Entropy()
     if "distance" in names:
-        wanted["distance"] = Distance(offset)
+        wanted["distance"] = distance_in(source.part_of, source.device)
     chosen = _chosen_keys(weights, ids, names)
     ranked = [TopWeights(min(k, weights.shape[-1]))] if k else []
     # All are read in one pass over the weights.
@@ -210,13 +211,12 @@ def query_values_and_top(
 
 
 def _numbers(weights: AttentionMap, ids: Tensor | None) -> dict[str, Tensor]:
-    queries, keys = weights.shape[-2:]
     if weights.source.has_blocks:
         names = [name for name in BY_QUERY[:-1] if ids is not None or name not in OF_TOKENS]
         return {name: one.mean() for name, one in query_values(weights, ids, names).items()}
     live = _live(weights)
     numbers = {}
-    if weights.source.keeps(Distance(keys - queries)):
+    if weights.source.keeps(distance_in(weights.source.part_of, weights.device)):
         numbers["distance"] = _mean(weights.distance(), live)
     if weights.source.keeps(Entropy()):
         numbers["entropy"] = _mean(weights.entropy(), live)
@@ -252,17 +252,22 @@ def _chosen_keys(
     weights: AttentionMap, ids: Tensor | None, names: Collection[str]
 ) -> dict[tuple[str, ...], SumsOfKeys]:
     """The statistics of the keys that the names choose, by the names of their answers."""
-    queries, keys = weights.shape[-2:]
+    part, device, keys = weights.source.part_of, weights.device, weights.shape[-1]
     chosen: dict[tuple[str, ...], SumsOfKeys] = {}
     if of_positions := tuple(name for name in OF_POSITIONS if name in names):
-        places = torch.arange(queries, device=weights.device) + keys - queries
+        places = part.positions(device)
         of_names = {"self": places, "previous": places - 1, "first": torch.where(places > 0, 0, -1)}
-        chosen[of_positions] = AtPlaces(torch.stack([of_names[name] for name in of_positions]))
+        # Of each key of the whole, its place among those of the part; -1 at the end is that of no key.
+        columns = torch.full((part.keys + 1,), -1, device=device)
+        columns[index_tensor(part.columns, device)] = torch.arange(keys, device=device)
+        wanted = torch.stack([of_names[name] for name in of_positions])
+        chosen[of_positions] = AtPlaces(columns[wanted.where((wanted >= 0) & (wanted < part.keys), -1)])
     if not set(names).isdisjoint(OF_TOKENS):
         # Tokens that fit no map are all different: no query has an equal one.
-        fit = ids if ids is not None and _fits(ids, weights) else torch.arange(keys)
+        is_told = ids is not None and part.columns == range(part.keys) and _fits(ids, weights)
+        fit = ids if ids is not None and is_told else torch.arange(keys)
         fit = fit.to(weights.device).expand(*weights.leading[:-1], keys)
-        chosen[OF_TOKENS] = OfEqualTokens(fit.reshape(-1, keys), weights.leading[-1], keys - queries, queries)
+        chosen[OF_TOKENS] = OfEqualTokens(fit.reshape(-1, keys), weights.leading[-1], part.positions(device))
     return chosen
 
 

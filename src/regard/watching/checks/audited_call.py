@@ -197,7 +197,7 @@ class AuditedCall:
         if self.before is not None and self.grows:
             return self.before.position_table
         for one in self._embedded():
-            ids = torch.atleast_2d(one.ids.tensor)
+            ids = torch.atleast_2d(one.ids)
             is_of_rows = len(ids) in (1, self.sizes.flat_batch)
             if is_of_rows and ids.shape[1] > 1 and not bool((ids.diff(dim=-1) != 1).any()):
                 tokens = None if self.part is None else ids_of(self.call, self.part, ids.shape[1])
@@ -211,7 +211,7 @@ class AuditedCall:
         shape = (self.sizes.flat_batch, self.sizes.queries)
         for one in self._embedded() if self.position_table is not None else ():
             if one.table == self.position_table:
-                ids = torch.atleast_2d(one.ids.tensor)
+                ids = torch.atleast_2d(one.ids)
                 return Told(ids.expand(shape), "the table of positions") if len(ids) in (1, shape[0]) else None
         given = list(handed(self.call, ("position_ids",), self.sizes.queries))
         return given[-1].told() if given else None
@@ -220,13 +220,13 @@ class AuditedCall:
     def are_types_embedded(self) -> bool:
         """True if a table of the model was read by the kinds of the tokens."""
         types = self.types
-        return types is not None and any(torch.equal(one.ids.tensor, types.values) for one in self._embedded())
+        return types is not None and any(torch.equal(one.ids, types.values) for one in self._embedded())
 
     def _embedded(self) -> Iterator[EmbeddedIds]:
         """The ids for as many queries that tables were read by before the call, the latest first."""
         for one in reversed(self.embeddings):
-            tensor = one.ids.tensor
-            is_earlier = one.at < self.call.at and not one.ids.is_stale
+            tensor = one.ids
+            is_earlier = one.at < self.call.at and one.fresh.changed() is None
             if is_earlier and tensor.dim() in (1, 2) and tensor.shape[-1] == self.sizes.queries:
                 yield one
 

@@ -15,9 +15,9 @@ from regard.maps.sources.call import CallSource
 from regard.maps.sources.row_shift import ShiftedBias
 from regard.tensors.precision import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
+from regard.tensors.undisturbed import undisturbed
 from regard.watching.checks.mask_kind import MaskKind
 from regard.watching.checks.visible import Visible
-from regard.watching.kept.factors import undisturbed
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, HIDDEN
 from regard.watching.observed import Observed
 from regard.watching.running.observed_call import KeysChosen
@@ -69,7 +69,7 @@ def _recalled(call: Observed, offset: int, real: Tensor, first_key: Tensor) -> t
     source = None if call.map is None else call.map.source
     if not isinstance(source, CallSource) or call.is_stored:
         return None
-    own, chosen = source.factors.reading
+    own, chosen = source.factors.read()
     is_plain = isinstance(own.normalization, Softmax) and not own.normalization.has_base
     if not is_plain or isinstance(own.bias, ShiftedBias) or not _is_choice(own):
         return None

@@ -21,10 +21,10 @@ from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.maps.sources.row_shift import ShiftedBias
 from regard.tensors.precision import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
+from regard.tensors.undisturbed import undisturbed
 from regard.watching.checks.chosen_keys import BlockFacts, KeyChoice, blocks_of, choice_of
 from regard.watching.checks.mask_kind import MaskKind, chosen_by, kind_of
 from regard.watching.checks.visible import Visible, visible, visible_in
-from regard.watching.kept.factors import undisturbed
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, HIDDEN
 from regard.watching.observed import Observed
 
@@ -164,7 +164,7 @@ def _later(call: Observed, kind: MaskKind, seen: Visible) -> float | None:
 def _later_by_state(source: CallSource, offset: int) -> Tensor | None:
     r"""The share on later keys as $\exp(\mathrm{lse}_\mathrm{later} - \mathrm{lse})$, from one pass over scores. None
     if the weights are not a softmax, or rows were lowered."""
-    call, whole = source.factors.reading
+    call, whole = source.factors.read()
     if not isinstance(call.normalization, Softmax) or isinstance(call.bias, ShiftedBias):
         return None
     factors = () if call.mask is None else call.mask.factors()

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.tensors.fresh import Fresh
 from regard.tensors.torch_private import DisableTorchFunction
-from regard.watching.kept.saved_tensor import SavedTensor, copied, holds_much_more, marked, may_be_overwritten
 
 MOST_ELEMENTS = 1 << 22
 """The largest argument that is kept."""
@@ -32,17 +32,17 @@ class KeptArguments:
     """The small integer arguments of one call of a module, by reference; a buffer is copied."""
 
     path: str
-    tensors: Mapping[str, SavedTensor]
+    tensors: Mapping[str, tuple[Tensor, Fresh]]
 
     @classmethod
     def of(cls, path: str, given: ModuleArguments) -> "KeptArguments":
         """Keep the arguments of a running call."""
-        return cls(path, {name: kept(tensor, name) for name, tensor in given.tensors.items()})
+        return cls(path, {name: kept(tensor) for name, tensor in given.tensors.items()})
 
     def read(self, name: str) -> Tensor | None:
         """An argument; None if there was none of that name, or if the model has overwritten it since."""
         held = self.tensors.get(name)
-        return None if held is None or held.is_stale else held.tensor
+        return None if held is None or held[1].changed() is not None else held[0]
 
 
 def small_arguments(module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any] | None) -> ModuleArguments | None:
@@ -80,13 +80,11 @@ def _names(forward: Callable[..., Any] | None) -> tuple[str, ...]:
     return tuple(places if inspect.ismethod(forward) else places[1:])
 
 
-def kept(tensor: Tensor, name: str) -> SavedTensor:
+def kept(tensor: Tensor) -> tuple[Tensor, Fresh]:
     """Keep a small tensor by reference, and a buffer as a copy."""
-    if may_be_overwritten(tensor) or holds_much_more(tensor):
-        return SavedTensor(copied(tensor), name)
+    fresh = Fresh()
     with torch.no_grad():
-        held = tensor.detach()
-    return SavedTensor(held, name, marked(held, tensor))
+        return fresh.keep("argument", tensor), fresh
 
 
 def running_arguments(frames: Iterable[Any]) -> Iterator[ModuleArguments]:

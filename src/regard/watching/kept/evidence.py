@@ -5,7 +5,6 @@ cache may append to them, drop the oldest, write into a buffer of fixed size, or
 fingerprint is a projection of a vector on a few fixed random directions: different vectors have different fingerprints.
 """
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.tensors.fresh import Fresh
 from regard.tensors.torch_private import DisableTorchFunction
-from regard.watching.kept.factors import undisturbed
-from regard.watching.kept.saved_tensor import SavedTensor
-from regard.watching.origins.streams import base_of
+from regard.tensors.undisturbed import undisturbed
 
 DIRECTIONS = 2
 """The elements of a fingerprint. Different vectors agree in one of them with a chance of about `TOLERANCE`."""
@@ -35,11 +33,11 @@ class Evidence:
     were seen), and its keys or values.
     """
 
-    queries: Tensor | SavedTensor
-    keys: Tensor | SavedTensor
+    queries: Tensor
+    keys: Tensor
     given: Tensor
     """The tensor of keys or values the model handed over."""
-    held: tuple[SavedTensor, ...] = ()
+    fresh: Fresh | None = None
     """The queries and the keys if the call's map holds them, for deferred fingerprints."""
 
     def printed(self) -> "Prints | None":
@@ -54,13 +52,13 @@ class Evidence:
         """Computes the fingerprints on demand (None if their tensors were overwritten); None if the map does not hold
         them, where waiting would keep memory alive.
         """
-        if not self.held:
+        fresh = self.fresh
+        if fresh is None:
             return None
-        queries, keys, held = self.queries, self.keys, self.held
-        memory = ViewedMemory.of(self.given, holds_nothing=isinstance(keys, SavedTensor))
+        queries, keys, memory = self.queries, self.keys, ViewedMemory.of(self.given)
 
         def printed() -> Prints | None:
-            return None if any(kept.is_stale for kept in held) else _begun(queries, keys, memory)()
+            return None if fresh.changed() is not None else _begun(queries, keys, memory)()
 
         return printed
 
@@ -103,10 +101,7 @@ class Prints:
     """The number of keys before the zeros at the end of a buffer."""
 
 
-def _begun(
-    queries: Tensor | SavedTensor, keys: Tensor | SavedTensor, memory: "ViewedMemory"
-) -> Callable[[], Prints | None]:
-    queries, keys = (one.tensor if isinstance(one, SavedTensor) else one for one in (queries, keys))
+def _begun(queries: Tensor, keys: Tensor, memory: "ViewedMemory") -> Callable[[], Prints | None]:
     if keys.is_meta or queries.is_meta or not keys.numel():
         return lambda: None
     # Without this a watch would take the products computed here for calls of the model.
@@ -163,31 +158,18 @@ class ViewedMemory:
     """The memory of a view, without keeping it alive."""
 
     reference: Any
-    """A weak reference to its storage, or to the tensor it is a view of."""
+    """A weak reference to its storage."""
     place: tuple[int, tuple[int, ...]]
 
     @classmethod
-    def of(cls, tensor: Tensor, *, holds_nothing: bool = False) -> "ViewedMemory":
-        """That of a tensor. A storage reference holds a small piece of the heap; a tensor reference holds nothing, but
-        ends with the tensor."""
+    def of(cls, tensor: Tensor) -> "ViewedMemory":
         from torch.multiprocessing.reductions import StorageWeakRef
 
-        base = None if not holds_nothing or tensor.is_inference() else base_of(tensor)
-        reference = StorageWeakRef(tensor.untyped_storage()) if base is None else weakref.ref(base)
-        return cls(reference, (int(tensor.storage_offset()), tensor.stride()))
+        return cls(StorageWeakRef(tensor.untyped_storage()), (int(tensor.storage_offset()), tensor.stride()))
 
     def is_that_of(self, other: "ViewedMemory") -> bool:
         """True for the same view of the same memory."""
-        return self.place == other.place and (self is other or self._number() == other._number() is not None)  # noqa: SLF001  (its own)
-
-    def _number(self) -> int | None:
-        from torch.multiprocessing.reductions import StorageWeakRef
-
-        reference = self.reference
-        if isinstance(reference, weakref.ref):
-            tensor = reference()
-            reference = None if tensor is None else StorageWeakRef(tensor.untyped_storage())
-        return None if reference is None else int(reference.cdata)
+        return self.place == other.place and bool(self.reference.cdata == other.reference.cdata)
 
 
 @lru_cache(maxsize=256)

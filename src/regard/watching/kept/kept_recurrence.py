@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,14 +11,12 @@ from regard.call.shapes import Dimensions
 from regard.kernels.recurrence import Recurrence
 from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.maps.sources.values import of_heads, widened
+from regard.tensors.fresh import Fresh
+from regard.tensors.undisturbed import undisturbed, with_graph
 from regard.watching.kept.evidence import AnyEvidence, Evidence, KnownEvidence, Prints, joined_prints
-from regard.watching.kept.factors import undisturbed, with_graph
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_tensor import SavedTensor
 
-T = TypeVar("T", Tensor, SavedTensor)
-U = TypeVar("U", Tensor, SavedTensor)
 PROVED = 16
 """How many of the first rows may be rebuilt as the proof of a map."""
 OPEN = 16
@@ -36,35 +34,35 @@ class Shared(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Factored(Generic[T]):
+class Factored:
     """The factors of consecutive positions, (B, G, T, ...)."""
 
-    query: T
-    key: T
-    decay: T | None = None
+    query: Tensor
+    key: Tensor
+    decay: Tensor | None = None
     """(B, H, T, 1 or D)."""
-    beta: T | None = None
+    beta: Tensor | None = None
     """(B, H, T)."""
-    rates: T | None = None
+    rates: Tensor | None = None
     """(1, H, 1, D), by which the decay of a head is multiplied: Mamba's A, beside its steps."""
-    read: T | None = None
+    read: Tensor | None = None
     """(B, H, T, D), the vector a of a removal; None for none, or for the delta rule."""
-    removed: T | None = None
+    removed: Tensor | None = None
     """(B, H, T, D), its vector b."""
 
-    def named(self) -> dict[str, T]:
+    def named(self) -> dict[str, Tensor]:
         found = ((one.name, getattr(self, one.name)) for one in fields(self))
         return {name: one for name, one in found if one is not None}
 
-    def mapped(self, change: Callable[[T, str], U]) -> "Factored[U]":
-        made: Callable[..., Factored[U]] = Factored
-        return made(**{name: change(one, name) for name, one in self.named().items()})
+    def mapped(self, change: Callable[[Tensor, str], Tensor]) -> "Factored":
+        return Factored(**{name: change(one, name) for name, one in self.named().items()})
 
 
 class Link(NamedTuple):
     """Positions in a chain of calls, and for each row of the last call its row there; None: the same."""
 
-    positions: Factored[SavedTensor]
+    positions: Factored
+    fresh: Fresh
     rows: Tensor | None
 
 
@@ -88,7 +86,7 @@ class KeptRecurrence(LinearRecurrent):
 
     @property
     def shape(self) -> torch.Size:
-        lengths = [link.positions.key.tensor.shape[2] for link in self.chain]
+        lengths = [link.positions.key.shape[2] for link in self.chain]
         return torch.Size((*self.layout, lengths[-1], sum(lengths)))
 
     @property
@@ -105,7 +103,7 @@ class KeptRecurrence(LinearRecurrent):
 
     @property
     def _query(self) -> Tensor:
-        return self.chain[-1].positions.query.tensor
+        return self.chain[-1].positions.query
 
     @property
     def recurrence(self) -> Recurrence:
@@ -113,20 +111,17 @@ class KeptRecurrence(LinearRecurrent):
         return self.of_some(range(self.flat_heads))
 
     def of_some(self, flat_heads: range) -> Recurrence:
-        for saved in self._saved():
-            saved.check()
+        first, *others = (link.fresh for link in self.chain)
+        first.joined(*others).check()
         with (with_graph if self.graph else undisturbed)():
             parts = [_chosen(link.positions, link.rows) for link in self.chain]
             return recurrence_of(parts, self.shared, None if len(flat_heads) == self.flat_heads else flat_heads)
 
     def tensors(self) -> list[Tensor]:
-        return [saved.tensor for saved in self._saved()]
-
-    def _saved(self) -> list[SavedTensor]:
-        return [saved for link in self.chain for saved in link.positions.named().values()]
+        return [tensor for link in self.chain for tensor in link.fresh.tensors()]
 
 
-def recurrence_of(parts: list[Factored[Tensor]], shared: Shared, flat_heads: range | None = None) -> Recurrence:
+def recurrence_of(parts: list[Factored], shared: Shared, flat_heads: range | None = None) -> Recurrence:
     """The recurrence of consecutive positions, with the queries of the last ones, for all heads or for some."""
 
     def of_flat(x: Tensor) -> Tensor:
@@ -164,7 +159,7 @@ LABELS = {
 def kept_recurrence(
     policy: RetentionPolicy,
     name: str,
-    given: Factored[Tensor],
+    given: Factored,
     shared: Shared,
     before: Tensor | None,
     after: Tensor | None,
@@ -173,8 +168,9 @@ def kept_recurrence(
 
     A call goes on from another one if its first state is the last state there, row by row.
     """
-    kept: Factored[SavedTensor] = given.mapped(lambda x, factor: policy.keep(x, f"the {LABELS[factor]} of {name}"))
-    chain: tuple[Link, ...] = (Link(kept, None),)
+    fresh = Fresh()
+    kept = given.mapped(lambda x, factor: policy.keep(x, f"{LABELS[factor]} of {name}", fresh))
+    chain: tuple[Link, ...] = (Link(kept, fresh, None),)
     prints = None
     ended = policy.ended.setdefault(name, [])
     found = None if before is None else next((f for one in reversed(ended) if (f := _goes_on(one, before))), None)
@@ -204,16 +200,16 @@ def _goes_on(one: Ended, before: Tensor) -> Ended | None:
     if not bool(same.any(1).all()):
         return None
     rows = same.int().argmax(1)
-    chain = tuple(Link(p, rows if r is None else r[rows]) for p, r in one.chain)
+    chain = tuple(link._replace(rows=rows if link.rows is None else link.rows[rows]) for link in one.chain)
     prints = one.prints
     if prints is not None:
         prints = Prints(prints.queries, prints.keys[rows], prints.memory, prints.filled)
     return Ended(before, chain, prints)
 
 
-def _chosen(positions: Factored[SavedTensor], rows: Tensor | None) -> Factored[Tensor]:
-    def of(saved: SavedTensor, name: str) -> Tensor:
-        return saved.tensor if rows is None or name == "rates" else saved.tensor[rows]
+def _chosen(positions: Factored, rows: Tensor | None) -> Factored:
+    def of(saved: Tensor, name: str) -> Tensor:
+        return saved if rows is None or name == "rates" else saved[rows]
 
     return positions.mapped(of)
 
@@ -226,7 +222,7 @@ Finish = Callable[[Tensor, int], Tensor]
 class RecurrentRebuilding(Rebuilding):
     """The output of a recurrence. Some rows are some of the first: a later one would take all positions before it."""
 
-    given: Factored[Tensor]
+    given: Factored
     shared: Shared
     value: Tensor
     output: Tensor

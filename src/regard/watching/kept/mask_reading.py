@@ -16,8 +16,10 @@ from regard.call.masks.base import And, DenseMask, Mask
 from regard.call.masks.basic import causal
 from regard.call.masks.patterns import window
 from regard.call.shapes import Sizes, canonical_pairwise
+from regard.kernels.base import Call
+from regard.maps.sources.factors import NOTHING_HELD
+from regard.tensors.fresh import Fresh
 from regard.tensors.tile_sizes import fitting
-from regard.watching.kept.saved_tensor import SavedTensor
 
 HIDDEN = -1e8
 """At and below this, neighbouring float32 values are at least 8 apart, and a score added to one is lost."""
@@ -37,18 +39,18 @@ class GivenMask:
     """Rows the model spreads evenly over their keys, in the same shape; None: no row."""
     dense: Tensor | None = None
     """The T x S tensor held, if any."""
-    kept: tuple[SavedTensor, ...] = ()
-    """The same tensor, with the version seen."""
+    fresh: Fresh = NOTHING_HELD
+    """The same tensor, as it was."""
 
     @property
     def bytes(self) -> int:
         return 0 if self.dense is None else self.dense.numel() * self.dense.element_size()
 
-    def holding(self, kept: SavedTensor) -> "GivenMask":
+    def holding(self, dense: Tensor, fresh: Fresh) -> "GivenMask":
         """The same mask, read from a saved tensor."""
         if self.bias is not None:
-            return replace(self, bias=DenseBias(kept.tensor), dense=kept.tensor, kept=(kept,))
-        return replace(self, mask=DenseMask(kept.tensor), dense=kept.tensor, kept=(kept,))
+            return replace(self, bias=DenseBias(dense), dense=dense, fresh=fresh)
+        return replace(self, mask=DenseMask(dense), dense=dense, fresh=fresh)
 
 
 def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False, is_learned: bool = False) -> GivenMask:
@@ -93,7 +95,7 @@ def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
     masks = [m for given in (one, other) if given.mask is not None for m in given.mask.factors()]
     mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
     dense = one.dense if one.dense is not None else other.dense
-    return GivenMask(mask=mask, dense=dense, kept=(*one.kept, *other.kept))
+    return GivenMask(mask=mask, dense=dense, fresh=one.fresh.joined(other.fresh))
 
 
 def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
@@ -171,3 +173,14 @@ def _chunks(tensor: Tensor) -> Iterator[Tensor]:
 
 def _if_pairs(tensor: Tensor) -> Tensor | None:
     return tensor if tensor.shape[-2] > 1 and tensor.shape[-1] > 1 else None
+
+
+def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
+    """Put a call under more masks; rows the model spreads evenly get a query of 0."""
+    if also is None and given.mask is None and given.bias is None and given.even is None:
+        return call
+    bound = None if also is None else also.bind(call.sizes, call.query.device)
+    masks = [m for m in (call.mask, bound, given.mask) if m is not None]
+    mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
+    query = call.query if given.even is None else call.query.masked_fill(given.even[..., None], 0.0)
+    return replace(call, query=query, mask=mask, bias=call.bias if given.bias is None else given.bias)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from regard.errors import GradientError
-from regard.watching.kept.saved_tensor import SavedTensor
+from regard.tensors.fresh import Fresh
 
 Change = Callable[[Tensor], Tensor]
 
@@ -28,7 +28,8 @@ class GradientOf:
     def __init__(self, what: str, log: "GradientLog") -> None:
         self.what = what
         self._log = log
-        self._kept: SavedTensor | None = None
+        self._kept: Tensor | None = None
+        self._fresh = Fresh()
         self._passes = 0
 
     def receive(self, gradient: Tensor | None) -> None:
@@ -36,7 +37,9 @@ class GradientOf:
         if gradient is None:
             return
         self._passes += 1
-        self._kept = self._log.keep(gradient, f"the gradient of {self.what}") if self._passes == 1 else None
+        self._kept, self._fresh = None, Fresh()
+        if self._passes == 1:
+            self._kept = self._log.keep(gradient, f"gradient of {self.what}", self._fresh)
 
     @property
     def is_reached(self) -> bool:
@@ -44,10 +47,10 @@ class GradientOf:
         return self._passes > 0
 
     def clear(self) -> None:
-        self._kept, self._passes = None, 0
+        self._kept, self._fresh, self._passes = None, Fresh(), 0
 
     def tensors(self) -> list[Tensor]:
-        return [] if self._kept is None else [self._kept.tensor]
+        return self._fresh.tensors()
 
     def read(self) -> Tensor:
         """The gradient; raises GradientError unless one backward pass came, OverwrittenError after a write."""
@@ -64,14 +67,14 @@ class GradientOf:
             raise GradientError(
                 f"{came} {self.what}: call backward() on a loss that depends on its output, before the gradient is read"
             )
-        self._kept.check()
-        return self._kept.tensor
+        self._fresh.check()
+        return self._kept
 
 
 class GradientLog:
     """The gradients one watch waits for."""
 
-    def __init__(self, keep: Callable[[Tensor, str], SavedTensor]) -> None:
+    def __init__(self, keep: Callable[[Tensor, str, Fresh], Tensor]) -> None:
         self.keep = keep
         self.is_recording = True
         """True if the call being read ran with gradients; they may be off meanwhile."""

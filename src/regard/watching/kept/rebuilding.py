@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from regard.call.normalizations import Softmax
-from regard.call.shapes import take
+from regard.call.shapes import repeated, take
 from regard.kernels.base import Call
+from regard.maps.sources.factors import TOLERANCE, Factors
 from regard.tensors.guards import can_look, has_values
-from regard.watching.kept.factors import TOLERANCE, Factors, undisturbed, weighted
+from regard.tensors.tile_sizes import fitting, ranges
+from regard.tensors.undisturbed import undisturbed
+from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 
 
 class Rebuilt(NamedTuple):
@@ -87,7 +90,7 @@ class CallRebuilding(Rebuilding):
         return Rebuilt(rebuilt, take(self.output, rows), value, scores)
 
     def whole(self) -> Rebuilt:
-        return Rebuilt(weighted(*self.factors.reading, self.value), self.output, self.value)
+        return Rebuilt(weighted(*self.factors.read(), self.value), self.output, self.value)
 
     def rounding(self, rows: range) -> Tensor:
         return rounding_of(self.call.few_scores(rows), self.output.dtype)
@@ -167,6 +170,18 @@ def _proof(rebuilding: Rebuilding, found: Rebuilt, rows: range) -> RowProof | No
         unit = torch.linalg.vector_norm(found.values.nan_to_num(0.0, 0.0, 0.0), torch.inf)
     proof = RowProof((found.rebuilt, output), rounding, unit, tolerance)
     return None if can_look(output) and proof.fault() is None else proof
+
+
+def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
+    """P V for a value (B, G or H, S, E), a few rows at a time; P are the weights the map reads."""
+    with undisturbed():
+        sizes, pieces = call.sizes, []
+        value = repeated(value.to(call.compute_dtype), sizes.heads)
+        step = fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys)
+        for rows in ranges(sizes.queries, step):
+            scores = call.scores(rows, range(sizes.keys))
+            pieces.append(call.normalization.weights(scores, state[..., rows.start : rows.stop]) @ value)
+        return torch.cat(pieces, dim=2)
 
 
 def rounding_of(scores: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,27 +1,17 @@
 """The rules of a watch for saving tensors, and its cache of masks."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from regard.call.shapes import Sizes
 from regard.tensors.fingerprint import Fingerprint, first_changed
-from regard.tensors.guards import is_inference, is_transformed
+from regard.tensors.fresh import Fresh, copied, is_of_parameter, may_be_overwritten
+from regard.tensors.guards import is_transformed
 from regard.tensors.torch_private import version_counter
 from regard.watching.kept.mask_reading import GivenMask, read_mask
 from regard.watching.kept.output_gradients import GradientLog
-from regard.watching.kept.saved_tensor import (
-    SavedTensor,
-    copied,
-    holds_much_more,
-    marked,
-    may_be_deferred,
-    may_be_overwritten,
-)
-
-if TYPE_CHECKING:
-    from regard.tensors.reused_memory import Arena
 
 Where = Literal["factors", "cpu", "summary"]
 
@@ -45,82 +35,50 @@ class RetentionPolicy:
         self._masks: dict[object, GivenMask] = {}
         self._marks: dict[object, Fingerprint] = {}
         """The masks in memory of parameters, as they were when they were read."""
-        self._copies: dict[int, tuple[Fingerprint, SavedTensor]] = {}
+        self._copies: dict[int, tuple[Fingerprint, Tensor]] = {}
         """The copy of each parameter, and the parameter as it was then."""
-        self._arena: Arena | None = None
 
     @property
     def keeps_more(self) -> bool:
         """True if more of a call is saved than queries, keys and row state."""
         return self.graph or self.values or self.gradients is not None
 
-    def keep(self, tensor: Tensor, what: str) -> SavedTensor:
-        """Save an activation. A buffer is copied, and so is a view of far larger memory."""
+    def keep(self, tensor: Tensor, what: str, fresh: Fresh) -> Tensor:
+        """Save an activation, among the tensors of a map."""
         if self.graph:
-            return self._keep_graph(tensor, what)
+            return self._keep_graph(tensor, what, fresh)
         if self.where == "summary":
             # It is read before the model goes on, and then released.
-            return SavedTensor(tensor.detach(), what)
+            return fresh.own(what, tensor.detach())
         if self.where == "cpu" and tensor.device.type != "cpu":
-            return SavedTensor(tensor.detach().cpu(), what)
-        if self.copy or may_be_overwritten(tensor) or holds_much_more(tensor):
-            return self.copied(tensor.detach() if tensor.requires_grad else tensor, what)
-        held = tensor.detach()
-        return SavedTensor(held, what, marked(held, tensor))
+            return fresh.own(what, tensor.detach().cpu())
+        return fresh.own(what, copied(tensor)) if self.copy else fresh.keep(what, tensor)
 
-    def keep_queries(self, tensor: Tensor, keys: Tensor, what: str) -> SavedTensor:
-        """Save queries, which the model does not need after the call: as a large copy elsewhere, if possible. The model
-        then reuses their memory in the next layer, where new pages would cost more than the copy. Keys may be in a
-        cache of the model, and a copy would hold them twice, as would a copy of queries in the memory of the keys."""
-        may_copy = self.where == "factors" and not tensor.requires_grad and may_be_deferred(tensor)
-        if not may_copy or is_inference() or _share_memory(tensor, keys):
-            return self.keep(tensor, what)
-        return self.deferred_copy(tensor, what)
-
-    def copied(self, tensor: Tensor, what: str) -> SavedTensor:
-        """Keep a copy of an activation; a large one on the CPU no longer lies between the model's own tensors."""
-        if not may_be_deferred(tensor) or is_inference():
-            return SavedTensor(copied(tensor), what)
-        return self.deferred_copy(tensor, what)
-
-    def deferred_copy(self, tensor: Tensor, what: str) -> SavedTensor:
-        """Save a copy of a CPU tensor as raw memory until it is read."""
-        if self._arena is None:
-            # It is loaded when it is needed: `import regard` and small models stay light.
-            from regard.tensors.reused_memory import Arena
-
-            self._arena = Arena()
-        return SavedTensor(self._arena.copied(tensor), what)
-
-    def _keep_graph(self, tensor: Tensor, what: str) -> SavedTensor:
+    def _keep_graph(self, tensor: Tensor, what: str, fresh: Fresh) -> Tensor:
         """Save a tensor with its graph. The graph keeps the tensor's base alive, so a copy saves no memory."""
         if self.where == "cpu" and tensor.device.type != "cpu":
-            return SavedTensor(tensor.cpu(), what)
+            return fresh.own(what, tensor.cpu())
         if self.copy or may_be_overwritten(tensor):
-            return SavedTensor(tensor.clone(), what)
-        return SavedTensor(tensor, what, marked(tensor, tensor))
+            return fresh.own(what, tensor.clone())
+        return fresh.add(what, tensor)
 
-    def _keep_gradient(self, tensor: Tensor, what: str) -> SavedTensor:
+    def _keep_gradient(self, tensor: Tensor, what: str, fresh: Fresh) -> Tensor:
         """Save the gradient of a backward pass, detached even under `create_graph`."""
-        tensor = tensor.detach()
         if self.where == "cpu" and tensor.device.type != "cpu":
-            return SavedTensor(tensor.cpu(), what)
-        if may_be_overwritten(tensor) or holds_much_more(tensor):
-            return SavedTensor(copied(tensor), what)
-        return SavedTensor(tensor, what, version_counter(tensor))
+            return fresh.own(what, tensor.detach().cpu())
+        return fresh.keep(what, tensor)
 
-    def keep_weight(self, tensor: Tensor, what: str) -> SavedTensor:
+    def keep_weight(self, tensor: Tensor, what: str, fresh: Fresh) -> Tensor:
         """Save a parameter. It is copied only for `copy` or "cpu", and then once for all calls."""
         if tensor.is_inference() or self.where == "summary" or not (self.copy or self.where == "cpu"):
-            held = tensor if self.graph else tensor.detach()
-            return SavedTensor(held, what, Fingerprint(held))
+            return fresh.add(what, tensor if self.graph else tensor.detach(), tensor)
         # The watched model holds the parameter, so no other object can get its id.
         mark, copy = self._copies.get(id(tensor), (None, None))
         if mark is None or copy is None or first_changed([(mark, tensor)]) is not None:
             made = tensor.clone() if self.graph else copied(tensor)
-            copy = SavedTensor(made.cpu() if self.where == "cpu" else made, what)
+            copy = made.cpu() if self.where == "cpu" else made
             self._copies[id(tensor)] = Fingerprint(tensor), copy
-        return copy
+        return fresh.own(what, copy)
 
     def mask(self, tensor: Tensor, sizes: Sizes, *, drops: bool = False, dtype: torch.dtype | None = None) -> GivenMask:
         """Read a mask of a torch function, once for all calls with the same mask. `drops`: True in a bool mask drops a
@@ -137,14 +95,14 @@ class RetentionPolicy:
             if given.dense is not None and self.where == "summary":
                 return given
             self._masks[key] = given
-            if isinstance(made := marked(tensor, tensor), Fingerprint):
-                self._marks[key] = made
+            if is_of_parameter(tensor):
+                self._marks[key] = Fingerprint(tensor)
         return self._masks[key]
 
     def _read_learned(self, tensor: Tensor, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
         """Save a learned bias as it is, with its graph."""
         given = read_mask(tensor if dtype is None else tensor.to(dtype), sizes, is_learned=True)
-        return given if given.dense is None else given.holding(self.keep(given.dense, "the masks"))
+        return given if given.dense is None else self._held(given, given.dense, is_owned=False)
 
     def _read(self, tensor: Tensor, sizes: Sizes, drops: bool, dtype: torch.dtype | None) -> GivenMask:
         with torch.inference_mode(False), torch.no_grad():
@@ -156,13 +114,16 @@ class RetentionPolicy:
             return given
         # Models build equal masks anew in each layer: a dense mask is saved only once.
         for other in self._masks.values():
-            if other.dense is not None and _equal(other.dense, given.dense) and not other.kept[0].is_stale:
+            if other.dense is not None and _equal(other.dense, given.dense) and other.fresh.changed() is None:
                 return other
-        is_owned = isinstance(marked(given.dense, owner), Fingerprint)
-        kept = self.copied(given.dense, "the masks") if is_owned else self.keep(given.dense, "the masks")
-        given = given.holding(kept)
+        given = self._held(given, given.dense, is_owned=is_of_parameter(owner))
         self._masks.setdefault(("dense", len(self._masks)), given)
         return given
+
+    def _held(self, given: GivenMask, dense: Tensor, *, is_owned: bool) -> GivenMask:
+        fresh = Fresh()
+        kept = fresh.own("masks", copied(dense)) if is_owned else self.keep(dense, "masks", fresh)
+        return given.holding(kept, fresh)
 
     @property
     def dense_masks(self) -> list[GivenMask]:
@@ -179,10 +140,6 @@ def _identity(tensor: Tensor) -> object | None:
     # The weak reference does not keep the memory alive, but no other storage can get its address.
     storage = StorageWeakRef(tensor.untyped_storage())
     return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, version_counter(tensor)
-
-
-def _share_memory(one: Tensor, other: Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -1,17 +1,18 @@
 """The saved values and output gradient of a call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from regard.call.shapes import Sizes
 from regard.errors import GradientError
+from regard.maps.sources.factors import NOTHING_HELD
 from regard.maps.sources.values import CallValues, of_heads
-from regard.watching.kept.factors import undisturbed
+from regard.tensors.fresh import Fresh
+from regard.tensors.undisturbed import undisturbed
 from regard.watching.kept.output_gradients import GradientOf, called, refusing
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_tensor import SavedTensor
 
 DROPPED = (
     "{} ran with dropout {}, and which weights its kernel dropped is not known: call model.eval() first, which keeps "
@@ -28,7 +29,7 @@ class OutputOf:
     laid_out: Callable[[Tensor], Tensor]
     """Turns the gradient of the output into (B, H, T, E)."""
     dropout: float = 0.0
-    held: Sequence[SavedTensor] = ()
+    fresh: Fresh = NOTHING_HELD
     """The tensors it is turned with."""
 
 
@@ -37,12 +38,11 @@ class ValuesOf:
     """The values of a call: a function for (B, G or H, S, E), and its source tensors."""
 
     make: Callable[[], Tensor]
-    held: Sequence[SavedTensor]
+    fresh: Fresh
 
     def read(self) -> Tensor:
         """The values; raises OverwrittenError if the model has written to them."""
-        for kept in self.held:
-            kept.check()
+        self.fresh.check()
         return self.make()
 
 
@@ -53,14 +53,14 @@ def saved_values(
     the tensors that transform its gradient."""
     made = values() if policy.values else None
     value = None if made is None else lambda: of_heads(made.read(), sizes.heads)
-    held = [] if made is None else [kept.tensor for kept in made.held]
+    held = [] if made is None else made.fresh.tensors()
     if policy.gradients is None:
         return CallValues(value, None, lambda: held)
     found = output()
     gradient = _gradient(policy, name, found)
     if not isinstance(gradient, GradientOf):
         return CallValues(value, gradient, lambda: held)
-    turned = _Turned(gradient, found.laid_out, found.held)
+    turned = _Turned(gradient, found.laid_out, found.fresh)
     return CallValues(value, lambda: turned.read().flatten(0, 1), lambda: held + gradient.tensors())
 
 
@@ -70,12 +70,11 @@ class _Turned:
 
     received: GradientOf
     laid_out: Callable[[Tensor], Tensor]
-    held: Sequence[SavedTensor]
+    fresh: Fresh
 
     def read(self) -> Tensor:
         gradient = self.received.read()
-        for kept in self.held:
-            kept.check()
+        self.fresh.check()
         with undisturbed():
             return self.laid_out(gradient)
 
@@ -85,7 +84,7 @@ def weights_gradient(policy: RetentionPolicy, name: str, weights: OutputOf) -> C
     gradient = _gradient(policy, name, weights)
     if not isinstance(gradient, GradientOf):
         return gradient
-    return _Turned(gradient, weights.laid_out, ()).read
+    return _Turned(gradient, weights.laid_out, NOTHING_HELD).read
 
 
 def _gradient(policy: RetentionPolicy, name: str, output: OutputOf) -> GradientOf | Callable[[], Tensor]:

@@ -11,14 +11,16 @@ from regard.errors import ArgumentError
 from regard.maps.sources.combined import ScaledSource
 from regard.maps.sources.given import TensorSource
 from regard.maps.sources.values import read_now, widened
-from regard.watching.kept.saved_tensor import SavedTensor
+from regard.tensors.fresh import Fresh
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredSource(TensorSource):
     """The weights (batch..., H, T, S) of a tensor the model made. They may be negative, and need not sum to 1."""
 
-    held: SavedTensor
+    held: Tensor
+    """(flat_heads, T, S)."""
+    fresh: Fresh
     layout: tuple[int, ...]
     """(batch..., H)."""
     name: str
@@ -27,18 +29,12 @@ class StoredSource(TensorSource):
     """Gives the gradient of the weights (flat_heads, T, S), if a watch waits for it."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        parts = (self.held, self.layout, self.name, self.names, read_now(self.received))
+        parts = (self.weights, self.fresh, self.layout, self.name, self.names, read_now(self.received))
         return StoredSource, parts
 
     @property
     def tensor(self) -> Tensor:
-        return self.held.tensor
-
-    @property
-    def weights(self) -> Tensor:
-        """The weights (flat_heads, T, S); raises OverwrittenError if the model has written to them."""
-        self.held.check()
-        return self.held.tensor
+        return self.held
 
     def __str__(self) -> str:
         return self.name
@@ -52,7 +48,8 @@ class StoredSource(TensorSource):
 
     def gradient(self, grad_output: Tensor | None) -> "StoredSource":
         received = self._received("gradient()", grad_output)
-        return replace(self, held=SavedTensor(received, self.held.what), name=f"gradient of {self.name}", received=None)
+        fresh = Fresh(gradient_of_the_weights=received)
+        return replace(self, held=received, fresh=fresh, name=f"gradient of {self.name}", received=None)
 
     def attribution(self, grad_output: Tensor | None) -> ScaledSource:
         received = widened(self._received("attribution()", grad_output))
@@ -72,14 +69,12 @@ class StoredSource(TensorSource):
         names = Dimensions.unknown(len(leading), UNNAMED)
         if flat_heads is None:
             return replace(self, layout=leading, names=names)
-        held = SavedTensor(self.weights[flat_heads], self.held.what)
-        return replace(
-            self, held=held, layout=leading, names=names, received=_then(self.received, lambda t: t[flat_heads])
-        )
+        chosen, received = self.weights[flat_heads], _then(self.received, lambda t: t[flat_heads])
+        return replace(self, held=chosen, fresh=Fresh(weights=chosen), layout=leading, names=names, received=received)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "StoredSource":
-        held = SavedTensor(change(self.weights), self.held.what)
-        return replace(self, held=held, received=_then(self.received, change))
+        made = change(self.weights)
+        return replace(self, held=made, fresh=Fresh(weights=made), received=_then(self.received, change))
 
 
 def _then(make: Callable[[], Tensor] | None, change: Callable[[Tensor], Tensor]) -> Callable[[], Tensor] | None:
@@ -87,15 +82,13 @@ def _then(make: Callable[[], Tensor] | None, change: Callable[[Tensor], Tensor])
 
 
 def stored(
-    weights: SavedTensor, name: str, dimensions: Dimensions, received: Callable[[], Tensor] | None = None
+    weights: Tensor, fresh: Fresh, name: str, dimensions: Dimensions, received: Callable[[], Tensor] | None = None
 ) -> StoredSource:  # fmt: skip
     """The source of saved weights (batch..., H, T, S), (batch, T, S) or (T, S), with their gradient in that layout."""
-    layout = tuple(weights.tensor.shape[:-2])
-    flat_heads = weights.tensor.reshape(-1, *weights.tensor.shape[-2:])
-    # A reshaped copy has memory of its own, and a view has the version of its tensor.
-    is_copy = flat_heads.untyped_storage().data_ptr() != weights.tensor.untyped_storage().data_ptr()
-    return StoredSource(
-        SavedTensor(flat_heads, weights.what, None if is_copy else weights.mark), layout, name,
-        dimensions,
-        _then(received, lambda gradient: gradient.reshape(flat_heads.shape)),
-    )  # fmt: skip
+    layout = tuple(weights.shape[:-2])
+    flat_heads = weights.reshape(-1, *weights.shape[-2:])
+    if flat_heads.untyped_storage().data_ptr() != weights.untyped_storage().data_ptr():
+        fresh = Fresh()  # A reshaped copy has memory of its own.
+        fresh.own("weights", flat_heads)
+    back = _then(received, lambda gradient: gradient.reshape(flat_heads.shape))
+    return StoredSource(flat_heads, fresh, layout, name, dimensions, back)

@@ -13,18 +13,19 @@ from torch import Tensor
 from regard.call.masks.base import Mask
 from regard.call.shapes import Sizes
 from regard.kernels.base import Call
+from regard.maps.sources.factors import Factors
 from regard.maps.sources.values import CallValues
+from regard.tensors.fresh import Fresh
+from regard.tensors.undisturbed import undisturbed, with_graph
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors, masked
-from regard.watching.kept.mask_reading import GivenMask
+from regard.watching.kept.mask_reading import GivenMask, masked
 from regard.watching.kept.rebuilding import CallRebuilding
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.origins.streams import Origins
 from regard.watching.readers.head_layouts import AS_DOCUMENTED, Heads
 from regard.watching.readers.kernel_lse import KernelLse
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
 
 LaidOut = Callable[[Tensor], Tensor]
 """Turns a tensor of the model into the layout of a `Call`. It holds no tensor of the model."""
@@ -80,33 +81,29 @@ class AttentionCall(ObservedCall):
         given, beside = self.mask_of(call.sizes, policy)
         return masked(call, given, beside), given
 
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Observation:
         query, key = self.computed()
-        kept = policy.keep_queries(query, key, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
-        if (deferred := self.deferred(*kept, policy)) is not None:
-            return deferred
-        plain = self.call_of(kept[0].tensor, kept[1].tensor)
+        queries, keys = Fresh(), Fresh()
+        query = policy.keep(query, f"queries of {name}", queries)
+        plain = self.call_of(query, policy.keep(key, f"keys of {name}", keys))
         call, given = self.under_masks(plain, policy)
-        # For uniform rows, the call has a new query tensor, out of the model's reach.
-        queries = kept[0] if given.even is None else SavedTensor(call.query, kept[0].what)
-        notes, state = self.heads.notes, self.state(call, given, policy)
+        fresh = queries.joined(given.fresh) if given.even is None else given.fresh.joined()
+        # (For uniform rows, the call has a new query tensor, out of the model's reach.)
+        notes, state = self.heads.notes, self.state(call, given, policy, fresh)
         factors = Factors(
-            call.sizes, call, state=state, held=(queries, kept[1], *given.kept),
-            of=None if state is None else self.kernel.operator, notes=notes, even=given.even, graph=policy.graph,
+            call, state, sizes=call.sizes, fresh=fresh, keys=keys, even=given.even, notes=notes,
+            of_kernel=None if state is None else self.kernel.operator,
+            within=with_graph if policy.graph else undisturbed,
         )  # fmt: skip
         # Where the map holds other queries than these, or a graph, the fingerprints do not wait.
-        held = kept if given.even is None and not policy.graph else ()
-        return Reading(
+        held = queries.joined(keys) if given.even is None and not policy.graph else None
+        return Observation(
             factors, notes, self.rebuilding(call, factors), evidence=self.evidence(plain, held),
             dimensions=self.heads.dimensions, beside=self.beside(policy, name, call.sizes, call.query.dtype),
             holds_keys=not policy.graph,
         )  # fmt: skip
 
-    def deferred(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
-        """A reading that makes no tensor of the saved copies yet; None for a call without such a way."""
-        return None
-
-    def state(self, call: Call, given: GivenMask, policy: RetentionPolicy) -> Tensor | None:
+    def state(self, call: Call, given: GivenMask, policy: RetentionPolicy, fresh: Fresh) -> Tensor | None:
         """The kernel's log-sum-exp in our convention; None if there is none to use."""
         lse, shape = self.kernel.lse, call.query.shape[:-1]
         # The kernel's lse has no gradient: one with a gradient is computed when the map is read. For uniform rows the
@@ -117,11 +114,11 @@ class AttentionCall(ObservedCall):
         lse = lse.detach().to(call.query.device).reshape(shape)
         if given.live is not None:
             lse = lse.masked_fill(~given.live, -torch.inf)
-        return policy.keep(lse, "").tensor
+        return policy.keep(lse, "log-sum-exp", fresh)
 
-    def evidence(self, call: Call, held: tuple[SavedTensor, ...]) -> Evidence | None:
+    def evidence(self, call: Call, fresh: Fresh | None) -> Evidence | None:
         """The vectors that identify the next call of a generation; `call` is that of `call_of`."""
-        return Evidence(call.query, call.key, self.key, held=held)
+        return Evidence(call.query, call.key, self.key, fresh)
 
     def rebuilding(self, call: Call, factors: Factors) -> CallRebuilding | str:
         """Rebuilds rows of the output; or the reason why none can be rebuilt."""
@@ -140,8 +137,9 @@ class AttentionCall(ObservedCall):
         """Save the values, and wait for the gradient of the output, as the watch demands."""
 
         def values() -> ValuesOf:
-            kept, laid_out = policy.keep(self.value, f"the values of {name}"), self.value_layout(sizes)
-            return ValuesOf(lambda: laid_out(kept.tensor).to(dtype), [kept])
+            fresh, laid_out = Fresh(), self.value_layout(sizes)
+            kept = policy.keep(self.value, f"values of {name}", fresh)
+            return ValuesOf(lambda: laid_out(kept).to(dtype), fresh)
 
         def output() -> OutputOf:
             return OutputOf(self.output, self.output_layout(sizes), self.dropped)

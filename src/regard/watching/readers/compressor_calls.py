@@ -16,7 +16,7 @@ from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.origins.streams import Origins, Stream
 from regard.watching.readers.functions import Args, Kwargs
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
 from regard.watching.running.thread_state import RunningModule, ThreadState
 
 COMPRESSOR = ("kv_proj", "gate_proj", "position_bias", "kv_norm", "rotary_emb")
@@ -43,12 +43,12 @@ class CompressorCall(ObservedCall):
         names = Dimensions.of_call(1, has_heads=True)
         return Compression(shares, self.module.compress_rate, self.value.shape[1], tuple(self.shares.shape[:2]), names)
 
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Observation:
         shares = self.shares if policy.graph else self.shares.detach()
         rotate = getattr(sys.modules[type(self.module).__module__], "apply_rotary_pos_emb", None)
         unknown = "the rotation of its blocks is not known"
         rebuilding = unknown if rotate is None else CompressorRebuilding(self, rotate)
-        return Reading(None, rebuilding=rebuilding, stored=self.source(shares.flatten(0, 1)))
+        return Observation(None, rebuilding=rebuilding, stored=self.source(shares.flatten(0, 1)))
 
     def query_key_value(self) -> CallVectors:
         return CallVectors(None, None, self.value)

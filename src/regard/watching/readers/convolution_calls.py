@@ -10,9 +10,10 @@ from torch import Tensor
 from regard.call.shapes import Dimensions
 from regard.maps.sources.convolution import Convolution
 from regard.maps.sources.values import widened
+from regard.tensors.fresh import Fresh
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: torch.nn.Identity(),
@@ -44,12 +45,12 @@ class ConvolutionCall(ObservedCall):
         names = Dimensions.of_call(1, has_heads=True)
         return Convolution(each, (batch, channels), (queries, self.value.shape[2]), names)
 
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        kept = policy.keep(self.filters.clone(), f"the filters of {name}")
+    def read(self, policy: RetentionPolicy, name: str) -> Observation:
+        kept = policy.keep(self.filters.clone(), f"filters of {name}", Fresh())
         # (A copy: a parameter is written to by the next step of training.)
         known = self.activation in ACTIVATIONS
         rebuilding = ConvolutionRebuilding(self) if known else f"its activation {self.activation!r} is not known here"
-        return Reading(None, rebuilding=rebuilding, stored=self.source(kept.tensor))
+        return Observation(None, rebuilding=rebuilding, stored=self.source(kept))
 
     def query_key_value(self) -> CallVectors:
         return CallVectors(None, None, self.value[..., None])

@@ -25,7 +25,7 @@ from regard.kernels.base import Call
 from regard.kernels.snapshot import with_snapshot
 from regard.tensors.guards import has_torch_functions
 from regard.tensors.torch_private import EnableTorchFunction
-from regard.watching.kept.factors import undisturbed
+from regard.tensors.undisturbed import undisturbed
 from regard.watching.kept.mask_reading import read_mask
 from regard.watching.readers.attention_calls import AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs

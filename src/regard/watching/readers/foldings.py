@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.tensors.torch_private import DisableTorchFunction
-from regard.watching.kept.factors import undisturbed
+from regard.tensors.undisturbed import undisturbed
 from regard.watching.readers.head_counts import inferred_heads
 from regard.watching.readers.head_layouts import Folding
 from regard.watching.readers.running_forwards import running

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from regard.call.masks.base import Mask, render
 from regard.call.normalizations import Softmax
 from regard.call.shapes import Sizes, take
-from regard.watching.kept.factors import Factors, weighted
+from regard.maps.sources.factors import Factors
 from regard.watching.kept.mask_reading import GivenMask
-from regard.watching.kept.rebuilding import Rebuilding, Rebuilt, rounding_of
+from regard.watching.kept.rebuilding import Rebuilding, Rebuilt, rounding_of, weighted
 from regard.watching.readers.projections import Projection
 
 
@@ -84,7 +84,7 @@ class FusedRebuilding(Rebuilding):
 
     def whole(self) -> Rebuilt:
         value = self.projections[2].heads(self.num_heads, batch_first=True)
-        return self._through_out(weighted(*self.factors.reading, value).transpose(1, 2), range(self.queries))
+        return self._through_out(weighted(*self.factors.read(), value).transpose(1, 2), range(self.queries))
 
     def rounding(self, rows: range) -> Tensor:
         return rounding_of(self._scores(rows), self.output.dtype)

@@ -17,7 +17,7 @@ from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_calls import Given, KernelCall, KernelForm, KernelRows, used_keys
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
 from regard.watching.running.thread_state import ThreadState
 
 NO_WEIGHTS = (
@@ -183,7 +183,7 @@ class UnreadKernel(ObservedCall):
     error: ArgumentError
     has_scores: ClassVar[bool] = False
 
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Observation:
         raise self.error
 
     def query_key_value(self) -> CallVectors:

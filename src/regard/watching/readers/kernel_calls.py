@@ -21,15 +21,16 @@ from regard.call.shapes import Rows, Sizes, index_tensor
 from regard.errors import ArgumentError
 from regard.functional import make_call
 from regard.kernels.base import Call
+from regard.maps.sources.factors import Factors
+from regard.tensors.fresh import Fresh, copied
+from regard.tensors.undisturbed import undisturbed, with_graph
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors
 from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_tensor import SavedTensor, copied
 from regard.watching.readers.attention_calls import AttentionCall, LaidOut
 from regard.watching.readers.kernel_lse import KernelLse
-from regard.watching.running.observed_call import CallVectors, Reading
+from regard.watching.running.observed_call import CallVectors, Observation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,34 +211,41 @@ class KernelCall(AttentionCall):
     def call_of(self, query: Tensor, key: Tensor) -> Call:
         return self.form.call(query, key, self.rows, self.columns)
 
+    def mask_of(self, sizes: Sizes, policy: RetentionPolicy) -> tuple[GivenMask, Mask | None]:
+        return GivenMask(fresh=Fresh(slopes=self.form.slopes, sinks=self.form.sink)), None
+
     def value_layout(self, sizes: Sizes) -> LaidOut:
         return self.columns.laid_out
 
     def output_layout(self, sizes: Sizes) -> LaidOut:
         return self.rows.laid_out
 
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Observation:
         if self.rows.starts is None:
             return AttentionCall.read(self, policy, name)
         query, key, rows, columns, form = self.query, self.key, self.rows, self.columns, self.form
         sizes = Sizes((rows.number,), query.shape[-2], key.shape[-2], rows.length, columns.length, True)
-        kept = policy.keep(query, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
+        sources, fresh = Fresh(), self.mask_of(sizes, policy)[0].fresh
+        query = policy.keep(query, f"queries of {name}", sources)
+        key = policy.keep(key, f"keys of {name}", sources)
 
         def call() -> Call:
-            vectors = rows.laid_out(kept[0].tensor), columns.laid_out(kept[1].tensor)
-            return form.call(*vectors, rows, columns)
+            return form.call(rows.laid_out(query), columns.laid_out(key), rows, columns)
 
         factors = Factors(
-            sizes, call, state=self._state(policy), held=kept, of=self.kernel.operator, graph=policy.graph,
+            call, self._state(policy, fresh), sizes=sizes, fresh=fresh, sources=sources,
+            of_kernel=self.kernel.operator, within=with_graph if policy.graph else undisturbed,
         )  # fmt: skip
         beside = self.beside(policy, name, sizes, query.dtype)
         notes = [f"packed documents, each a sequence of the map: {rows.number}"]
-        return Reading(factors, notes, "dropout" if self.dropped else PackedRebuilding(self, factors), beside=beside)
+        return Observation(
+            factors, notes, "dropout" if self.dropped else PackedRebuilding(self, factors), beside=beside
+        )
 
-    def state(self, call: Call, given: GivenMask, policy: RetentionPolicy) -> Tensor | None:
-        return self._state(policy)
+    def state(self, call: Call, given: GivenMask, policy: RetentionPolicy, fresh: Fresh) -> Tensor | None:
+        return self._state(policy, fresh)
 
-    def _state(self, policy: RetentionPolicy) -> Tensor | None:
+    def _state(self, policy: RetentionPolicy, fresh: Fresh) -> Tensor | None:
         # Kernels differ in whether a sink counts.
         if policy.graph or self.kernel.lse is None or self.form.sink is not None:
             return None
@@ -246,10 +254,10 @@ class KernelCall(AttentionCall):
             places = torch.arange(self.rows.length, device=states.device)
             states = states.masked_fill((places >= self.rows.counts[:, None])[:, None], -torch.inf)
         # The row of a query without keys has +inf here, and -inf in a map.
-        return policy.keep(states.masked_fill(states == torch.inf, -torch.inf).contiguous(), "").tensor
+        return policy.keep(states.masked_fill(states == torch.inf, -torch.inf).contiguous(), "log-sum-exp", fresh)
 
-    def evidence(self, call: Call, held: tuple[SavedTensor, ...]) -> Evidence | None:
-        return None if self.rows.counts is not None else AttentionCall.evidence(self, call, held)
+    def evidence(self, call: Call, fresh: Fresh | None) -> Evidence | None:
+        return None if self.rows.counts is not None else AttentionCall.evidence(self, call, fresh)
 
     def query_key_value(self) -> CallVectors:
         return CallVectors(*self.computed(), self.columns.laid_out(self.value))

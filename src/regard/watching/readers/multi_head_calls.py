@@ -23,15 +23,16 @@ from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes, as_autocast
 from regard.errors import OverwrittenError
 from regard.kernels.base import Call
+from regard.maps.sources.factors import Factors
 from regard.maps.sources.values import widened
+from regard.tensors.fresh import Fresh
 from regard.tensors.guards import autocast_of
 from regard.tensors.torch_private import attends_as_torch, nested_sizes
+from regard.tensors.undisturbed import undisturbed, with_graph
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors, masked, undisturbed, with_graph
-from regard.watching.kept.mask_reading import GivenMask, both
+from regard.watching.kept.mask_reading import GivenMask, both, masked
 from regard.watching.kept.rebuilding import Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.origins.streams import Origins
 from regard.watching.readers.attention_calls import AttentionCall
@@ -48,7 +49,7 @@ from regard.watching.readers.projections import (
     run_with_heads,
 )
 from regard.watching.running.module_kinds import FUSED_SUBCLASS, may_run_fused, ran_fused
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
 from regard.watching.running.thread_state import RunningModule, ThreadState
 
 
@@ -82,7 +83,7 @@ class MultiHeadCall(AttentionCall):
         query, key = self.query, self.key
         return (query, key) if query.dim() == 4 else (query.unsqueeze(0), key.unsqueeze(0))
 
-    def evidence(self, call: Call, held: tuple[SavedTensor, ...]) -> Evidence | None:
+    def evidence(self, call: Call, fresh: Fresh | None) -> Evidence | None:
         return self.layer.evidence()
 
 
@@ -110,7 +111,7 @@ class Projected(ObservedCall):
     origins: Origins | None = None
     how: str
 
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Observation:
         sizes, dtype = self.sizes(), autocast_of(self.query.input.device.type)
         given = self.mask(policy, sizes, dtype)
         factors = self._factors(policy, name, sizes, given, dtype)
@@ -118,13 +119,14 @@ class Projected(ObservedCall):
             policy, name, sizes, lambda: self._values(policy, name, dtype), lambda: self._output(policy, name, dtype)
         )
         rebuilding = self._rebuilding(factors, given)
-        return Reading(factors, rebuilding=rebuilding, evidence=self.evidence(), beside=beside)
+        return Observation(factors, rebuilding=rebuilding, evidence=self.evidence(), beside=beside)
 
     def _factors(
         self, policy: RetentionPolicy, name: str, sizes: Sizes, given: GivenMask, dtype: torch.dtype | None
     ) -> Factors:
-        query, held = self.query.keep(policy, name)
-        key, more = self.key.keep(policy, name, (self.query, query))
+        sources = Fresh()
+        query = self.query.keep(policy, name, sources)
+        key = self.key.keep(policy, name, sources, (self.query, query))
 
         num_heads, batch_first = self.num_heads, self.batch_first
         beside = causal(0) if self.is_causal else None
@@ -135,31 +137,36 @@ class Projected(ObservedCall):
                 heads = query.heads(num_heads, batch_first=batch_first), key.heads(num_heads, batch_first=batch_first)
             return masked(_call_of(*heads, sizes, None), given, beside)
 
-        return Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even, graph=policy.graph)
+        within = with_graph if policy.graph else undisturbed
+        return Factors(
+            build, None, sizes=sizes, fresh=given.fresh, sources=sources, even=given.even, within=within
+        )  # fmt: skip
 
     def _values(self, policy: RetentionPolicy, name: str, dtype: torch.dtype | None) -> ValuesOf:
-        value, held = self.value.keep(policy, name)
+        fresh = Fresh()
+        value = self.value.keep(policy, name, fresh)
         heads, batch_first, graph = self.num_heads, self.batch_first, policy.graph
 
         def make() -> Tensor:
             with with_graph() if graph else undisturbed(), autocast_to(dtype, value.input):
                 return value.heads(heads, batch_first=batch_first)
 
-        return ValuesOf(make, held)
+        return ValuesOf(make, fresh)
 
     def _output(self, policy: RetentionPolicy, name: str, dtype: torch.dtype | None) -> OutputOf:
         """The projected output, whose gradient goes back through the saved projection."""
-        kept = policy.keep_weight(self.out[0], f"the weights of {name}")
+        fresh = Fresh()
+        kept = policy.keep_weight(self.out[0], f"weights of {name}", fresh)
         heads, batch_first = self.num_heads, self.batch_first
 
         def laid_out(gradient: Tensor) -> Tensor:
-            weight = kept.tensor.detach()
+            weight = kept.detach()
             weight = widened(weight if dtype is None else weight.to(dtype))
             gradient = widened(gradient if gradient.dim() == 3 else gradient.unsqueeze(1))
             gradient = gradient if batch_first else gradient.transpose(0, 1)
             return (gradient @ weight).unflatten(-1, (heads, -1)).transpose(1, 2)
 
-        return OutputOf(self.output, laid_out, self.dropped, [kept])
+        return OutputOf(self.output, laid_out, self.dropped, fresh)
 
     def projected(self) -> MultiHeadCall:
         """The same call by its heads, projected now."""

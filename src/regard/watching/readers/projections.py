@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from regard.tensors.fresh import Fresh
 from regard.tensors.guards import is_function_observed, is_overridden
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
 
@@ -106,27 +106,24 @@ class Projection:
         return self.static is not None or self.row is not None or self.zero
 
     def keep(
-        self, policy: RetentionPolicy, what: str, beside: "SavedProjection | None" = None
-    ) -> "tuple[Projection, list[SavedTensor]]":
+        self, policy: RetentionPolicy, what: str, fresh: Fresh, beside: "SavedProjection | None" = None
+    ) -> "Projection":
         """The same projection with saved tensors; those shared with `beside`, another projection, are saved once."""
-        held: list[SavedTensor] = []
         shared = {} if beside is None else dict(zip(map(id, beside[0].tensors()), beside[1].tensors(), strict=True))
 
-        def saved(tensor: Any, save: Callable[[Tensor, str], SavedTensor], name: str) -> Any:
+        def saved(tensor: Any, save: Callable[[Tensor, str, Fresh], Tensor], name: str) -> Any:
             if tensor is None or id(tensor) in shared:
                 return None if tensor is None else shared[id(tensor)]
-            held.append(save(tensor, f"the {name} of {what}"))
-            return held[-1].tensor
+            return save(tensor, f"{name} of {what}", fresh)
 
         weight = partial(saved, save=policy.keep_weight, name="weights")
-        kept = replace(
+        return replace(
             self, input=saved(self.input, policy.keep, "input"), weight=weight(self.weight), bias=weight(self.bias),
             row=weight(self.row), static=saved(self.static, policy.keep, "keys"),
             norm=None if self.norm is None else self.norm._replace(
                 weight=weight(self.norm.weight), bias=weight(self.norm.bias)
             ),
         )  # fmt: skip
-        return kept, held
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         """The tensors that another projection may share."""

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
+from regard.tensors.fresh import copied
 from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.cache_argument import cache_in
 from regard.watching.kept.kept_recurrence import LABELS, Factored, Finish, RecurrentRebuilding, Shared, kept_recurrence
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_tensor import copied
 from regard.watching.readers.convolution_calls import convolution_of
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.traced_calls import after
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
 from regard.watching.running.thread_state import ThreadState
 
 UNSEEN = "it begins with a state of earlier positions, which this watch has not seen: the map has these keys alone"
@@ -27,7 +27,7 @@ UNSEEN = "it begins with a state of earlier positions, which this watch has not 
 class RecurrentCall(ObservedCall):
     """One call, after it ran: all tensors as (B, H, T, ...)."""
 
-    given: Factored[Tensor]
+    given: Factored
     shared: Shared
     value: Tensor
     output: Tensor
@@ -41,7 +41,7 @@ class RecurrentCall(ObservedCall):
     """The rest of the function, where its output is not that of the recurrence."""
     has_scores: ClassVar[bool] = False
 
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Observation:
         lengths = {LABELS[factor]: x.shape[2] for factor, x in self.given.named().items() if factor != "rates"}
         if len(set(lengths.values())) > 1:
             said = ", ".join(f"{count} {what}" for what, count in lengths.items())
@@ -49,7 +49,7 @@ class RecurrentCall(ObservedCall):
         made, evidence, is_whole = kept_recurrence(policy, name, self.given, self.shared, self.before, self.after)
         rebuilding = RecurrentRebuilding(self.given, self.shared, self.value, self.output, self.before, self.finish)
         notes = [] if is_whole else [UNSEEN]
-        return Reading(None, notes=notes, rebuilding=rebuilding, stored=made, evidence=evidence)
+        return Observation(None, notes=notes, rebuilding=rebuilding, stored=made, evidence=evidence)
 
     def query_key_value(self) -> CallVectors:
         return CallVectors(self.given.query, self.given.key, self.value)

@@ -8,7 +8,8 @@ from torch import Tensor
 from regard.functional import Attended, attention
 from regard.kernels.base import Call
 from regard.maps.sources.call import source_of_call
-from regard.maps.sources.call_factors import GivenFactors
+from regard.maps.sources.factors import Factors
+from regard.tensors.fresh import Fresh
 from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.readers.attention_calls import NOTHING_GIVEN, AttentionCall
@@ -31,11 +32,9 @@ class RegardCall(AttentionCall):
     def of(cls, attended: Attended, query: Tensor, key: Tensor, value: Tensor) -> "RegardCall":
         """The call of these queries, keys and values, by its map."""
         source = source_of_call(attended.weights.source, "a watch")
-        factors = source.factors
-        assert isinstance(factors, GivenFactors), "the function makes no other"
         return cls(
-            query=query, key=key, value=value, output=attended.output, made=source.call,
-            known_state=factors.known_state, dropped=source.call.dropout,
+            query=query, key=key, value=value, output=attended.output, made=(call := source.call),
+            known_state=source.factors.known_state_of(call), dropped=call.dropout,
         )  # fmt: skip
 
     def computed(self) -> tuple[Tensor, Tensor]:
@@ -45,10 +44,10 @@ class RegardCall(AttentionCall):
         return replace(self.made, query=query, key=key)
 
     def under_masks(self, call: Call, policy: RetentionPolicy) -> tuple[Call, GivenMask]:
-        return call if policy.graph else GivenFactors(call, None).mapped(Tensor.detach).form, NOTHING_GIVEN
+        return call if policy.graph else Factors.given(call, None).mapped(Tensor.detach).form, NOTHING_GIVEN
 
-    def state(self, call: Call, given: GivenMask, policy: RetentionPolicy) -> Tensor | None:
-        return None if self.known_state is None else policy.keep(self.known_state, "").tensor
+    def state(self, call: Call, given: GivenMask, policy: RetentionPolicy, fresh: Fresh) -> Tensor | None:
+        return None if self.known_state is None else policy.keep(self.known_state, "log-sum-exp", fresh)
 
 
 def observe_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:

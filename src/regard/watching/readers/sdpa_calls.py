@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.call.masks.base import Mask
-from regard.call.masks.basic import Causal, causal
+from regard.call.masks.basic import causal
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes
@@ -16,11 +16,8 @@ from regard.errors import ShapeError
 from regard.functional import make_call
 from regard.kernels.base import Call
 from regard.tensors.guards import autocast_of
-from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors
 from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.origins.streams import Origins, Stream
 from regard.watching.readers.attention_calls import NOTHING_GIVEN, AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs
@@ -28,7 +25,6 @@ from regard.watching.readers.head_axes import documented_heads, folded_heads
 from regard.watching.readers.head_counts import inferred_heads
 from regard.watching.readers.head_layouts import AS_DOCUMENTED
 from regard.watching.readers.kernel_lse import KernelLse, decided, run_with_lse, sdpa_arguments
-from regard.watching.running.observed_call import Reading
 from regard.watching.running.thread_state import ThreadState
 
 
@@ -65,32 +61,6 @@ class Sdpa(AttentionCall):
             mask, is_causal = _with_causal(mask, sizes), False
         given = NOTHING_GIVEN if mask is None else policy.mask(mask, sizes, dtype=self.autocast)
         return given, causal(0) if is_causal else None
-
-    def deferred(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
-        if self.attn_mask is not None or not query.is_deferred or self.autocast is not None:
-            return None
-        lse, scale = self.kernel.lse, self.scale
-        known = (
-            _known_of(self.query, self.key, scale) if self.heads is AS_DOCUMENTED and not policy.keeps_more else None
-        )
-        if known is None or type(lse) is not Tensor or not lse.is_cpu or lse.shape != self.query.shape[:-1]:
-            return None
-        mask = FROM_THE_FIRST if self.is_causal else None
-
-        def call() -> Call:
-            return replace(known, query=query.tensor, key=key.tensor, mask=mask)
-
-        state, held = policy.deferred_copy(lse, ""), (query, key)
-        notes: list[str] = []
-        factors = Factors(
-            known.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, is_deferred=True
-        )
-        rebuilding = self.rebuilding(replace(known, query=self.query, key=self.key, mask=mask), factors)
-        evidence = Evidence(query, key if key.is_deferred else key.tensor, self.key, held=held)
-        return Reading(factors, notes, rebuilding, evidence=evidence, holds_keys=True)
-
-
-FROM_THE_FIRST = Causal(0)
 
 
 def _known_of(query: Tensor, key: Tensor, scale: float | None) -> Call | None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.call.shapes import UNNAMED, Dimensions
 from regard.errors import ShapeError
+from regard.tensors.fresh import Fresh
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
@@ -17,7 +18,7 @@ from regard.watching.origins.streams import Origins
 from regard.watching.readers.contractions import Labels, sum_of_products
 from regard.watching.readers.head_layouts import AS_DOCUMENTED, HeadLayout, Heads
 from regard.watching.readers.no_attention import ValueProduct
-from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +38,7 @@ class WrittenOut(ObservedCall):
     is_part: bool = False
     token: object = field(default_factory=object)
 
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Observation:
         product = self.product
         weights, values = product.laid_out(product.weights), product.laid_out_values()
         softmax, notes, layout = self.softmax, [*self.notes, *self.heads.notes], self.heads.layout
@@ -49,15 +50,16 @@ class WrittenOut(ObservedCall):
             softmax = shown(softmax)
         weights, values = shown(weights), None if values is None else shown(values)
         differs = softmax is not None and not _equal(softmax, weights)
-        kept = policy.keep(weights, f"the weights of {name}")
+        fresh, of_softmax = Fresh(), Fresh()
+        kept = policy.keep(weights, f"weights of {name}", fresh)
         received = self._gradient(policy, name, shown)
-        source = stored(kept, self.name + (", changed" if differs else ""), names, received)
+        source = stored(kept, fresh, self.name + (", changed" if differs else ""), names, received)
         beside = None
         if softmax is not None and differs:
             own = names if softmax.shape == weights.shape else Dimensions.unknown(softmax.dim() - 2, UNNAMED)
-            beside = stored(policy.keep(softmax, f"the softmax of {name}"), self.name, own)
+            beside = stored(policy.keep(softmax, f"softmax of {name}", of_softmax), of_softmax, self.name, own)
             notes.append(CHANGED)
-        return Reading(
+        return Observation(
             None, notes, ProductRebuilding(product, self.result, source, self.heads.layout), stored=source,
             softmax=beside, evidence=self._evidence(weights.detach(), values)
         )  # fmt: skip

@@ -8,11 +8,11 @@ from torch import Size, Tensor
 
 from regard.call.shapes import Dimensions
 from regard.maps.sources.call import CallSource
+from regard.maps.sources.factors import Factors
 from regard.maps.sources.source import Source
 from regard.maps.sources.values import CallValues
 from regard.watching.kept.arguments import ModuleArguments
 from regard.watching.kept.evidence import AnyEvidence
-from regard.watching.kept.factors import Factors
 from regard.watching.kept.rebuilding import Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.origins.streams import Origins
@@ -41,7 +41,7 @@ class KeysChosen(NamedTuple):
 
 
 @dataclass(slots=True)
-class Reading:
+class Observation:
     """The factors of a call or its weights, with notes about them for the report."""
 
     factors: Factors | None
@@ -97,7 +97,7 @@ class ObservedCall(ABC):
     """The share of the weights that were dropped."""
 
     @abstractmethod
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Observation:
         """Save the tensors of the map, by the rules of a watch; raises RegardError if the call cannot be read."""
 
     @abstractmethod

@@ -1,0 +1,229 @@
+"""The factors of a call that a map reads: a call, the state of its rows, and what must not have changed."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.call.shapes import Sizes
+from regard.errors import GradientError
+from regard.kernels import BACKENDS, row_state
+from regard.kernels.base import Call, row_sum_error
+from regard.maps.sources.row_shift import RowShift
+from regard.tensors.fresh import Fresh
+from regard.tensors.guards import is_recorded
+from regard.tensors.tensor_tree import tensors_mapped, tensors_of_tree
+from regard.tensors.torch_private import viewed
+from regard.tensors.undisturbed import undisturbed
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
+"""How far the sum of the checked row may be from 1; beyond it a kernel's log-sum-exp is not used."""
+NOTHING_HELD = Fresh()
+
+
+class Reading(NamedTuple):
+    """A call and the state of its rows, both of shifted rows where the bias is far from 0."""
+
+    call: Call
+    state: Tensor
+    """The normalizer of each row (B, H, T), such as the log-sum-exp; -inf for a row without a key."""
+
+
+class GrowingKeys:
+    """The keys of the last step of a generation; the keys of each earlier step are their beginning."""
+
+    def __init__(self, tensor: Tensor, fresh: Fresh) -> None:
+        self.tensor = tensor
+        self.fresh = fresh
+
+
+class Factors:
+    """A call and its row state, each given or computed at the first read, and the tensors that they are made of."""
+
+    __slots__ = (
+        "__weakref__", "_call", "_make", "_of_kernel", "_row_shift", "_sources", "_state", "_within", "even", "fresh",
+        "keys", "notes", "sizes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        make: Call | Callable[[], Call],
+        state: Tensor | None,
+        *,
+        sizes: Sizes,
+        fresh: Fresh,
+        sources: Fresh | None = None,
+        keys: Fresh | None = None,
+        within: Callable[[], AbstractContextManager[object]] = torch.enable_grad,
+        of_kernel: str | None = None,
+        even: Tensor | None = None,
+        notes: list[str] | None = None,
+    ) -> None:
+        """Hold a call.
+
+        Args:
+            make: the call; or a function that makes it of the tensors in `sources`, at the first read.
+            state: None for one that a pass over the scores computes at the first read.
+            fresh: the tensors of the call that others may write to.
+            sizes: those of the call.
+            sources: the tensors that `make` reads; None if it is the call.
+            keys: the tensor of the keys, if the keys of a later step of a generation may take its place.
+            within: the context of computations at a read. Under `enable_grad` a map takes a graph when it is read.
+            of_kernel: the operator that gave the state, which is verified at the first read, and computed anew if it
+                is wrong.
+            even: the rows that the model spread evenly because its mask left them no key.
+            notes: takes the words about a wrong state.
+        """
+        self._call = make if isinstance(make, Call) else None
+        self._make = None if isinstance(make, Call) else make
+        self._state, self.fresh, self._sources, self._within = state, fresh, sources, within
+        self._of_kernel, self.even, self.notes = of_kernel, even, notes
+        self.sizes = sizes
+        self.keys = None if keys is None else GrowingKeys(self.form.key, keys)
+        self._row_shift: RowShift | None = None
+
+    @classmethod
+    def given(cls, call: Call, state: Tensor | None, lse: Tensor | None = None) -> "Factors":
+        """A given call, the row state of its kernel, and the log-sum-exp of others that this state may be."""
+        fresh = Fresh(queries=call.query, keys=call.key, log_sum_exp=lse)
+        return cls(call, state, sizes=call.sizes, fresh=fresh)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy (`copy`, `pickle`) is read at once, because others hold the tensors."""
+        call = self.call
+        return Factors.given, (call, self.known_state_of(call))
+
+    @property
+    def form(self) -> Call:
+        """The call, not checked: for its shapes, dtypes and devices."""
+        return self.call if self._call is None else self._call
+
+    @property
+    def call(self) -> Call:
+        """The call; raises OverwrittenError if its tensors have been written to."""
+        self._held().check()
+        if self._call is not None:
+            self._call.require_same("a map", self._state)
+        elif self._make is not None:
+            with self._within():
+                self._call, self._make = self._make(), None
+            # The computed call has tensors of its own, out of the reach of others.
+            self._sources = None
+        call = self._call
+        assert call is not None
+        if self.keys is not None and self.keys.tensor is not call.key:
+            return replace(call, key=self.keys.tensor[:, :, : self.sizes.keys])
+        return call
+
+    def read(self) -> Reading:
+        """The call, checked once, and its row state."""
+        call = self.call
+        state = self.state_of(call)
+        if call.bias is None:
+            return Reading(call, state)
+        if self._row_shift is None:
+            self._row_shift = RowShift()
+        with self._within():
+            return Reading(*self._row_shift.applied(call, state))
+
+    def state_of(self, call: Call) -> Tensor:
+        """The row state of the checked call; if no kernel gave an exact one, one pass over the scores computes it."""
+        state = self.known_state_of(call)
+        if state is None or (self._within is torch.enable_grad and not state.requires_grad and _takes_graph(call)):
+            # The first read may need no gradient, and a later one may.
+            with self._within():
+                self._state = state = row_state(call)
+        return state
+
+    def known_state_of(self, call: Call) -> Tensor | None:
+        """The same; None if it is not computed yet."""
+        if self._of_kernel is not None and self._state is not None:
+            self._verify(call, self._state)
+        return self._state
+
+    def verify(self) -> None:
+        """Check a kernel's row state now, if it can still be read."""
+        if self._of_kernel is not None and not self.is_stale:
+            self.known_state_of(self.call)
+
+    def _verify(self, call: Call, state: Tensor) -> None:
+        """Drop a kernel's row state if it is inexact, or wrong (with a note)."""
+        operator, self._of_kernel = self._of_kernel, None
+        with undisturbed():
+            miss = row_sum_error(call, state)
+        if not miss <= TOLERANCE.get(call.query.dtype, 1e-3):
+            self._state = None
+            if self.notes is not None:
+                said = f"{operator} gave a log-sum-exp with which a row sums to 1 {miss:+.1e}: computed anew"
+                self.notes.append(said)
+        elif not BACKENDS["fused"].has_exact_state(call):
+            self._state = None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether tensors of the call have been written to."""
+        return self._held().changed() is not None
+
+    def _held(self) -> Fresh:
+        others = (self._sources, None if self.keys is None else self.keys.fresh)
+        if others == (None, None):
+            return self.fresh
+        return self.fresh.joined(*(one for one in others if one is not None))
+
+    def share_keys(self, later: "Factors") -> None:
+        """Read the keys from those of a later step, which begin with these, and drop our own; so does that step."""
+        keys = self.keys
+        assert keys is not None, "a step holds its keys apart"
+        assert later.keys is not None, "and so does the next one"
+        keys.tensor, keys.fresh = later.keys.tensor, later.keys.fresh
+        later.keys = keys
+        for one in (self, later):
+            one.drop_keys()
+
+    def drop_keys(self) -> None:
+        """Let go of the call's own tensor of keys."""
+        assert self._call is not None, "its keys were compared"
+        self._call = replace(self._call, key=self._call.key.new_empty(0))
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors in memory now."""
+        found = [] if self._call is None else [self._call.query, self._call.key]
+        found += [] if self._state is None else [self._state]
+        others = self._held().tensors() + ([] if self.keys is None else [self.keys.tensor])
+        return found + [one for one in others if not any(one is other for other in found)]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Factors":
+        """The same with the tensors changed."""
+        call = self.call
+        call, state = tensors_mapped((call, self.known_state_of(call)), change)
+        if call.snapshot is not None:
+            from regard.kernels.snapshot import with_new_snapshot
+
+            call = with_new_snapshot(call)
+        return Factors.given(call, state)
+
+
+def _takes_graph(call: Call) -> bool:
+    """Whether a tensor takes a gradient that took none when the call ran."""
+    if not is_recorded():
+        return False
+    for name, tensor in (("queries", call.query), ("keys", call.key)):
+        if tensor.requires_grad and tensor.grad_fn is None and viewed(tensor) is not None:
+            raise GradientError(
+                f"the {name} {tuple(tensor.shape)} of this map took no gradient when the call ran, and take one "
+                "now: call requires_grad_() before, or read the map under torch.no_grad()"
+            )
+    return needs_gradient(tensors_of_call(call))
+
+
+def needs_gradient(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of the tensors needs a gradient."""
+    return True in [one.requires_grad for one in tensors]
+
+
+def tensors_of_call(call: Call) -> list[Tensor]:
+    """The tensors behind the weights of a call: query and key first."""
+    return tensors_of_tree(call.query, call.key, call.score, call.normalization, call.mask, call.bias)

@@ -1,0 +1,95 @@
+"""Some queries and keys of another source."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.call.shapes import Rows
+from regard.maps.sources.derived import DerivedSource
+from regard.maps.sources.source import Part, PartOf, Scratch, Source, Statistic, take_rows
+from regard.maps.statistics import definitions as st
+
+
+@dataclass(frozen=True, eq=False)
+class SelectionSource(DerivedSource):
+    """Some queries and keys of a source. The weights are unchanged, so rows may sum to less than 1."""
+
+    of: Source
+    rows: Rows
+    chosen: Rows
+
+    @property
+    def part_of(self) -> PartOf:
+        whole = self.of.part_of
+        return whole._replace(rows=_of(whole.rows, self.rows), columns=_of(whole.columns, self.chosen))
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.of.leading, len(self.rows), len(self.chosen)))
+
+    @property
+    def width(self) -> int:
+        return self.of.width
+
+    def __str__(self) -> str:
+        return f"some rows and columns of a map {tuple(self.of.shape)}: {self.of}"
+
+    def columns(self, rows: range) -> range:
+        if not isinstance(self.rows, range) or not isinstance(self.chosen, range):
+            return range(self.keys)
+        inner = self.of.columns(range(self.rows.start + rows.start, self.rows.start + rows.stop))
+        start = max(inner.start, self.chosen.start)
+        stop = max(start, min(inner.stop, self.chosen.stop))
+        return range(start - self.chosen.start, stop - self.chosen.start)
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        inner = self.of.part(flat_heads, scratch)
+        return lambda rows, columns: inner(_of(self.rows, rows), _of(self.chosen, columns))
+
+    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
+        """Sums and products of the other source, with 0 for unselected rows and columns.
+
+        This pays only if most of its weights are selected: for a few rows a tile is faster.
+        """
+        if 2 * len(self.rows) * len(self.chosen) < self.of.queries * self.of.keys:
+            return None
+        match statistic:
+            case st.Product(x):
+                found = self.of.at_once(st.Product(_spread(x, self.chosen, self.of.keys)))
+                return None if found is None else (take_rows(found[0].mT, self.rows).mT,)
+            case st.TransposedProduct(x):
+                found = self.of.at_once(st.TransposedProduct(_spread(x, self.rows, self.of.queries)))
+                return None if found is None else (take_rows(found[0], self.chosen),)
+            case st.Received():
+                ones = torch.ones(1, len(self.rows), 1, dtype=self.dtype, device=self.device)
+                found = self.at_once(st.TransposedProduct(ones))
+                return None if found is None else (found[0][:, 0],)
+        return None
+
+    def gradient(self, grad_output: Tensor | None) -> Source:
+        return super().gradient(grad_output) if grad_output is not None else replace(self, of=self.of.gradient(None))
+
+    def attribution(self, grad_output: Tensor | None) -> Source:
+        if grad_output is not None:
+            return super().attribution(grad_output)
+        return replace(self, of=self.of.attribution(None))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "SelectionSource":
+        rows, chosen = (i if isinstance(i, range) else change(i) for i in (self.rows, self.chosen))
+        return SelectionSource(self.of.mapped(change), rows, chosen)
+
+
+def _spread(x: Tensor, chosen: Rows, length: int) -> Tensor:
+    """Scatter rows (flat_heads, n, N) to their indices in `length`, 0 elsewhere; repeated indices are summed."""
+    places = torch.arange(chosen.start, chosen.stop, device=x.device) if isinstance(chosen, range) else chosen
+    return x.new_zeros(len(x), length, x.shape[-1]).index_add(1, places, x)
+
+
+def _of(chosen: Rows, places: Rows) -> Rows:
+    if not isinstance(chosen, range):
+        return chosen[places.start : places.stop] if isinstance(places, range) else chosen[places]
+    if isinstance(places, range):
+        return range(chosen.start + places.start, chosen.start + places.stop)
+    return places + chosen.start

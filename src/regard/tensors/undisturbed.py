@@ -1,0 +1,42 @@
+"""Contexts in which a map is read: exact wherever it happens, with or without a graph."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from regard.tensors.guards import autocasts, is_inference, is_recorded
+
+
+def undisturbed() -> AbstractContextManager[object]:
+    """A context without gradients, autocast and inference tensors, so a read is exact wherever it happens."""
+    casting = autocasts()
+    return _exactly(torch.no_grad(), casting) if casting or is_recorded() or is_inference() else nullcontext()
+
+
+def with_graph() -> AbstractContextManager[object]:
+    """The same with gradients."""
+    return _exactly(recorded(), autocasts())
+
+
+@contextmanager
+def recorded() -> Iterator[None]:
+    """A context with gradients, under the autocast of the call that is read in it. Saved-tensor hooks of others
+    (torch.utils.checkpoint counts the tensors of a block) see nothing of a read."""
+    keeps = torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+    with torch.inference_mode(False), torch.enable_grad(), keeps:
+        yield
+
+
+def _exactly(gradients: AbstractContextManager[object], casting: tuple[str, ...]) -> ExitStack:
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(gradients)
+    for kind in casting:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor

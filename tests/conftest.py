@@ -40,7 +40,6 @@ def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def logged() -> Iterator[list[logging.LogRecord]]:
-    """The warnings and errors that loggers hand to the root."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = records.append  # type: ignore[assignment]

@@ -102,12 +102,10 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float = 180.0) -> tuple[str, str]:
-        """What it wrote to standard output and standard error, once it has ended."""
         self.wait(timeout)
         return self.texts()
 
     def texts(self) -> tuple[str, str]:
-        """What it has written so far."""
         out, err = (os.pread(file, os.fstat(file).st_size, 0).decode() for file in (self._out, self._err))
         return out, err
 
@@ -162,7 +160,6 @@ def _nameless_file() -> int:
 
 
 def run(*arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    """Call a function in a process, and wait for its end."""
     process = PROCESS(*arguments, **how)
     out, err = process.communicate()
     assert process.returncode is not None
@@ -170,7 +167,6 @@ def run(*arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
 
 
 def run_code(code: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process that has imported torch, and nothing of ours."""
     return run(code, function="tests.forked:execute", imported=("torch",))
 
 

@@ -40,7 +40,6 @@ LARGEST_WHEEL = 2_000_000
 
 
 def sources() -> list[str]:
-    """The files of the package, as the checkout has them."""
     home = ROOT / "src" / "regard"
     return sorted(
         path.relative_to(home).as_posix()
@@ -50,7 +49,6 @@ def sources() -> list[str]:
 
 
 def lacking(archive: Path, files: list[str]) -> list[str]:
-    """Which of the package's files a wheel or an sdist lacks."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             names = wheel.namelist()

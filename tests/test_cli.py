@@ -45,7 +45,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(data: Path) -> Path:
-    """Forty steps in one go."""
     folder = data.parent / "run"
     done = forked.run("train", "--data", str(data), "--out", str(folder), "--steps", "40", *TINY)
     assert done.returncode == 0, done.stderr
@@ -59,7 +58,6 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 
 def wait_for(folder: Path, step: int, process: subprocess.Popen[str] | Forked) -> None:
-    """Until a step is in the history."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None, "training ended before it could be stopped"
@@ -188,6 +186,13 @@ def test_a_file_a_pipe_and_a_sentence_take_the_same_path(call: Call, run: Path, 
     assert from_file.splitlines()[:3] == [one.rstrip("\n") for one in alone]
     assert from_file.count("\n") == len(lines)
     assert from_file.endswith("\n\n")
+
+
+def test_translate_tells_text_that_the_vocabulary_lacks(call: Call, run: Path) -> None:
+    status, out, err = call("translate", str(run), "2 times 3", "\u0968 times 3", "--beam", "1")
+    assert (status, out.count("\n")) == (0, 2)
+    said = "lines with text that the vocabulary lacks, read as unknown: 1; the first: line 2: \u0968"
+    assert said in err.splitlines()
 
 
 def test_nbest_and_alignments(call: Call, run: Path) -> None:
@@ -559,7 +564,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def text_run(text: Path) -> Path:
-    """Forty steps in one go."""
     run = text.parent / "run"
     done = forked.run("train", "language-model", "--data", str(text), "--out", str(run), "--steps", "40", *TINY_TEXT)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,8 @@
 """Every flag of the commands that use a model reaches it: the models here write down what they are asked for."""
 
+import ast
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from regard.cli import commands
 from regard.cli import view as view_command
+from regard.cli.train import TRAINERS
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
@@ -21,6 +25,7 @@ from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.results import Candidate, Evaluation, Translation
 from regard.tasks.translation.translator import Translator
+from tests import ROOT
 from tests.conftest import Call
 
 Asked = dict[str, Any]
@@ -28,7 +33,6 @@ Asked = dict[str, Any]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """What was asked of a language model, or of a translator, that takes the place of the one in the run folder."""
     found: Asked = {}
     monkeypatch.setitem(sys.modules, "ctranslate2", None)  # the models here have no weights that it could export
 
@@ -261,3 +265,19 @@ def test_view_writes_where_it_is_told(call: Call, monkeypatch: pytest.MonkeyPatc
         (("auto", ("a",)), PictureFiles(Path("run/attention.png"), Path("run/attention.html")), "sqrt"),
     ]
     assert "leave out --out or --terminal" in call("view", "run", "a", "--terminal", "--out", "v.png")[2]
+
+
+def test_every_flag_in_a_message_exists() -> None:
+    """In texts of the package, but for docstrings, each word that begins with -- is a flag of some command."""
+    asked = [[name] for name in commands.COMMANDS] + [["train", task] for task in TRAINERS]
+    flags = {flag for arguments in asked for flag in commands._known(arguments).flags}
+    flags |= {"--help", "--help-all", "--version", "--verbose", "--debug", "--compare"}  # before or beside a command
+    said: dict[str, Path] = {}
+    for path in (ROOT / "src/regard").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+                said |= dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", node.value), path)
+    assert len(said) > 50
+    assert {word: path for word, path in said.items() if word not in flags} == {}

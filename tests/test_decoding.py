@@ -83,7 +83,6 @@ class Table:
         )  # fmt: skip
 
     def every_answer(self, first: int, steps: int) -> list[list[int]]:
-        """All answers that come to an end within so many steps."""
         others = [token for token in range(self.vocab) if token != EOS]
         return [
             [*body, EOS] for length in range(steps) for body in itertools.product(others, repeat=length)
@@ -419,7 +418,6 @@ def padded_sources() -> tuple[Tensor, Tensor]:
 
 
 def teacher_forced(model: Any, source: Tensor, length: Tensor, tokens: list[int]) -> tuple[float, Tensor]:
-    """The log-probability of an answer, and what it attended to, by one uncached pass."""
     target = torch.tensor([[BOS, *tokens[:-1]]])
     with torch.no_grad():
         log_probs = model(source[None], length[None], target).log_softmax(-1)[0]

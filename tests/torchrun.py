@@ -11,7 +11,6 @@ def environment() -> dict[str, str]:
 
 
 def torchrun(*arguments: str) -> list[str]:
-    """The command that starts two ranks."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     return [sys.executable, *launcher, *arguments]
 

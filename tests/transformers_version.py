@@ -8,7 +8,6 @@ import torch
 
 
 def is_older_than(release: int) -> bool:
-    """Whether the transformers that is installed is of an earlier major release."""
     return int(version("transformers").partition(".")[0]) < release
 
 

@@ -43,7 +43,6 @@ class Cell:
 
 
 def run(cell: Cell, names: dict[str, Any]) -> Any:
-    """Run a cell as a notebook does, and return the value of its last expression."""
     *before, last = ast.parse(cell.code).body
     if not isinstance(last, ast.Expr):
         return exec(compile(cell.code, "a cell", "exec"), names)
@@ -52,12 +51,10 @@ def run(cell: Cell, names: dict[str, Any]) -> Any:
 
 
 def is_picture(value: Any) -> bool:
-    """Whether a notebook draws the value of a cell's last expression."""
     return isinstance(value, Figure | Axes) or hasattr(value, "_repr_png_") or hasattr(value, "_repr_mimebundle_")
 
 
 def path_of(chapter: str) -> Path:
-    """The file of a chapter."""
     return BOOK / f"{chapter}.md"
 
 
@@ -68,7 +65,6 @@ def cells(text: str) -> list[Cell]:
 
 
 def sections(text: str) -> list[str]:
-    """The headings of the second level."""
     return re.findall(r"^## (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
 
 
@@ -114,7 +110,6 @@ def ran(chapter: str) -> Ran:
 
 
 def names_of(chapter: str) -> dict[str, Any]:
-    """The names of a chapter that has run."""
     return ran(chapter).names
 
 

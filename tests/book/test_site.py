@@ -19,7 +19,6 @@ FROM_THE_WEB = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*(?:src|href
 
 @pytest.fixture
 def site() -> Path:
-    """The folder of the built site."""
     if "SITE" not in os.environ:
         pytest.skip("`make docs` builds the site and looks at it")
     return Path(os.environ["SITE"]).absolute()

@@ -91,7 +91,6 @@ def printer(name: str) -> Callable[[str], None]:
 
 
 def run_row(row: Row, parts: list[str], *, whole: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Make the environment of a row and run its tests."""
     result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "skipped": "", "parts": {}}
     python, reason = interpreter(row.python)
     free = shutil.disk_usage(FOLDER).free / 1e9
@@ -118,7 +117,6 @@ def run_row(row: Row, parts: list[str], *, whole: bool, say: Callable[[str], Non
 
 
 def interpreter(version: str) -> tuple[str | None, str]:
-    """The Python of a version, or why there is none."""
     command = f"python{version}"
     told = os.environ.get(f"PYTHON{version.replace('.', '_')}")
     for candidate in filter(None, (told, sys.executable, shutil.which(command))):
@@ -187,7 +185,6 @@ def run_part(row: Row, own: Path, part: str, *, whole: bool) -> dict[str, Any]:
 
 
 def counted(text: str) -> dict[str, Any]:
-    """What pytest counted in its last line, and the names of the tests that failed."""
     lines = re.findall(r"^.*\d+ (?:passed|failed|errors?|skipped)\b.* in [\d.]+s.*$", text, re.M)
     line = lines[-1] if lines else ""
     number = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|error|skipped)", line)}
@@ -206,7 +203,6 @@ def shown(part: dict[str, Any]) -> str:
 
 
 def gathered(names: list[str]) -> list[str]:
-    """The tests that failed, the cases of one test together."""
     cases: dict[str, list[str]] = {}
     for name in names:
         test, _, case = name.partition("[")
@@ -232,7 +228,6 @@ HEAD = """# Versions that the tests have run on
 
 
 def table(found: dict[str, Any]) -> str:
-    """The page."""
     lines = [HEAD + "\n".join(f"- {part}: `{files}`" for part, files in PARTS.items()), ""]
     lines += [f"| Python | torch | transformers | {' | '.join(PARTS)} | date |", "|" + " --- |" * (len(PARTS) + 4)]
     notes: list[str] = []

@@ -41,7 +41,6 @@ def outputs(make: Any, *, ours: bool, **inputs: Any) -> Any:
 
 
 def numbers(page: Any) -> list[Any]:
-    """All weights of a page, and its texts."""
     params = re.search(r"const params = (\{.*?\}); // HACK", page.data)
     assert params is not None
     told = json.loads(params[1])

@@ -77,7 +77,6 @@ def of_key_heads(relevance: Tensor, heads: int) -> Tensor:
 
 
 def recorded(attend: Attend, found: list[tuple[Tensor, ...]]) -> Attend:
-    """A function of attention that keeps the gradients of what goes in and out."""
 
     def attended(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         output, second = attend(module, query, key, value, *args, **kwargs)
@@ -132,7 +131,6 @@ class OurRule(torch.autograd.Function):
 def our_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
 ) -> tuple[Tensor, None]:
-    """A function of attention for transformers with our rule in it."""
     mask = regard.causal() if attention_mask is None else attention_mask
     output = OurRule.apply(query, key, value, {"mask": mask, "score": regard.ScaledDot(others.get("scaling"))})
     return output.transpose(1, 2).contiguous(), None

@@ -49,7 +49,6 @@ def folder_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def pictures(folder: Path) -> dict[str, list[int]]:
-    """The steps of the pictures that TensorBoard reads, by their names."""
     accumulator: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     found: dict[str, list[int]] = {}
     for path in {file.parent for file in folder.rglob("events.out*")}:

@@ -29,7 +29,6 @@ class Definition(NamedTuple):
 
 @cache
 def files() -> dict[str, ast.Module]:
-    """Those of regard, parsed once for all questions."""
     return python_files(Path(regard.__file__).parent)
 
 
@@ -45,7 +44,6 @@ def python_files(package: Path) -> dict[str, ast.Module]:
 
 @cache
 def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
-    """All nodes of a tree, walked once for all questions."""
     return tuple(ast.walk(tree))
 
 
@@ -74,7 +72,6 @@ def _is_import_module(function: ast.expr) -> bool:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """The sets of files that import one another, directly or by way of others."""
     found = networkx.strongly_connected_components(networkx.DiGraph(dict(graph)))
     return sorted(sorted(component) for component in found if len(component) > 1)
 
@@ -129,7 +126,6 @@ def held_by_text(texts: Mapping[str, str]) -> list[str]:
 
 
 def names_that_decide(files: Mapping[str, ast.Module]) -> list[str]:
-    """Where files compare or take apart the name of a class, or search names by patterns."""
     found = {name: [*_deciding(tree, frozenset()), *_deciding_in_functions(tree)] for name, tree in files.items()}
     return sorted({f"{name}: {one}" for name, all_of in found.items() for one in all_of})
 
@@ -191,7 +187,6 @@ def _is_type_alias(name: str, value: ast.expr) -> bool:
 
 
 def named_twice(found: Iterable[Definition]) -> list[str]:
-    """The names that more than one file defines."""
     places: dict[str, list[str]] = {}
     for name, file in found:
         places.setdefault(name, []).append(file)

@@ -94,7 +94,6 @@ def test_every_file_that_calls_one_imports_a_package_that_begins_with_them() -> 
 
 
 def _calls_one(tree: ast.Module) -> bool:
-    """Whether a file that has torch calls a method or a function among these."""
     every = house.nodes(tree)
     if not any(isinstance(node, ast.Import) and any(a.name == "torch" for a in node.names) for node in every):
         return False

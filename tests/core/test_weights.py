@@ -196,7 +196,6 @@ def test_a_block_takes_what_an_index_takes(weights: Any) -> None:
 
 
 def near(query: Tensor, key: Tensor) -> Tensor:
-    """A score of the user that hides what is far."""
     scores = query @ key.mT
     return scores.masked_fill(torch.cdist(query, key) > 1.0, -torch.inf)
 

@@ -28,7 +28,6 @@ from tests.views.test_page_access import AXE, serious
 
 
 def data_of(text: str) -> dict[str, Any]:
-    """What a page carries, unpacked."""
     found = re.search(r'<script type="application/json" id="regard-data">(.*?)</script>', text, re.DOTALL)
     assert found
     data: dict[str, Any] = json.loads(found[1])
@@ -154,7 +153,6 @@ def run(browser: Chromium, program: str) -> Any:
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory, stats: Path, sharper: Path) -> tuple[Path, Path]:
-    """The page of one folder, and that of two."""
     folder = tmp_path_factory.mktemp("pages")
     return atlas(stats).save(folder / "one.html"), atlas(stats, sharper).save(folder / "two.html")
 

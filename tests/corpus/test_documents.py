@@ -17,7 +17,6 @@ NAMES: dict[str, Any] = {"text": "text", "id": "id"}
 
 
 def save(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
-    """Rows in a file of the kind that its name says."""
     table = pa.Table.from_pylist([{**row, "more": n} for n, row in enumerate(rows)])
     match path.suffix:
         case ".parquet":

@@ -32,7 +32,6 @@ def drawing() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def sound(drawing: ModuleType) -> str:
-    """The picture that the imports ask for."""
     return str(drawing.svg())
 
 

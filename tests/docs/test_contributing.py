@@ -23,7 +23,6 @@ LONGEST = 50
 
 
 def code_of(recipe: str) -> list[str]:
-    """The blocks of Python under a heading of the page."""
     section = re.search(rf"^### {recipe}\n(.*?)(?=^##|\Z)", PAGE.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     assert section is not None, f"CONTRIBUTING.md has no section {recipe!r}"
     return re.findall(r"```python\n(.*?)```", section[1], flags=re.DOTALL)

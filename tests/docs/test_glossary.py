@@ -21,7 +21,6 @@ def named(dotted: str) -> Any:
 
 
 def own_text(dotted: str) -> str:
-    """The words of a name and of its docstring."""
     return f"{dotted} {named(dotted).__doc__}".lower()
 
 

@@ -56,7 +56,6 @@ def by_pyright(folder: Path) -> list[str]:
 
 
 def faults(errors: list[str]) -> list[str]:
-    """The errors of the README, and of other pages those that name a type of regard."""
     classes = (one for tree in house.files().values() for one in tree.body if isinstance(one, ast.ClassDef))
     named = re.compile(rf"\b({'|'.join(sorted({one.name for one in classes if one.name[0].isupper()}))})\b")
     left = [one for one in errors if not any(re.search(known, one) for known in UNAVOIDABLE)]

@@ -36,7 +36,6 @@ def run(run_of: Runs, tmp_path: Path) -> Path:
 
 
 def answered(capsys: Capture, *command: object) -> tuple[str, list[str]]:
-    """What a command on the CPU prints, and its lines on standard error."""
     assert run_command([*map(str, command), "--device", "cpu"]) == 0
     said = capsys.readouterr()
     return said.out, said.err.splitlines()

@@ -39,7 +39,6 @@ def run(run_of: Runs, tmp_path: Path) -> Path:
 
 
 def use(run: Path, **changes: Any) -> Any:
-    """The engine of a run, made and left."""
     settings: dict[str, Any] = {"precision": "float32", "threads": 2}
     with searching_by_ctranslate2(Translator.load(run, device="cpu"), run, **settings | changes) as engine:
         return engine
@@ -110,7 +109,10 @@ def test_int8_is_near_and_our_own_model_shows_its_attention(run_of: Runs) -> Non
         theirs = next(translator.translate(["1 times 2"], **options)).candidates[0]
     assert (theirs.text, theirs.labels) == (ours.text, ours.labels)
     assert theirs.score != ours.score
-    assert theirs.score == pytest.approx(ours.score, abs=0.05)
+    # Without VNNI, pairs of products are added in 16 bits, which saturate: -0.39 for -0.22.
+    cpu = Path("/proc/cpuinfo")
+    is_exact = cpu.exists() and "vnni" in cpu.read_text() and "ONEDNN_MAX_CPU_ISA" not in os.environ
+    assert theirs.score == pytest.approx(ours.score, abs=0.05 if is_exact else 0.5)
     torch.testing.assert_close(theirs.alignment, ours.alignment)
 
 

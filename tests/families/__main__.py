@@ -60,7 +60,6 @@ def _child(key: str, writing: int, make: Callable[[str], Row]) -> None:
 
 
 def _mix_again(path: Path, names: list[str]) -> None:
-    """Measure the mixing layers of architectures that ran, in the rows that there are."""
     found = [json.loads(line) for line in path.open()]
     for row in found:
         if "why" not in row and (not names or row["architecture"] in names):

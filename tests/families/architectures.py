@@ -39,7 +39,6 @@ def architectures() -> dict[str, str]:
 
 
 def tiny_config(key: str) -> Any:
-    """A tiny configuration of an architecture."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[key]

@@ -104,7 +104,6 @@ def _found(check: Callable[[], Checked]) -> dict[str, Any]:
 
 
 def summary(rows: list[Row]) -> str:
-    """How many were run, how many are clean, and the reasons of the others."""
     ran = [row for row in rows if "why" not in row]
     lines = [f"{len(rows)} architectures, {len(ran)} built and run"]
     for way in ("made up", "given"):

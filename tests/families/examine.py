@@ -24,7 +24,6 @@ NAME = "eager_attention_forward"
 
 
 def examine(key: str) -> Row:
-    """Build an architecture, watch it, and compare."""
     transformers = library()
     versions = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
     row: Row = {"architecture": key, "model": architectures()[key], "versions": versions}
@@ -56,7 +55,6 @@ def examine(key: str) -> Row:
 
 
 def mixing_alone(key: str) -> Row:
-    """The column of mixing layers of an architecture."""
     model = build(getattr(library(), architectures()[key]), tiny_config(key))
     inputs = inputs_for(key, model)
     with torch.no_grad(), regard.watch(model) as seen:
@@ -65,7 +63,6 @@ def mixing_alone(key: str) -> Row:
 
 
 def told(error: BaseException) -> str:
-    """An error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
@@ -75,7 +72,6 @@ def run(model: nn.Module, inputs: dict[str, Any], **more: Any) -> Any:
 
 
 def tensors(output: Any) -> list[Tensor]:
-    """All tensors of an output, in order."""
     return [x for x in tree_flatten(plain(output))[0] if isinstance(x, Tensor)]
 
 
@@ -97,7 +93,6 @@ def same_bits(one: Any, other: Any) -> bool:
 
 
 def implementations(model: nn.Module) -> str:
-    """The attention implementations that the parts of a model run by."""
     found = Counter(m.config._attn_implementation for m in model.modules() if hasattr(m, "config")
                     and hasattr(m.config, "_attn_implementation"))  # fmt: skip
     return ", ".join(sorted(str(name) for name in found))
@@ -170,7 +165,6 @@ def recorded() -> Iterator[list[Tensor]]:
 
 
 def attentions(output: Any) -> list[Any]:
-    """The weights that an output holds, tensors or maps."""
     found: list[Any] = []
     if isinstance(output, dict):
         for name, value in output.items():
@@ -180,7 +174,6 @@ def attentions(output: Any) -> list[Any]:
 
 
 def own_weights(of: nn.Module, kind: Any, key: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The model in eager mode, and all weights that it reports or that its eager attention returned."""
     own: dict[str, Any] = {"model": None, "weights": [], "_row": {}}
     row = own["_row"]
     try:
@@ -307,7 +300,6 @@ def relative(ours: list[Tensor], own: list[Tensor], keep: Tensor | None) -> floa
 
 
 def gradients(model: nn.Module, eager: nn.Module, inputs: dict[str, Any]) -> float | str | None:
-    """How far the parameters' gradients are from eager's."""
     found = []
     for part in (model, eager):
         part.zero_grad()

@@ -107,7 +107,6 @@ def enabled(row: Row) -> str:
 
 
 def line(row: Row) -> str:
-    """One row of the table."""
     maps = f"{row['maps']} of {row.get('run', 0)}" if row.get("run") else str(row["maps"])
     if row["matched"] < row["maps"] and row.get("run"):
         maps += f" (and {row['maps_unreported']} unreported)" if row["maps_unreported"] else ""
@@ -117,7 +116,6 @@ def line(row: Row) -> str:
 
 
 def mixing(row: Row) -> str:
-    """The layers that mix tokens, read / all, with the kinds of the others."""
     found = row.get("mixing", {})
     if "all" not in found:
         return "-"
@@ -131,7 +129,6 @@ def _short(reason: str) -> str:
 
 
 def summary(found: list[Row]) -> str:
-    """The figures of the whole table."""
     ran = [row for row in found if "why" not in row]
     compared = [row for row in ran if row["error"] is not None]
     largest = max((row["error"] for row in compared if not row["wrong"]), default=0.0)
@@ -158,7 +155,6 @@ def summary(found: list[Row]) -> str:
 
 
 def page() -> str:
-    """The whole page."""
     found = rows()
     ran = [row for row in found if "why" not in row]
     versions = next((row["versions"] for row in found if "versions" in row), {"torch": "?", "transformers": "?"})

@@ -206,7 +206,6 @@ async def _passes(trees: Sequence[Tree], tests: Sequence[str]) -> bool:
 
 
 def main() -> None:
-    """Read the words of the command line, and plant."""
     parser = argparse.ArgumentParser(description="Plant faults in a copy of the project, and see the tests notice.")
     parser.add_argument("words", nargs="*", help="only faults whose name or file holds one of these words")
     parser.add_argument("--sound", action="store_true", help="do not run the tests first as the tree is")

@@ -22,7 +22,6 @@ class Drawn:
         return int(self.draw(st.integers(least, most)))
 
     def of(self, choices: Sequence[T]) -> T:
-        """One of several."""
         return choices[self.number(0, len(choices) - 1)] if len(choices) > 1 else choices[0]
 
     def chance(self, one_in: int = 2) -> bool:
@@ -30,11 +29,9 @@ class Drawn:
         return self.number(0, one_in - 1) == one_in - 1
 
     def some(self, choices: Sequence[T], most: int) -> list[T]:
-        """At most so many of several, in any order, with repetitions."""
         return [self.of(choices) for _ in range(self.number(0, most))]
 
     def shuffled(self, choices: Sequence[T]) -> list[T]:
-        """All of them in a random order."""
         return list(self.draw(st.permutations(list(choices))))
 
     # The numbers in tensors are not drawn one by one: they come from a generator whose seed is drawn.

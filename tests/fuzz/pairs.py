@@ -101,7 +101,6 @@ def _forgotten(sums: Tensor) -> Tensor:
 
 
 def case(drawn: Drawn) -> None:
-    """A call and its map with two parts, or a module that goes on from a cache with two."""
     if drawn.chance(4):
         _module(drawn)
         return

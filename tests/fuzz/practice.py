@@ -12,5 +12,4 @@ def faulty(drawn: Drawn) -> None:
 
 
 def deadly(drawn: Drawn) -> None:
-    """The process ends, as it does when a library's own code fails."""
     os.abort()

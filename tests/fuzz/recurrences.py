@@ -19,7 +19,6 @@ def close(ours: Tensor, exact: Tensor) -> None:
 
 
 def case(drawn: Drawn) -> None:
-    """One recurrence, whole and in two parts."""
     given: Given = drawn.draw(recurrences())
     output, dense, state = step_by_step(given)
     ours = regard.linear_attention(*given[:3], **given.options, return_weights=True, return_state=True)

@@ -61,7 +61,6 @@ def main() -> None:
 
 
 def limited(case: Case, seconds: float) -> Case:
-    """A case that raises TooSlowError when it takes longer."""
 
     @contextlib.contextmanager
     def alarmed() -> Iterator[None]:

@@ -104,5 +104,4 @@ class Compiled:
 
 
 def kind_of(name: str) -> str:
-    """The kind of an instruction."""
     return next((kind for kind, names in KINDS.items() if re.match(rf"(?:{names})(?:\b|\.|\d)", name)), "other")

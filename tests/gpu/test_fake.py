@@ -104,7 +104,6 @@ def test_every_statistic_and_product(dtype: torch.dtype, mask: str) -> None:
 
 
 def forward_and_backward(kernel: Kernel, dtype: torch.dtype, t: int, s: int, width: int, groups: int) -> None:
-    """A kernel forward, and backward with the columns that carry the gradient of the log-sum-exp."""
     q, k, v = (on_cuda(2, h, n, width, dtype=dtype) for h, n in ((6, t), (6 // groups, s), (6 // groups, s)))
     flash = isinstance(kernel, CudaFlash)
     for is_causal, additive in product((False, True), (None, on_cuda(2, 1, 1, s, dtype=torch.float32))):

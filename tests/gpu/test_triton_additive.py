@@ -26,7 +26,6 @@ MASKS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which kernels ran."""
     found: list[str] = []
     for name in ("scores_by_kernel", "pulled_by_kernel"):
         real = getattr(additive_kernel, name)
@@ -40,7 +39,6 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def attend(*tensors: Tensor, mask: Any, backend: Any) -> tuple[Tensor, ...]:
-    """Output, weights, and the gradients of all tensors through both."""
     leaves = [t.detach().requires_grad_() for t in tensors]
     query, key, value, vector, query_weight, key_weight = leaves
     score = regard.Additive(vector, query_weight, key_weight)
@@ -52,7 +50,6 @@ def attend(*tensors: Tensor, mask: Any, backend: Any) -> tuple[Tensor, ...]:
 
 
 def numbers(hidden: int = 37) -> tuple[Tensor, ...]:
-    """Query, key, value, and the learned tensors, of grouped heads."""
     shapes = (2, 2, 21, 5), (2, 1, 19, 6), (2, 1, 19, 3), (hidden,), (hidden, 5), (hidden, 6)
     return tuple(torch.randn(shape) for shape in shapes)
 

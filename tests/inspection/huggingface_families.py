@@ -19,7 +19,6 @@ LLAMA: dict[str, Any] = {**SMALL, "num_key_value_heads": 2, "max_position_embedd
 
 
 def tokens(padding: str | None = "right", length: int = LENGTH) -> dict[str, Tensor]:
-    """Two sequences, the second four tokens shorter."""
     generator = torch.Generator().manual_seed(5)
     inputs = {"input_ids": torch.randint(3, 61, (2, length), generator=generator)}
     if padding is not None:
@@ -75,7 +74,6 @@ class Family:
         return model.eval()
 
     def eager(self) -> list[Tensor]:
-        """The weights that the model reports itself, by layer, decoder and cross attention taking turns."""
         model = self.build("eager")
         with torch.no_grad():
             outputs = model(**self.inputs(), output_attentions=True)

@@ -22,7 +22,6 @@ class Attend(nn.Module):
 
 
 def counting() -> tuple[Callable[..., Any], list[object]]:
-    """A backend that runs graphs as they are, and the graphs that it was given."""
     graphs: list[object] = []
 
     def backend(graph: Any, inputs: Any) -> Any:

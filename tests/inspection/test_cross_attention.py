@@ -36,7 +36,6 @@ class Attention(nn.Module):
         return self.out(heads.transpose(1, 2).reshape(query.shape))
 
     def turned(self, x: Tensor) -> Tensor:
-        """As rotary positions make new memory."""
         return x * 0.5 + torch.cat([-x[..., 2:], x[..., :2]], -1) * 0.5
 
 

@@ -109,7 +109,6 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 
 
 def given_for(name: str, length: int, values: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """The arguments of a function, for three heads of four channels."""
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*last: int) -> Tensor:

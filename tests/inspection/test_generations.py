@@ -34,14 +34,12 @@ WINDOWED = {
 
 
 def generated(model: Any, inputs: dict[str, Any], *, keep: Any = "factors", steps: int = 4, **more: Any) -> Any:
-    """The tokens that a model writes, and what was seen."""
     with torch.no_grad(), regard.watch(model, keep=keep) as seen:
         ids = model.generate(**inputs, **greedy(steps, **more))
     return ids, seen
 
 
 def whole(family: Family, inputs: dict[str, Any], ids: Tensor, field: str = "attentions", repeat: int = 1) -> Any:
-    """The eager weights of all layers for the whole of the written sequences at once."""
     given = {name: one.repeat_interleave(repeat, 0) for name, one in inputs.items()}
     if field == "attentions":
         keep = given.get("attention_mask", torch.ones_like(given["input_ids"]))

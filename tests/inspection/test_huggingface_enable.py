@@ -387,7 +387,6 @@ def test_a_lazy_mask_stands_for_bools_or_for_numbers_to_add(dtype: torch.dtype) 
 
 
 def tiny(name: str, kind: str) -> tuple[Any, Any, dict[str, Any]]:
-    """An architecture of docs/families.md, its class, and its inputs."""
     library = architectures.library()
     if is_older_than(5) and not hasattr(library, kind):
         pytest.skip(f"transformers 4 has no {kind}")
@@ -427,7 +426,6 @@ def test_an_argument_that_is_not_computed_is_refused() -> None:
 
 
 def whisper() -> Any:
-    """A tiny Whisper that can generate with the times of its tokens."""
     import transformers
 
     family = FAMILIES["whisper"]

@@ -28,7 +28,6 @@ def gradients(model: torch.nn.Module) -> list[Tensor]:
 
 
 def loss_of(outputs: Any, keep: Tensor | None) -> Tensor:
-    """A loss of the outputs of real tokens."""
     logits = outputs.get("logits", outputs.get("last_hidden_state"))
     losses = (logits.tanh() * torch.linspace(-1, 1, logits.shape[-1])).mean(-1)
     return losses.sum() if keep is None or keep.shape != losses.shape else (losses * keep).sum()

@@ -45,7 +45,6 @@ Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
 def of(home: str) -> Layer:
-    """A model that calls a function of a package by its name."""
     return Layer(lambda name, *x, **form: getattr(sys.modules[home], name)(*x, **form))
 
 
@@ -61,7 +60,6 @@ def watched(home: str, *calls: Call) -> Any:
 
 
 def vectors(*shape: int, heads: int = 4, groups: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries of four heads, keys and values of two."""
     return tuple(torch.randn(*shape, h, 8) for h in (heads, groups, groups))  # type: ignore[return-value]
 
 

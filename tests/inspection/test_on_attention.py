@@ -236,7 +236,6 @@ def observation(weights: Tensor, alive: Tensor) -> Tensor:
 
 
 def definitions_of(page: str) -> dict[str, Any]:
-    """The imports and functions of a page's first script."""
     text = (ROOT / page).read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     wanted = [one for one in ast.parse(text).body if isinstance(one, ast.Import | ast.FunctionDef)]
     names: dict[str, Any] = {}

@@ -63,7 +63,6 @@ def explained(outputs: Any) -> Tensor:
 
 
 def run(name: str) -> tuple[regard.watching.Relevance, list[list[tuple[str, str, Tensor]]]]:
-    """What a watch of the fused model gives, and the steps of the eager one."""
     family = FAMILIES[name]
     model, eager = family.build().double(), family.build("eager").double()
     inputs = {key: one.double() if one.is_floating_point() else one for key, one in family.inputs().items()}

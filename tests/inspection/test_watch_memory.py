@@ -57,7 +57,6 @@ def inputs(padding: str) -> dict[str, Tensor]:
 
 
 def factors(key_heads: int, queries: int = T, keys: int = T) -> int:
-    """Queries, keys and row states of all layers."""
     head = WIDTH // HEADS
     return LAYERS * B * 4 * (HEADS * queries * head + key_heads * keys * head + HEADS * queries)
 

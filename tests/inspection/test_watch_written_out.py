@@ -707,7 +707,6 @@ class Flexible(nn.Module):
 
 
 def flex_weights(q: Tensor, k: Tensor, settings: dict[str, Any]) -> Tensor:
-    """The weights, pair by pair."""
     scores = q @ k.repeat_interleave(2, 1).mT * settings.get("scale", q.shape[-1] ** -0.5)
     mod = settings.get("score_mod", lambda s, b, h, i, j: s)
     mask = settings["block_mask"].mask_mod if "block_mask" in settings else lambda b, h, i, j: torch.tensor(True)

@@ -7,7 +7,6 @@ from typing import Any
 
 
 def rewritten(path: Path, change: Callable[[Any], Any], *, nest: int = 0) -> None:
-    """Write a file anew with its tree changed, and put into so many lists."""
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])

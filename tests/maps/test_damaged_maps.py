@@ -35,7 +35,6 @@ def square(tmp_path: Path) -> Path:
 
 
 def change(tree: Any, name: str, value: Any) -> Any:
-    """Give all fields of a name another value."""
     if isinstance(tree, list):
         return [change(part, name, value) for part in tree]
     if isinstance(tree, dict):

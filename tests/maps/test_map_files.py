@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 
 import regard
 from regard.call.shapes import Dimensions
-from regard.errors import ArgumentError, DataError, ShapeError
+from regard.errors import ArgumentError, DataError, FileError, ShapeError
 from regard.kernels import BACKENDS
+from regard.maps.files import save_summary
 from regard.maps.sources.call import CallSource, source_of_call
 from regard.tensors.tensor_tree import tensors_mapped
 from tests.core.random_calls import Case, cases
@@ -200,3 +201,10 @@ def test_a_saved_summary_is_the_same_summary(tmp_path: Path) -> None:
     weights.save(path)
     with pytest.raises(DataError, match="not a saved summary of a map"):
         load_summary(path)
+
+
+def test_a_folder_that_is_not_there_is_one_error(tmp_path: Path) -> None:
+    weights = regard.map_of(torch.ones(2, 3), torch.ones(2, 3))
+    for save in (weights.save, lambda path: save_summary(path, weights.summary("entropy"))):
+        with pytest.raises(FileError, match=r"cannot write '.*nope/map.safetensors': No such file or directory"):
+            save(tmp_path / "nope/map.safetensors")

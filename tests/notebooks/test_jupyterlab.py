@@ -130,7 +130,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def expected(times: float, head: int, query: int) -> dict[int, float]:
-    """The row by torch's softmax, and nothing of regard."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

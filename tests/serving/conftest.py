@@ -44,7 +44,6 @@ class Running:
     def ask(
         self, path: str, question: Any = None, *, body: bytes | None = None, method: str = "", **headers: Any
     ) -> tuple[int, bytes, http.client.HTTPMessage]:
-        """The status, the body and the headers of an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         if question is not None:
@@ -64,7 +63,6 @@ class Running:
 
 @contextmanager
 def serving(models: Mapping[str, Served], *, token: str | None = None, **limits: Any) -> Iterator[Running]:
-    """A server of some models."""
     with ExitStack() as stack:
         desk = Desk(models, RequestLimits(**limits), version="test")
         stack.callback(desk.close)
@@ -74,7 +72,6 @@ def serving(models: Mapping[str, Served], *, token: str | None = None, **limits:
 
 @contextmanager
 def running(app: Any, desk: Desk) -> Iterator[Running]:
-    """An application behind a port."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", ws="none", log_config=None)
     listening = config.bind_socket()
     server = uvicorn.Server(config)

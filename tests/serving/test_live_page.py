@@ -22,7 +22,6 @@ def opened(browser: Chromium, server: Running, *, width: int = 1280, dark: bool 
 
 
 def type_and_answer(browser: Chromium, text: str, model: str = TRANSLATOR, more: str = "") -> str:
-    """The answer to a text, once its attention is drawn."""
     browser.run(f"""
       const set = (id, value) => {{
         document.getElementById(id).value = value;

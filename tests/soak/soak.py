@@ -100,7 +100,6 @@ KINDS = ("transformer", "rnn", "language-model")
 
 
 def train(kind: str, config: Any) -> None:
-    """Begin the run or go on with it, as a person would."""
     task = kind if kind in TASKS else "translation"
     TASKS[task].run(config, resume=RunFolder(config.out).holds_a_run())
 
@@ -259,7 +258,6 @@ def _check_same(name: str, ours: Any, theirs: Any) -> None:
 
 
 def logged(folder: Path) -> list[tuple[Any, ...]]:
-    """What metrics.jsonl holds, but for figures of time and memory."""
     figures = ("event", "step", "epoch", "loss", "learning_rate", "gradient_norm", "is_best", "patience_used")
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [tuple(record.get(name) for name in figures) for record in map(json.loads, lines)]

@@ -149,9 +149,8 @@ for number in range(20):
     if child == 0:
         for letter in cycle("abcdefgh"):
             write_atomically(path, letter * 3_000_000)
-    while path.stat().st_ino == before:  # until it writes
+    while path.stat().st_ino == before or not any(path.parent.glob(".x.*.tmp")):  # until it writes
         time.sleep(0.001)
-    time.sleep(0.003 * number)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     content = path.read_text()

@@ -15,19 +15,19 @@ from regard.files import locks
 from regard.files.locks import locked
 
 HOLDER = """
-import sys, time
+import sys
 from pathlib import Path
 from regard.files.locks import locked
 with locked(Path(sys.argv[1]), refusal="no"):
     print("mine", flush=True)
-    time.sleep(600)
+    sys.stdin.read()  # until the test ends
 """
 
 
 @contextmanager
 def held_by_another_process(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-c", HOLDER, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "mine\n"
         try:

@@ -89,7 +89,6 @@ def test_nothing_that_only_posix_has_is_needed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system that refuses to open folders."""
     real = os.open
 
     def refusing(path: Any, *arguments: Any, **options: Any) -> int:

@@ -72,7 +72,6 @@ def _check_not_in_use(*paths: str) -> None:
 
 
 def _in_use() -> Iterator[str]:
-    """The files that this process has open or mapped in memory."""
     for number in os.listdir("/proc/self/fd"):
         try:
             yield os.readlink(f"/proc/self/fd/{number}")

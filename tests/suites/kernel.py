@@ -33,5 +33,4 @@ def pytest_configure() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say how often it was called."""
     terminalreporter.write_line(f"regard.attention ran {CALLS[0]} times")

@@ -150,11 +150,11 @@ def test_the_trainer_of_bpe_is_given_no_long_word(monkeypatch: pytest.MonkeyPatc
 def test_signals_end_the_work_of_a_library_at_once(number: signal.Signals) -> None:
     """Which looks at no signal itself; it goes on in a thread that ends with the process."""
     before = set(threading.enumerate())
-    begun = threading.Event()
+    begun, is_told_to_end = threading.Event(), threading.Event()
 
-    def work() -> bytes:
+    def work() -> None:
         begun.set()
-        return hashlib.pbkdf2_hmac("sha256", b"", b"", 300_000)
+        is_told_to_end.wait()
 
     def interrupt() -> None:
         begun.wait()
@@ -167,6 +167,7 @@ def test_signals_end_the_work_of_a_library_at_once(number: signal.Signals) -> No
     sender.join()
     (left,) = set(threading.enumerate()) - before
     assert left.daemon
+    is_told_to_end.set()
     left.join()
 
 

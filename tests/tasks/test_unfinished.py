@@ -305,7 +305,7 @@ def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
 
 
 KILLED = """
-import sys, time
+import sys
 from tests.tasks.test_unfinished import *
 torch.set_num_threads({threads})
 lines = Lines({source!r})
@@ -313,7 +313,8 @@ windows = answered(tiny(), lines, TranslationOptions(beam=Beam(2)), parse=whole_
 with opened(Path({target!r}), SETTINGS, resume=True, overwrite=False) as unfinished:
     unfinished.pass_over(lines)
     for _ in BulkTranslation(lines, windows, show, "stop").written(unfinished):
-        time.sleep(0.05)
+        if json.loads(Path({record!r}).read_text())["lines"] >= {most}:
+            signal.pause()  # a parent that is slow still finds it at work
 """
 
 
@@ -321,8 +322,9 @@ def test_a_killed_process_loses_nothing(translator: Translator, source: Path, wh
     """Killed twice, at a moment that is not chosen."""
     target, record = tmp_path / "out.txt", tmp_path / "out.txt.partial.json"
     threads = torch.get_num_threads()  # with another number, the last digits of scores may be others
-    code = KILLED.format(source=str(source), target=str(target), threads=threads)
     for least in (5, 15):
+        given = {"source": str(source), "target": str(target), "record": str(record), "threads": threads}
+        code = KILLED.format(**given, most=least + 5)
         process = Forked(code, function="tests.forked:execute")
         deadline = time.monotonic() + 120
         while not (record.exists() and json.loads(record.read_text())["lines"] >= least):

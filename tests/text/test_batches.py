@@ -102,7 +102,7 @@ def test_the_last_batch_is_no_rest() -> None:
 def test_pairs_and_ranks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ArgumentError, match="max_tokens=20, but pair 1 has 11 source and 10 target"):
         planned([(3, 3), (10, 9)], max_tokens=20)
-    with pytest.raises(ArgumentError, match="smallest batch has 1 pairs"):
+    with pytest.raises(ArgumentError, match=r"smallest batch has 1 pairs; raise max_tokens \(--batch-tokens\)"):
         planned([(9, 9)] * 3, max_tokens=20, world_size=2)
     with pytest.raises(ArgumentError, match="rank 2 to be one of 2"):
         planned([(9, 9)] * 3, rank=2, world_size=2)

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from regard.tasks.training.reporting.display import LiveProgress, describe_milestone, watching
+from regard.tasks.training.fit_config import FitConfig
+from regard.tasks.training.reporting.display import LiveProgress, PlainLines, describe_milestone, watching
 from regard.tasks.training.reporting.events import Finished, Saved, Started, Stepped, Validated
 from regard.tasks.training.reporting.logs import MetricsFile, TensorBoard
+from tests.training.toy_training import train_toy
 
 STEPPED = Stepped(
     step=20,
@@ -89,6 +91,16 @@ def test_a_terminal_gets_a_live_line_and_is_given_back(monkeypatch: pytest.Monke
     assert "loss 2.5000  4,321 tokens/s  padding 5.0 %  rate 1.00e-03" in shown  # all of it in 80 columns
     assert "best so far" in shown
     assert "\x1b[?25h" in shown  # the cursor is back
+
+
+@pytest.mark.parametrize(("steps", "is_told"), [(8, True), (400, False)])
+def test_an_end_while_the_model_still_learns_is_said(tmp_path: Path, steps: int, is_told: bool) -> None:
+    """A training that ends too early says how to go on; one that has learnt all that it can says nothing."""
+    file = io.StringIO()
+    config = FitConfig(steps=steps, validate_every=steps, save_every=steps, log_every=max(steps // 8, 1))
+    train_toy(tmp_path, config=config, dropout=0.0, callbacks=(PlainLines(file),))
+    last = file.getvalue().splitlines()[-1]
+    assert ("was still learning" in last and "go on by --resume with more --epochs or --steps" in last) == is_told
 
 
 def test_a_validation_without_gain_is_said() -> None:

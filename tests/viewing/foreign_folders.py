@@ -30,7 +30,6 @@ def _library() -> Any:
 
 
 def save_model(key: str, folder: Path) -> Any:
-    """A model of an architecture with random weights, in a folder."""
     transformers = _library()
     config = tiny_config(key)
     if key == "whisper":
@@ -42,7 +41,6 @@ def save_model(key: str, folder: Path) -> Any:
 
 
 def save_reader(key: str, folder: Path, config: Any) -> None:
-    """The image processor or feature extractor beside a model."""
     transformers = _library()
     if key in VISION:
         size = {"height": config.image_size, "width": config.image_size}
@@ -54,7 +52,6 @@ def save_reader(key: str, folder: Path, config: Any) -> None:
 
 
 def _words() -> Any:
-    """A tokenizer with a token for an image."""
     words = Tokenizer(models.WordLevel({"<unk>": 0, "<image>": 100, "a": 1, "cat": 2, "on": 3}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.add_special_tokens(["<image>"])
@@ -95,7 +92,6 @@ def save_llava_next(folder: Path) -> Any:
 
 
 def save_idefics3(folder: Path) -> Any:
-    """A model of tiles of four tokens, the whole image last."""
     transformers, config = _library(), tiny_config("idefics3")
     config.image_token_id = 100
     model: Any = build(transformers.Idefics3ForConditionalGeneration, config)
@@ -147,7 +143,6 @@ def metaspace_tokenizer(folder: Path) -> None:
 
 
 def word_piece_tokenizer(folder: Path) -> None:
-    """BERT's kind of tokenizer."""
     own = {piece: n for n, piece in enumerate(["[UNK]", "pro", "##ce", "##ed", "a"])}
     backend = Tokenizer(models.WordPiece(own, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 import regard
-from regard.errors import ArgumentError, DataError
+from regard.corpus import Measure
+from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.tasks.viewing.media import read_audio
 from regard.tasks.viewing.mosaic import mosaic
 from regard.tasks.viewing.view_input import ViewInput
@@ -51,7 +53,6 @@ def folder(folders: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A picture and a sound."""
     from PIL import Image
 
     path = tmp_path_factory.mktemp("media")
@@ -66,8 +67,8 @@ def numbers(call: Call, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     out = tmp_path / "numbers.json"
     status, said, told = call("view", *arguments, "--out", str(out), "--device", "cpu")
     assert (status, said) == (0, f"{out}\n"), told
-    # (Of a large folder it says that it reads it.)
-    said_of = ("a pickle", f"reading {arguments[0]}: ", "are numbers: their parts of the input are not proved")
+    # (Of a large folder it says that it reads it, and of a small tokenizer that it is small.)
+    said_of = ("a pickle", f"reading {arguments[0]}: ", "are numbers: their parts", "is it another model's?")
     assert all(any(one in line for one in said_of) for line in told.splitlines()), told
     (found,) = json.loads(out.read_text(encoding="utf-8"))
     for one in found["maps"]:
@@ -232,6 +233,32 @@ def test_labels_are_the_tokens_of_the_tokenizer(
     assert (status, out.splitlines()[1].split()) == (0, expected)
 
 
+def test_a_tokenizer_that_is_not_the_models_is_told(call: Call, tmp_path: Path) -> None:
+    """One of special tokens alone, as transformers makes it up where it cannot read a vocabulary, and a small one."""
+    foreign.save_model("bert", tmp_path)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
+    status, out, told = call("view", str(tmp_path), "a b", "--terminal")
+    assert (status, out) == (2, "")
+    assert "got one of 5 special ones: add its tokenizer.json" in told
+    with pytest.raises(RunFolderError, match="got one of 5 special ones"):
+        Measure(tmp_path, device="cpu")(pa.table({"text": ["a b"]}))
+    foreign.word_piece_tokenizer(tmp_path)
+    status, _, told = call("view", str(tmp_path), "a b", "--terminal")
+    assert (status, told.splitlines()) == (
+        0,
+        [
+            "regard: the tokenizer has 5 tokens, and the model 128: is it another model's?",
+            "regard: sentence 1: 1 of 2 tokens (50%) stand for text that the vocabulary lacks",
+        ],
+    )
+    lines = tmp_path / "lines.txt"
+    lines.write_text("a b\na a\n")
+    status, _, told = call(
+        "measure", str(tmp_path), "--data", str(lines), "--out", str(tmp_path / "out"), "--workers", "1"
+    )
+    assert (status, "; 1 of 4 tokens (25%) stand for text that the vocabulary lacks" in told) == (0, True), told
+
+
 # -- choices -----------------------------------------------------------------------------------------------
 
 
@@ -387,7 +414,7 @@ def test_maps_of_random_weights_are_refused(folder: Callable[[str], Path], call:
     assert call("view", str(tmp_path), *TOKENS, "--terminal")[0] == 0
 
 
-def test_more_layers_than_tensors_are_refused_at_once(
+def test_more_layers_than_memory_holds_are_refused_at_once(
     folder: Callable[[str], Path], call: Call, tmp_path: Path
 ) -> None:
     for path in folder("gpt2").iterdir():
@@ -395,7 +422,10 @@ def test_more_layers_than_tensors_are_refused_at_once(
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "n_layer": 10**12}))
     status, _, told = call("view", str(tmp_path), *TOKENS)
-    assert (status, "n_layer is 1000000000000, and the folder has" in told) == (2, True)
+    assert (status, "n_layer is 1000000000000, and modules for so many layers take" in told) == (2, True)
+    # A default of a family, beside fewer tensors.
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_window_layers": 2_800}))
+    assert call("view", str(tmp_path), *TOKENS, "--terminal")[0] == 0
 
 
 @pytest.mark.parametrize(

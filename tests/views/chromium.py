@@ -48,7 +48,6 @@ class Chromium:
             self._write.close(), self._read.close()
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """A command of the protocol, and its answer."""
         self._number += 1
         number = self._number
         message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
@@ -102,7 +101,6 @@ class Chromium:
         return done["result"].get("value")
 
     def until(self, condition: str) -> None:
-        """Wait for a condition."""
         end = time.monotonic() + WAIT_SECONDS
         while not self.run(f"return Boolean({condition});"):
             if time.monotonic() > end:
@@ -114,7 +112,6 @@ class Chromium:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def dark(self, is_dark: bool) -> None:
-        """What the reader's system prefers."""
         feature = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
@@ -127,7 +124,6 @@ class Chromium:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **some)
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
-        """mouseMoved, mousePressed, mouseReleased or mouseWheel."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     def click(self, x: float, y: float) -> None:

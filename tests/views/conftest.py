@@ -21,7 +21,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 @pytest.fixture
 def tab(browser: Chromium, tmp_path: Path) -> Tab:
-    """A tab for pages, of usual size and light."""
     browser.size(1280, 800)
     browser.dark(False)
     return Tab(browser, tmp_path / "page.html")

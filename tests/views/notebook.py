@@ -34,7 +34,6 @@ class Carried(BaseComm):
 
 @contextmanager
 def carried_comms() -> Iterator[None]:
-    """Widgets that are made meanwhile get comms that a browser here can talk to."""
     before = comm.create_comm
     comm.create_comm = lambda *args, **keys: Carried(*args, **keys)
     try:
@@ -67,7 +66,6 @@ class Notebook:
         self.browser.run(f"await shown({json.dumps(cell)}, {json.dumps(view.model_id)}, globalThis.opened);")
 
     def pump(self, *, answering: bool = True) -> None:
-        """Carry messages both ways."""
         for one in self.browser.run("return taken();"):
             if one["data"].get("content", {}).get("kind") == "question":
                 self.questions.append(one["data"]["content"])
@@ -79,7 +77,6 @@ class Notebook:
                 self.browser.run(f"given(...{given});")
 
     def run(self, program: str) -> Any:
-        """What a program in the page returns."""
         return self.browser.run(program)
 
     def until(self, condition: str) -> None:
@@ -96,5 +93,4 @@ class Notebook:
 
 
 def link_of(view: Any) -> Mapping[str, str]:
-    """The parts of a view's link."""
     return dict(part.split("=", 1) for part in view.link.split("&") if part)

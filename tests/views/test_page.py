@@ -308,7 +308,6 @@ def test_what_is_left_of_a_query_is_what_its_other_keys_have(normalization: Any)
 
 
 def named_arrays(data: Any) -> set[int]:
-    """The places of the arrays that something on the page reads."""
     found: set[int | None] = set()
     for example in data["examples"]:
         found |= {labels["order"] for labels in example["labels"]}

@@ -85,7 +85,6 @@ def test_the_matrix_has_its_heading_again_after_two_columns(tab: Tab) -> None:
 
 @pytest.fixture(scope="module")
 def long_page() -> str:
-    """Two thousand tokens, and a sentence of many heads."""
     words = [*"abcdefgh"]
     many = Example("many", {f"{n}": Map(softmax(12, 8, 8, seed=n), words, words) for n in range(6)})
     long = Example("long", {"0": Map(causal(LONG, heads=1), TOKENS, TOKENS)})

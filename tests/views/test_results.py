@@ -55,7 +55,6 @@ def reason(one: type) -> str:
 
 
 def functions(one: Any) -> Iterator[Any]:
-    """A function, or the public methods and properties of a class."""
     if not inspect.isclass(one):
         yield from [one] if inspect.isfunction(one) else []
         return
@@ -68,7 +67,6 @@ def functions(one: Any) -> Iterator[Any]:
 
 @cache
 def handed_back() -> frozenset[type]:
-    """The public classes, and the classes that public functions and their results name as their answers."""
     homes = {found.name: found.file for found in house.definitions(house.files())}
     packages = [
         import_module(name) for name in ("regard", *(f"regard.{one}" for one in (*ON_DEMAND, *PUBLIC_PACKAGES)))

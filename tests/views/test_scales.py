@@ -35,7 +35,6 @@ def causal(length: int, heads: int = 1, seed: int = 0) -> regard.AttentionMap:
 
 
 def numbers(ax: Any) -> Any:
-    """What the image of a heatmap holds."""
     return ax.get_images()[0].get_array()
 
 

@@ -45,7 +45,6 @@ def row_of(notebook: Notebook, cell: str) -> dict[int, float]:
 
 
 def matches(found: dict[int, float], expected: Any) -> bool:
-    """Whether the strongest weights of a row are those that are shown, with three digits."""
     strongest = expected.topk(min(9, int((expected > 0).sum()))).indices.tolist()
     return set(found) == set(strongest) and all(abs(found[at] - float(expected[at])) < 6e-4 for at in strongest)
 

@@ -38,7 +38,6 @@ def embedded(text: str) -> Any:
 
 
 def array_of(data: Any, place: int) -> np.ndarray:
-    """An array of a page, decoded by NumPy rather than by the page's own script."""
     found = data["arrays"][place]
     dtype = np.dtype({"f16": "<f2", "f32": "<f4", "u8": "u1", "u16": "<u2", "u32": "<u4"}[found["kind"]])
     planes = np.frombuffer(zlib.decompress(base64.b64decode(found["data"])), np.uint8)

@@ -50,8 +50,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "regard evaluate runs/book --data other.txt",
     ),
     "align": ("regard align runs/mine --data pairs.tsv > links",),
-    "score": ("regard score runs/mine --data test.tsv", "regard score runs/book --data lines.txt"),
-    "choose": ("regard choose runs/mine --by bleu",),
     "view": (
         'regard view runs/mine "a sentence" "another one" --out pictures',
         "regard view gpt2 --input text.txt --layers 0 -1 --out page.html",

@@ -10,6 +10,10 @@ import torch
 
 from regard.errors import ArgumentError, RegardError, RunFolderError
 from regard.huggingface.folder import Settings, TellRead, read_settings, read_tensors
+from regard.tensors.byte_size import human
+
+MOST_LAYERS, LAYER_BYTES = 4_096, 100_000
+"""The most layers that are made for a folder, and the memory of a layer's modules without its weights."""
 
 
 class Loaded(NamedTuple):
@@ -36,7 +40,7 @@ def load_folder(folder: Path, tell: TellRead = lambda *_: None) -> Loaded:
     library = transformers_library()
     _refuse_own_code(folder, settings.values, library)
     tensors = read_tensors(folder, tell)
-    _check_counts(settings, len(tensors))
+    _check_counts(settings)
     with quiet(library), _refusing(folder):
         config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         kind, is_named = _class_of(config, library)
@@ -110,18 +114,21 @@ def _refuse_own_code(folder: Path, values: Mapping[str, Any], library: Any) -> N
     )
 
 
-def _check_counts(settings: Settings, tensors: int) -> None:
-    """Refuse more layers than tensors, before they are made one by one."""
+def _check_counts(settings: Settings) -> None:
+    """Refuse more layers than memory holds, before they are made one by one. A number may also mean no layers of this
+    model, such as a default of its family, so it is compared with nothing else in the folder."""
     level: list[Mapping[str, Any]] = [settings.values]
     while level:
         for name, value in (pair for values in level for pair in values.items()):
-            if "layer" in name and type(value) is int and value > tensors:
-                raise RunFolderError(f"{settings.source}: {name} is {value}, and the folder has {tensors} tensors")
+            if "layer" in name and type(value) is int and value > MOST_LAYERS:
+                raise RunFolderError(
+                    f"{settings.source}: {name} is {value}, and modules for so many layers take "
+                    f"{human(value * LAYER_BYTES)} of memory: expected at most {MOST_LAYERS:,}"
+                )
         level = [inner for values in level for inner in values.values() if isinstance(inner, dict)]
 
 
 def _class_of(config: Any, library: Any) -> tuple[Any, bool]:
-    """The class of a model, and whether its folder names it."""
     for name in config.architectures or ():
         kind: Any = getattr(library, name, None) if isinstance(name, str) else None
         is_model = isinstance(kind, type) and issubclass(kind, library.PreTrainedModel)

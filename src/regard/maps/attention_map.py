@@ -352,6 +352,7 @@ class AttentionMap(TensorLike):
         Raises:
             ArgumentError: a part of it cannot be saved, such as a score function, or a predicate of over a million
                 pairs; or the map is not from one call.
+            FileError: the file cannot be written, such as for want of a folder.
             NotKeptError: it has statistics only; `regard.maps.save_summary` writes these.
         """
         files.save(path, source_of_call(self.source, "save()"))

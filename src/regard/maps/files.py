@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.call.shapes import Dimensions
 from regard.errors import ArgumentError, BackendError, DataError
-from regard.files.atomic import write_atomically
+from regard.files.atomic import file_errors, write_atomically
 from regard.files.untrusted import open_tensors, safetensors_library
 from regard.kernels import BACKENDS, choose_backend
 from regard.kernels.base import Backend, BackendName, Call
@@ -192,7 +192,8 @@ def _contents(path: str | PathLike[str]) -> tuple[dict[str, str], dict[str, Tens
 
 
 def _write(path: str | PathLike[str], tensors: dict[str, Tensor], header: dict[str, str]) -> None:
-    write_atomically(realpath(path), safetensors_library().torch.save(tensors, metadata=header))
+    with file_errors(path):
+        write_atomically(realpath(path), safetensors_library().torch.save(tensors, metadata=header))
 
 
 def _backend(name: str | None, call: Call) -> Backend:

@@ -25,7 +25,6 @@ def weight_error(call: Call, dense: Dense) -> Tensor | None:
 
 
 def weight_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the weights of inputs of a dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -33,7 +33,6 @@ class Call:
     bias: Added | None
 
     def named(self) -> dict[str, Tensor]:
-        """Every tensor that a gradient may be asked of."""
         learned = {f"score.{n}": t for n, t in self.score.tensors.items()}
         learned |= {f"normalization.{n}": t for n, t in self.norm.tensors.items()}
         learned |= {f"bias.{n}": t for n, t in (self.bias.tensors if self.bias else {}).items()}
@@ -182,7 +181,6 @@ def _vectors(drawn: Drawn, sides: Sides, dtype: torch.dtype) -> dict[str, Tensor
 
 
 def random_call(drawn: Drawn, *, longest: int = 40) -> Call:
-    """Any call."""
     sides = random_sides(drawn, longest=longest)
     dtype = drawn.of(DTYPES)
     vectors = _vectors(drawn, sides, dtype)

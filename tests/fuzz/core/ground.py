@@ -7,7 +7,6 @@ from tests.fuzz.drawing import Drawn
 
 
 def case(drawn: Drawn) -> None:
-    """One random call, and one of the things that are asked of it."""
     match drawn.of(["values", "values", "gradients", "gradients", "dropout", "explained", "modules"]):
         case "values":
             check_values(random_call(drawn), drawn)

@@ -13,7 +13,6 @@ from tests.fuzz.drawing import Drawn
 
 
 def check_modules(drawn: Drawn) -> None:
-    """One of the three."""
     drawn.of([_check_multi_head, _check_cache, _check_additive])(drawn)
 
 
@@ -69,7 +68,6 @@ def _check_multi_head(drawn: Drawn) -> None:
 
 
 def _check_cache(drawn: Drawn) -> None:
-    """Pieces of any length through the cache are one causal call."""
     module, sides = _make(drawn)
     length = drawn.number(1, 9)
     x = drawn.normal(*sides.batch[:1], length, sides.dim)

@@ -48,7 +48,6 @@ def _sigmoid(drawn: Drawn, sides: Sides) -> Norm:
 
 
 def _support_sum(scores: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of scores inside, and their sum."""
     count = inside.sum(-1, keepdim=True).clamp_min(1)
     return count, torch.where(inside, scores, 0.0).sum(-1, keepdim=True)
 

@@ -173,7 +173,6 @@ def _translate_foreign(folder: Path) -> None:
 
 
 def _viewed(kind: str, tensors: str) -> Callable[[Path], None]:
-    """A folder of transformers, with its weights in one of the two forms."""
 
     def make(folder: Path) -> None:
         from tests.viewing import foreign_folders as foreign

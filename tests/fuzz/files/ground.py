@@ -20,7 +20,6 @@ SHORTEST = 10
 
 @cache
 def _room() -> Path:
-    """A folder of this process."""
     room = Path(tempfile.mkdtemp(prefix="regard-fuzz-"))
     atexit.register(shutil.rmtree, room, ignore_errors=True)
     return room
@@ -38,7 +37,6 @@ def _made(name: str) -> Path:
 
 
 def case(drawn: Drawn) -> None:
-    """One exhibit, one or two damages, one use."""
     exhibit = drawn.of(EXHIBITS)
     made = _made(exhibit.name)
     folder = _room() / "damaged"
@@ -100,7 +98,6 @@ def _damage(drawn: Drawn, folder: Path, bystander: Path) -> None:
 
 
 def _difference(before: bytes, after: bytes) -> str:
-    """Where two contents begin to differ, and how."""
     pairs = enumerate(zip(before, after, strict=False))
     at = next((n for n, (a, b) in pairs if a != b), min(len(before), len(after)))
     return f"at {at} of {len(before)} bytes {before[at : at + 120]!r} became {after[at : at + 120]!r}"

@@ -20,12 +20,10 @@ NASTY: list[Any] = [
 
 
 def nested(depth: int, how: str) -> str:
-    """JSON that is nested deeply."""
     return "[" * depth + "]" * depth if how == "lists" else '{"x":' * depth + "1" + "}" * depth
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a value of JSON."""
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in inner:
@@ -76,7 +74,6 @@ def _other(drawn: Drawn, part: Any) -> Any:
 
 
 def mutate_bytes(drawn: Drawn, content: bytes) -> bytes:
-    """Bits flipped, an end cut off, a stretch of zeros, something between or behind."""
     n = max(1, len(content))
     at = drawn.number(0, n - 1)
     match drawn.of(["flip", "flip", "cut", "blank", "grow", "insert", "empty", "another", "double"]):
@@ -127,7 +124,6 @@ def mutate_json(drawn: Drawn, path: Path) -> None:
 
 
 def mutate_toml(drawn: Drawn, path: Path) -> None:
-    """One line is another."""
     lines = path.read_text(encoding="utf-8").splitlines()
     if drawn.chance(10):
         lines.append(

@@ -67,7 +67,6 @@ Change = Callable[[Drawn, Subject], None]
 
 
 def change(drawn: Drawn, subject: Subject) -> None:
-    """One change of one part."""
     may: list[Change] = [_step] if subject.parameters else []
     may += [_write] if subject.tensors or subject.parameters else []
     may += [_load] if subject.modules else []

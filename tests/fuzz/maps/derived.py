@@ -182,7 +182,6 @@ STEPS: tuple[Step, ...] = (_index, _select, _average, _with_heads, _elsewhere, _
 
 
 def derived(drawn: Drawn, one: Mirror) -> Mirror:
-    """Up to three steps away from a mirror."""
     for _ in range(drawn.of([0, 1, 1, 2, 3])):
         if one.dense.shape[-1] * one.dense.shape[-2] < 20_000:
             one = drawn.of(STEPS)(drawn, one)

@@ -45,7 +45,6 @@ def check_gradients_of_statistics(drawn: Drawn) -> None:
 
 
 def _sum(answers: list[Tensor], factors: dict[str, Tensor], names: list[str]) -> Tensor:
-    """A random sum of all numbers of the answers."""
     total = torch.zeros((), dtype=torch.float64)
     for name, answer in zip(names, answers, strict=True):
         flat = answer.reshape(-1)

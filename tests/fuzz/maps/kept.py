@@ -17,7 +17,6 @@ from tests.fuzz.maps.mirrors import random_mirror
 
 @torch.no_grad()
 def check_kept(drawn: Drawn) -> None:
-    """The statistics of a random choice, through a file or not, of all flat_heads or some."""
     one, _ = random_mirror(drawn, longest=20)
     names = list(dict.fromkeys(drawn.some(sorted(STATISTICS), 4))) or ["entropy"]
     k, rows, columns = drawn.number(1, 5), drawn.number(1, 6), drawn.number(1, 6)

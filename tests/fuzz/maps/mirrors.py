@@ -39,13 +39,11 @@ class Mirror:
     """Whether all weights of a row that has keys may be too small for float64: the participation knows them."""
 
     def of(self, name: str, **changes: Any) -> "Mirror":
-        """Another map made of this one."""
         note(f"then {name}")
         return replace(self, name=f"{self.name}, {name}", **changes)
 
 
 def random_mirror(drawn: Drawn, *, longest: int = 40) -> tuple[Mirror, Call]:
-    """The map of a random call on a random backend."""
     call = random_call(drawn, longest=longest)
     with torch.no_grad():
         dense = call.dense(call.leaves(torch.float64))

@@ -20,7 +20,6 @@ HOWS: tuple[How, ...] = ("mean", "sum", "max")
 
 
 def _summed(one: Mirror, factor: Tensor, dim: int) -> Tensor:
-    """How far a sum of weights times factors may be off."""
     terms = one.dense.abs() * factor
     count = one.dense.shape[dim]
     return (one.error * factor).sum(dim) + (8 + 2 * count**0.5) * one.unit * terms.sum(dim) + TINY

@@ -27,7 +27,6 @@ DIM = 12
 
 
 def case(drawn: Drawn) -> None:
-    """One module of torch, called in a random way."""
     warnings.simplefilter("ignore")
     check = drawn.of([multi_head, multi_head, multi_head, encoder, encoder, decoder, transformer, sdpa])
     with _fast_path(enabled=not drawn.chance(6)):
@@ -72,7 +71,6 @@ def multi_head(drawn: Drawn) -> None:
 
 
 def encoder(drawn: Drawn) -> None:
-    """nn.TransformerEncoder and its layer."""
     activation: Any = drawn.of(["relu", "gelu", torch.tanh])
     layer = nn.TransformerEncoderLayer(
         DIM, drawn.of([2, 3, 4]), 16, 0.0, activation, batch_first=not drawn.chance(3),
@@ -98,7 +96,6 @@ def encoder(drawn: Drawn) -> None:
 
 
 def decoder(drawn: Drawn) -> None:
-    """nn.TransformerDecoder and its layer."""
     layer = nn.TransformerDecoderLayer(
         DIM, drawn.of([2, 3]), 16, 0.0, batch_first=not drawn.chance(3), norm_first=drawn.chance()
     )
@@ -116,7 +113,6 @@ def decoder(drawn: Drawn) -> None:
 
 
 def transformer(drawn: Drawn) -> None:
-    """nn.Transformer, encoder and decoder."""
     first = not drawn.chance(3)
     module = nn.Transformer(DIM, drawn.of([2, 3]), 1, 1, 16, 0.0, batch_first=first, norm_first=drawn.chance())
     batch, t, s = drawn.of([2, 1]), drawn.of([5, 2]), drawn.of([4, 6])
@@ -139,7 +135,6 @@ class Sdpa(nn.Module):
 
 
 def sdpa(drawn: Drawn) -> None:
-    """F.scaled_dot_product_attention of any rank, with broadcast keys and torch's own masks."""
     t, s, heads = drawn.of([5, 1, 3]), drawn.of([5, 7, 3]), drawn.of([2, 4])
     lead = drawn.of([(2, heads), (heads,), (), (2, 3, heads)])
     q = drawn.normal(*lead, t, 4).float()

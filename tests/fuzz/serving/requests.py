@@ -41,7 +41,6 @@ UNKNOWN = ("top_k", "min_p", "Temperature", "", "q ", "logit_biases", "max_compl
 
 
 def case(drawn: Drawn) -> None:
-    """One request."""
     path = drawn.of(list(FIELDS))
     body, is_good = _drawn(drawn, path)
     note(f"{path} {body!r}")

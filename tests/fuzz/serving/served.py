@@ -43,7 +43,6 @@ def models() -> tuple[ServedTranslator, ServedLanguageModel]:
 
 @cache
 def client() -> TestClient:
-    """A client of both."""
     desk = Desk({one.name: one for one in models()}, LIMITS, version="test")
     app: Any = application(desk, Entrance(hosts=frozenset({"127.0.0.1"})))
     return TestClient(app, base_url="http://127.0.0.1").__enter__()

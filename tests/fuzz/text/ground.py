@@ -58,7 +58,6 @@ class Ran:
 
 @cache
 def _room() -> Path:
-    """A folder of this process, with a translator that was trained for six steps."""
     room = Path(tempfile.mkdtemp(prefix="regard-fuzz-"))
     atexit.register(shutil.rmtree, room, ignore_errors=True)
     (room / "translator").mkdir()
@@ -84,7 +83,6 @@ def run(*arguments: str | Path) -> Ran:
 
 
 def case(drawn: Drawn) -> None:
-    """One file, one command."""
     room = _room()
     folder = room / "files"
     shutil.rmtree(folder, ignore_errors=True)
@@ -169,7 +167,6 @@ def _check_run(ran: Ran, out: Path, use: str) -> None:
 
 
 def _view(drawn: Drawn, translator: Path, folder: Path) -> None:
-    """Sentences from a command line, of any characters but NUL."""
     drawing = _drawn(drawn, folder, 1)
     sentences = [row[0].replace("\0", "") for row in drawing.rows[:3]]
     sentences = [sentence for sentence in sentences if not sentence.startswith("-")]

@@ -22,7 +22,6 @@ VARIED: dict[str, list[Any]] = {
 
 
 def check_family(drawn: Drawn) -> None:
-    """A forward pass and, of decoders, a generation."""
     name = drawn.of(NAMES)
     own = FAMILIES[name]
     settings = {n: drawn.of(VARIED[n]) if n in VARIED else value for n, value in own.settings.items()}

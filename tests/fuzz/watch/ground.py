@@ -15,7 +15,6 @@ from tests.fuzz.watch.watching import require_same_bits, require_truth
 
 
 def case(drawn: Drawn) -> None:
-    """One model, run in a random way."""
     warnings.simplefilter("ignore")
     match drawn.of(["model", "model", "model", "model", "model", "generation", "generation", "family"]):
         case "model":

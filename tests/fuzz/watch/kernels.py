@@ -96,7 +96,6 @@ class MultiHead(nn.Module):
         return found if self.attend.batch_first else found.transpose(0, 1)
 
     def _record(self, x: Tensor, memory: Tensor, keep: Tensor | None) -> None:
-        """The weights from the parameters, as the class documents them."""
         attend = self.attend
         matrices = attend.in_proj_weight.detach().double().chunk(3)
         biases = (

@@ -27,7 +27,6 @@ class Nest(nn.Module):
 
 
 def random_model(drawn: Drawn, truths: Truths, dim: int, depth: int = 2) -> Nest:
-    """A nest of one to three children."""
     children: list[tuple[nn.Module, int, str]] = []
     for _ in range(drawn.number(1, 3)):
         times = 2 if drawn.chance(6) else 1
@@ -41,7 +40,6 @@ def random_model(drawn: Drawn, truths: Truths, dim: int, depth: int = 2) -> Nest
 
 
 def random_attention(drawn: Drawn, truths: Truths, dim: int) -> nn.Module:
-    """A module that attends, or a decoy that does not."""
     heads = drawn.of([2, 1, 4])
     torch.manual_seed(drawn.number(0, 999))
     match drawn.of(["written", "kernel", "written", "multi-head", "layer", "textbook", "decoy"]):

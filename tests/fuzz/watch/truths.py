@@ -31,7 +31,6 @@ class Truths:
     """Modules with a softmax that is no attention."""
 
     def add(self, module: nn.Module, writing: str, *right: Tensor, first: int = 0, first_key: int = 0) -> None:
-        """Weights that the model has itself."""
         kept = [t.detach().double().clone() for t in right]
         self.calls.append(Truth(module, writing, lambda: kept, first, first_key))
 

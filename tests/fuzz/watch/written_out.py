@@ -98,7 +98,6 @@ class Writing:
 
     @classmethod
     def random(cls, drawn: Drawn) -> "Writing":
-        """Mostly the usual ones."""
 
         def one(choices: dict[str, Callable[..., Tensor]], usual: int) -> str:
             names = list(choices)

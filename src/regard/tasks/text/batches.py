@@ -150,8 +150,8 @@ def _check_budget(source: Integers, target: Integers, max_tokens: int) -> None:
     longest = int(np.argmax(source + target))
     if source[longest] + target[longest] > max_tokens:
         raise ArgumentError(
-            f"expected every pair to fit max_tokens={max_tokens}, but pair {longest} has {source[longest]} "
-            f"source and {target[longest]} target tokens; raise max_tokens or leave out such long pairs"
+            f"expected every pair to fit max_tokens={max_tokens}, but pair {longest} has {source[longest]} source "
+            f"and {target[longest]} target tokens; raise max_tokens (--batch-tokens) or leave out such long pairs"
         )
 
 
@@ -187,6 +187,6 @@ def _share(batches: list[Indices], rank: int, world_size: int) -> list[Indices]:
     if not 0 <= rank < world_size or smallest < world_size:
         raise ArgumentError(
             f"expected rank {rank} to be one of {world_size} and each to get a pair of every batch, "
-            f"but the smallest batch has {smallest} pairs; raise max_tokens or start fewer ranks"
+            f"but the smallest batch has {smallest} pairs; raise max_tokens (--batch-tokens) or start fewer ranks"
         )
     return [batch[rank::world_size] for batch in batches]

@@ -40,6 +40,7 @@ from regard.tasks.training.reporting.events import (
     Started,
     Stepped,
     Validated,
+    fall_of,
 )
 from regard.tasks.training.schedules import Schedule
 from regard.tensors.torch_private import multiply_each_
@@ -115,8 +116,6 @@ def fit(
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """The sums of one step over its batches and over all ranks."""
-
     loss: float
     count: float
     tokens: float
@@ -155,8 +154,6 @@ class _Meter:
 
 @dataclass
 class _Run:
-    """One call of `fit`: its arguments, and its progress."""
-
     wrapped: nn.Module
     model: nn.Module
     batches: Batches[Any]
@@ -175,6 +172,8 @@ class _Run:
     meter: _Meter = field(default_factory=_Meter)
     saved_step: int = -1
     bad_in_a_row: int = 0
+    losses: list[float] = field(default_factory=list)
+    """Those of the reports since the start or the resumption."""
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -288,7 +287,8 @@ class _Run:
     def close(self, reason: Literal["steps", "patience"]) -> None:
         self.save_last()
         skipped = self.position.skipped_batches
-        self.tell(Finished(step=self.position.step, reason=reason, skipped_batches=skipped))
+        fall = fall_of(self.losses) if self.position.best_step in (0, self.position.step) else 0.0
+        self.tell(Finished(step=self.position.step, reason=reason, skipped_batches=skipped, fall=fall))
 
     # -- validation and checkpoints ------------------------------------------------------------
 
@@ -376,11 +376,12 @@ class _Run:
 
     def report(self, norm: float) -> None:
         (speed, padding, seconds), device = self.meter.read(), self.fabric.device
+        self.losses.append(self.position.loss_total / max(self.position.loss_count, 1))
         self.tell(
             Stepped(
                 step=self.position.step,
                 epoch=self.position.epoch,
-                loss=self.position.loss_total / max(self.position.loss_count, 1),
+                loss=self.losses[-1],
                 learning_rate=self.schedule(self.position.step),
                 gradient_norm=norm,
                 tokens_per_second=speed,

@@ -17,6 +17,9 @@ from regard.tasks.training.reporting.events import (
     Validated,
 )
 
+LEAST_FALL = 0.05
+"""The fall of the loss, in nats per token, at which the end of a training is worth a line: it was too early."""
+
 
 @contextmanager
 def watching(file: IO[str]) -> Iterator[Callback]:
@@ -120,8 +123,8 @@ def describe_milestone(event: Event) -> str:
             return f"step {event.step:>7,}  passed over: {describe_bad(event)}"
         case Finished(reason="patience"):
             return f"step {event.step:>7,}  stopped: the validation loss no longer falls{_skipped(event)}"
-        case Finished(skipped_batches=skipped) if skipped:
-            return f"step {event.step:>7,}  done{_skipped(event)}"
+        case Finished() if event.skipped_batches or event.fall >= LEAST_FALL:
+            return f"step {event.step:>7,}  done{_skipped(event)}{_longer(event)}"
         case Finished() | Saved() | Started() | Stepped():
             return ""
 
@@ -129,6 +132,15 @@ def describe_milestone(event: Event) -> str:
 def _skipped(event: Finished) -> str:
     count = event.skipped_batches
     return f"; {count:,} {'batch' if count == 1 else 'batches'} passed over" if count else ""
+
+
+def _longer(event: Finished) -> str:
+    if event.fall < LEAST_FALL:
+        return ""
+    return (
+        f"; the model was still learning (the loss fell by {event.fall:.2f} in the last quarter): "
+        "go on by --resume with more --epochs or --steps"
+    )
 
 
 def clock(seconds: float) -> str:

@@ -1,6 +1,6 @@
 """The events of the training loop. They are plain values, so that a callback cannot change a result."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,7 +78,20 @@ class Finished:
     reason: Literal["steps", "patience"]
     skipped_batches: int = 0
     """Batches skipped in the whole run."""
+    fall: float = 0.0
+    """`fall_of` the training loss of the reports, in nats per token, if the last validation is the best one."""
 
 
 Event = Started | Stepped | Skipped | Validated | Saved | Finished
 Callback = Callable[[Event], None]
+
+
+def fall_of(losses: Sequence[float]) -> float:
+    """The mean of the last quarter of losses below that of the quarter before.
+
+    >>> fall_of([8.0, 6.0, 5.0, 4.0]), fall_of([8.0])
+    (1.0, 0.0)
+    """
+    size = max(len(losses) // 4, 1)
+    last, before = losses[-size:], losses[-2 * size : -size]
+    return (sum(before) - sum(last)) / size if len(before) == size else 0.0

@@ -188,6 +188,13 @@ def test_a_file_a_pipe_and_a_sentence_take_the_same_path(call: Call, run: Path, 
     assert from_file.endswith("\n\n")
 
 
+def test_translate_tells_text_that_the_vocabulary_lacks(call: Call, run: Path) -> None:
+    status, out, err = call("translate", str(run), "2 times 3", "\u0968 times 3", "--beam", "1")
+    assert (status, out.count("\n")) == (0, 2)
+    said = "lines with text that the vocabulary lacks, read as unknown: 1; the first: line 2: \u0968"
+    assert said in err.splitlines()
+
+
 def test_nbest_and_alignments(call: Call, run: Path) -> None:
     _, table, _ = call("translate", str(run), "2 times 3", "--beam", "3", "--nbest", "2")
     rows = [line.split("\t") for line in table.splitlines()]

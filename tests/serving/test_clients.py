@@ -12,6 +12,7 @@ from libretranslatepy import LibreTranslateAPI
 
 from regard.serving.served import ServedLanguageModel, ServedTranslator
 from regard.tasks.generation.filters import TopK
+from regard.tasks.translation import presenting
 from tests import ROOT
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
 
@@ -46,6 +47,16 @@ def test_lists_lines_and_alternatives_keep_their_places(server: Running) -> None
     status, body, _ = server.ask("/translate", body=form, content_type="application/x-www-form-urlencoded")
     assert status == 200
     assert json.loads(body)["translatedText"] == [translated(server, SENTENCE), translated(server, "we see ten stars")]
+
+
+def test_text_that_the_vocabulary_lacks_is_told(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presenting, "unknown_texts", lambda _, text, ids: ["six"] if "six" in text else [])
+    question = {"q": [SENTENCE, "we see six trees\nsix"], "source": "en", "target": "fr"}
+    assert server.json("/translate", question)["unknown"] == [[], ["six", "six"]]
+    assert server.json("/translate", question | {"q": "six"})["unknown"] == ["six"]
+    assert "unknown" not in server.json("/translate", question | {"q": SENTENCE})
+    _, body, _ = server.ask("/regard/v1/answer", {"text": "1 \u0967 and", "model": WRITER, "max_tokens": 1})
+    assert '"unknown":["\u0967"]' in body.decode().replace(": ", ":")
 
 
 def test_html_is_refused_by_name(server: Running) -> None:

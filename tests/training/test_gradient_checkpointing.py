@@ -12,7 +12,7 @@ from regard.models.decoder_only import DecoderOnly
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
 from regard.nn import MultiHeadAttention
-from regard.tasks.training.gradient_checkpointing import recompute_layers
+from regard.tasks.runs.run import recompute_layers
 from regard.tasks.training.optimizers import adamw
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 import regard
-from regard.errors import ArgumentError, DataError
+from regard.corpus import Measure
+from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.tasks.viewing.media import read_audio
 from regard.tasks.viewing.mosaic import mosaic
 from regard.tasks.viewing.view_input import ViewInput
@@ -65,8 +67,8 @@ def numbers(call: Call, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     out = tmp_path / "numbers.json"
     status, said, told = call("view", *arguments, "--out", str(out), "--device", "cpu")
     assert (status, said) == (0, f"{out}\n"), told
-    # (Of a large folder it says that it reads it.)
-    said_of = ("a pickle", f"reading {arguments[0]}: ", "are numbers: their parts of the input are not proved")
+    # (Of a large folder it says that it reads it, and of a small tokenizer that it is small.)
+    said_of = ("a pickle", f"reading {arguments[0]}: ", "are numbers: their parts", "is it another model's?")
     assert all(any(one in line for one in said_of) for line in told.splitlines()), told
     (found,) = json.loads(out.read_text(encoding="utf-8"))
     for one in found["maps"]:
@@ -229,6 +231,32 @@ def test_labels_are_the_tokens_of_the_tokenizer(
     assert [printable(label) for label in found["maps"][0]["keys"]] == expected
     status, out, _ = call("view", str(tmp_path), "--terminal", stdin=text.encode())
     assert (status, out.splitlines()[1].split()) == (0, expected)
+
+
+def test_a_tokenizer_that_is_not_the_models_is_told(call: Call, tmp_path: Path) -> None:
+    """One of special tokens alone, as transformers makes it up where it cannot read a vocabulary, and a small one."""
+    foreign.save_model("bert", tmp_path)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
+    status, out, told = call("view", str(tmp_path), "a b", "--terminal")
+    assert (status, out) == (2, "")
+    assert "got one of 5 special ones: add its tokenizer.json" in told
+    with pytest.raises(RunFolderError, match="got one of 5 special ones"):
+        Measure(tmp_path, device="cpu")(pa.table({"text": ["a b"]}))
+    foreign.word_piece_tokenizer(tmp_path)
+    status, _, told = call("view", str(tmp_path), "a b", "--terminal")
+    assert (status, told.splitlines()) == (
+        0,
+        [
+            "regard: the tokenizer has 5 tokens, and the model 128: is it another model's?",
+            "regard: sentence 1: 1 of 2 tokens (50%) stand for text that the vocabulary lacks",
+        ],
+    )
+    lines = tmp_path / "lines.txt"
+    lines.write_text("a b\na a\n")
+    status, _, told = call(
+        "measure", str(tmp_path), "--data", str(lines), "--out", str(tmp_path / "out"), "--workers", "1"
+    )
+    assert (status, "; 1 of 4 tokens (25%) stand for text that the vocabulary lacks" in told) == (0, True), told
 
 
 # -- choices -----------------------------------------------------------------------------------------------

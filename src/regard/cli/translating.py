@@ -84,6 +84,8 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
         print(f"bad lines left empty: {work.bad}", file=sys.stderr)
     if work.cut_off.lines:
         print(f"translations cut off by the limit of their tokens: {work.cut_off}; raise --max-length", file=sys.stderr)
+    if work.unknown.lines:
+        print(f"lines with text that the vocabulary lacks, read as unknown: {work.unknown}", file=sys.stderr)
 
 
 def _engine_line(asked: Any, translator: Translator, searcher: str) -> str:

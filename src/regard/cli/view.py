@@ -1,6 +1,7 @@
 """`regard view`: draw the attention of a run, or of any model that transformers loads."""
 
 import sys
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,14 +11,16 @@ import tyro
 from regard.cli.loading import loading
 from regard.cli.progress import reading
 from regard.cli.shared import Command, Device, PositionalPath, refuse_first, say
+from regard.errors import DataError
 from regard.files.model_folder import family_of, is_huggingface
 from regard.tasks.registry import task_name_of, task_of
 from regard.tasks.runs.foreign_folders import check_texts
 from regard.tasks.telling import Tell
-from regard.tasks.viewing.view_input import ViewInput
+from regard.tasks.viewing.view_input import ViewInput, said_of_unknown
 
 if TYPE_CHECKING:
-    from regard.tasks.pictures.save import Attends
+    from regard.tasks.viewing.foreign_model import ForeignModel
+    from regard.tasks.viewing.own_model import OwnModel
     from regard.views.drawing import Panel
     from regard.views.scales import ScaleName
 
@@ -104,6 +107,14 @@ class ViewCommand(Command):
             files = None if self.terminal else PictureFiles.at(self.out or self.run)
             model = self._model(tell)
         seen = look_at(model, asked, say, choice=Choice(self.layers, self.heads))
+        if asked[0].text is not None and model.doubt:
+            say(model.doubt)
+        if (unknown := model.unknown_id) is not None:
+            for number, one in enumerate(asked, 1):
+                with suppress(DataError):  # it is told already that this one is not shown
+                    tokens = model.tokens(one.text or "")
+                    if count := tokens.count(unknown):
+                        say(f"sentence {number}: {said_of_unknown(count, len(tokens))}")
         if files is None:
             print("\n\n".join(_printed(panel(*one), self.scale) for one in seen))
             return
@@ -112,7 +123,7 @@ class ViewCommand(Command):
         for path in save_pictures(seen, files, title=title, scale=self.scale):
             print(path)
 
-    def _model(self, tell: Tell) -> "Attends":
+    def _model(self, tell: Tell) -> "ForeignModel | OwnModel":
         from regard.tasks.viewing.foreign_model import ForeignModel
         from regard.tasks.viewing.own_model import OwnModel
 

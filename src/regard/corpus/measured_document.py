@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from regard.lazy import displayed
+from regard.tasks.viewing.view_input import said_of_unknown
 
 
 class LayerNumbers(NamedTuple):
@@ -23,6 +24,8 @@ class MeasuredDocument(NamedTuple):
     n_tokens: int | None
     layers: list[LayerNumbers]
     error: str | None = None
+    n_unknown: int = 0
+    """The tokens that stand for text outside the vocabulary."""
 
 
 @displayed
@@ -36,16 +39,20 @@ class CorpusCounts(NamedTuple):
     errors: int = 0
     """The documents that could not be measured."""
     first_error: str = ""
+    unknown: int = 0
+    """The tokens that stand for text outside the vocabulary."""
 
     def plus(self, later: "CorpusCounts") -> "CorpusCounts":
         """The counts of both.
 
         >>> CorpusCounts(documents=2).plus(CorpusCounts(3, errors=1, first_error="d4: no text"))
-        CorpusCounts(documents=5, tokens=0, rows=0, errors=1, first_error='d4: no text')
+        CorpusCounts(documents=5, tokens=0, rows=0, errors=1, first_error='d4: no text', unknown=0)
         """
         documents, tokens, rows, errors = (one + other for one, other in zip(self[:4], later[:4], strict=True))
-        return CorpusCounts(documents, tokens, rows, errors, self.first_error or later.first_error)
+        first, unknown = self.first_error or later.first_error, self.unknown + later.unknown
+        return CorpusCounts(documents, tokens, rows, errors, first, unknown)
 
     def __str__(self) -> str:
         failed = f"; {self.errors:,} could not be measured, the first: {self.first_error}" if self.errors else ""
-        return f"{self.documents:,} documents, {self.tokens:,} tokens, {self.rows:,} rows{failed}"
+        strange = f"; {said_of_unknown(self.unknown, self.tokens)}" if self.unknown else ""
+        return f"{self.documents:,} documents, {self.tokens:,} tokens, {self.rows:,} rows{strange}{failed}"

@@ -89,7 +89,8 @@ def _measured(
         if not ids:
             raise DataError("there is no token in it")
         attention = model.attend(ViewInput(tokens=tuple(ids)))
-        return MeasuredDocument(document.id, count, _of_layers(measure, attention, ids, document.id, examples))
+        layers, unknown = _of_layers(measure, attention, ids, document.id, examples), model.unknown_id
+        return MeasuredDocument(document.id, count, layers, n_unknown=0 if unknown is None else ids.count(unknown))
     except OF_THE_MODEL:
         raise
     except Exception as error:  # of any kind: one document must not end the work on the others

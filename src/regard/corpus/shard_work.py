@@ -31,7 +31,8 @@ def measure_shard(job: CorpusJob, shard: Shard, settings: dict[str, Any]) -> Cor
     # An id may be the place of a line, with which the reader's error begins too.
     errors = [error if error.startswith(f"{name}: ") else f"{name}: {error}" for name, error in said]
     tokens = sum(one.n_tokens or 0 for one in found)
-    record = CorpusCounts(len(found), tokens, table.num_rows, len(errors), "".join(errors[:1]))
+    unknown = sum(one.n_unknown for one in found)
+    record = CorpusCounts(len(found), tokens, table.num_rows, len(errors), "".join(errors[:1]), unknown)
     folder.finish_shard(shard.number, record)
     return record
 

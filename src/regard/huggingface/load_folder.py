@@ -129,7 +129,6 @@ def _check_counts(settings: Settings) -> None:
 
 
 def _class_of(config: Any, library: Any) -> tuple[Any, bool]:
-    """The class of a model, and whether its folder names it."""
     for name in config.architectures or ():
         kind: Any = getattr(library, name, None) if isinstance(name, str) else None
         is_model = isinstance(kind, type) and issubclass(kind, library.PreTrainedModel)

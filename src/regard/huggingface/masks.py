@@ -67,7 +67,6 @@ class LazyMask(Tensor):
         return func(*args, **kwargs)
 
     def rendered(self) -> Tensor:
-        """The dense tensor."""
         batch, _, queries, keys = self.shape
         keep = torch.ones(self.shape, dtype=torch.bool, device=self.device)
         if self.allowed is not None:

@@ -11,8 +11,7 @@ from regard.call.masks.basic import causal, lengths, padding
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from regard.models.config import DecoderOnlyConfig
-from regard.models.one_stack import OneStack
-from regard.models.one_stack_parts import one_stack_parts
+from regard.models.one_stack import OneStack, one_stack_parts
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, Step
 from regard.models.stack import shared_bias

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from regard.maps.attention_map import AttentionMap
 from regard.models.config import EncoderOnlyConfig
-from regard.models.one_stack import OneStack
-from regard.models.one_stack_parts import one_stack_parts
+from regard.models.one_stack import OneStack, one_stack_parts
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, RecordMap
 from regard.models.stack import NORMS, padding_mask
@@ -80,8 +79,6 @@ class EncoderOnly(OneStack):
 
 
 class _Head(nn.Sequential):
-    """A linear layer, GELU and a norm."""
-
     def __init__(self, config: EncoderOnlyConfig) -> None:
         super().__init__(nn.Linear(config.dim, config.dim), nn.GELU(), NORMS[config.norm](config.dim))
 

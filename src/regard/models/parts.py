@@ -38,7 +38,6 @@ class StackParts:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers."""
         return len(self.attention)
 
 

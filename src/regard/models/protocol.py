@@ -21,9 +21,7 @@ RecordMap = Callable[[str, AttentionMap], None]
 class StepAlignment(Protocol):
     """The attention of a step to the source."""
 
-    def dense(self) -> Float[Tensor, "N H 1 S"]:
-        """The weights of N sequences."""
-        ...
+    def dense(self) -> Float[Tensor, "N H 1 S"]: ...
 
 
 class Step(NamedTuple):

@@ -118,7 +118,6 @@ class SelfAttentionLayer(nn.Module):
     def extend(
         self, x: Tensor, cache: MixerCache | None, mask: Mask, bias: Bias | Tensor | None, offset: int | Tensor
     ) -> tuple[Tensor, MixerCache]:
-        """Read positions (N, T, D) after those of a cache; see `MultiHeadAttention.extend`."""
         past = Past(cache, offset)
         return self(x, mask, bias, None, "", past), past.cache
 

@@ -292,7 +292,6 @@ class Transformer(nn.Module):
 
 
 def _parts(config: TransformerConfig) -> TransformerParts:
-    """The makers of a configuration's parts."""
     return TransformerParts(
         dim=config.dim,
         encoder=make_stack(config, [attention_of(config)] * config.encoder_layers),

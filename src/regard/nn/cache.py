@@ -122,7 +122,6 @@ class Past:
         """The position of the first new vector."""
 
     def append(self, new: KeyValue) -> KeyValue:
-        """The keys and values of the cache, followed by the new ones."""
         self.cache = new if self.cache is None else self.cache.append(new)
         longer: KeyValue = self.cache
         return longer

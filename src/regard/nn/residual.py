@@ -11,8 +11,6 @@ Norm = Callable[[int], nn.Module]
 
 
 class _OneNorm(nn.Module):
-    """A sublayer's dropout and norm."""
-
     needs_final_norm: ClassVar[bool]
     """Whether a stack of these needs one more norm after its last layer."""
 

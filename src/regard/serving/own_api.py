@@ -74,5 +74,6 @@ def _event(event: AnswerPiece | Done) -> list[bytes]:
         "labels": event.labels,
         "is_cut": event.is_cut,
         "seed": event.seed,
+        "unknown": event.unknown,
     }
     return sse(done, "done")

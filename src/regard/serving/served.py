@@ -32,7 +32,7 @@ from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
 from regard.tasks.registry import task_name_of
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.text.codec import finished_text
+from regard.tasks.text.codec import finished_text, unknown_texts
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import held_out_pairs
 from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
@@ -109,6 +109,8 @@ class Done(NamedTuple):
     place: int = 0
     seed: int = 0
     """That of its random numbers."""
+    unknown: Sequence[str] = ()
+    """The stretches of the question that the vocabulary lacks."""
 
 
 def drawn_seed() -> int:
@@ -282,7 +284,8 @@ class ServedTranslator(Served):
                 yield AnswerPiece(piece) if piece else None
         labels, is_cut = tokenizer.label_of_each(tokens), tokens[-1] != marks.end_id
         text = finished_text(tokenizer, tokens)
-        yield Done(text, tokens, labels, is_cut, len(draft.ids) + 1, len(tokens), seed=seed)
+        unknown = unknown_texts(translator.source_tokenizer, draft.asked.source, draft.ids)
+        yield Done(text, tokens, labels, is_cut, len(draft.ids) + 1, len(tokens), seed=seed, unknown=unknown)
 
     @torch.no_grad()
     def look(self, asked: LookedAt) -> TextMaps:
@@ -358,7 +361,9 @@ class ServedLanguageModel(Served):
             yield AnswerPiece(piece, place)
         shown = [*begun, *(token for token in tokens if token not in model.language.end_ids)]
         labels = model.tokenizer.label_of_each(shown)
-        yield Done(text, shown, labels, cut.is_set(), len(begun), len(tokens), place, seed)
+        (ids,) = model.tokenizer.encode_batch([prompt])
+        unknown = unknown_texts(model.tokenizer, prompt, ids)
+        yield Done(text, shown, labels, cut.is_set(), len(begun), len(tokens), place, seed, unknown)
 
     @torch.no_grad()
     def look(self, asked: LookedAt) -> TextMaps:

@@ -33,6 +33,8 @@ class Translated(Struct, kw_only=True, omit_defaults=True):
 
     translatedText: str | list[str]
     alternatives: list[str | list[str]] | None = None
+    unknown: list[str | list[str]] | None = None
+    """Ours: the stretches of the text that the vocabulary lacks, where there are any."""
 
 
 class Language(Struct, kw_only=True):

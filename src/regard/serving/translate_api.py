@@ -51,11 +51,12 @@ class TranslateApi:
             found = iter(events[0])
             wholes = [_joined(cut, found, asked.alternatives) for cut in cuts]
             is_one = isinstance(asked.q, str)
-            bests = [best for best, _ in wholes]
-            others = [other for _, other in wholes]
+            bests, others, strange = ([one[n] for one in wholes] for n in range(3))
             answer = Translated(translatedText=bests[0] if is_one else bests)
             if asked.alternatives:
                 answer.alternatives = [*others[0]] if is_one else [*others]
+            if any(strange):
+                answer.unknown = strange[0] if is_one else strange
             return json_answer(answer)
 
         return self._desk.answered(served, SharedWork(ticket, sentences, key, served.translate), render=render)
@@ -126,11 +127,12 @@ def put_together(cut: CutText, translations: Sequence[str]) -> str:
     return "".join(one if isinstance(one, str) else next(left) for one in cut)
 
 
-def _joined(cut: CutText, found: Iterator[Translation], alternatives: int) -> tuple[str, list[str]]:
-    """The best translation of a text, and others: of several lines, those of each line at its rank."""
+def _joined(cut: CutText, found: Iterator[Translation], alternatives: int) -> tuple[Any, Any, Any]:
+    """The best translation of a text, others (of several lines, those of each line at its rank), and unknown texts."""
     lines = [next(found) for one in cut if isinstance(one, TranslationRequest)]
     best = put_together(cut, [one.text for one in lines])
     most = max((len(one.candidates) for one in lines), default=1)
     ranked = [[one.candidates[min(n, len(one.candidates) - 1)].text for one in lines] for n in range(1, most)]
     others = list(dict.fromkeys(put_together(cut, some) for some in ranked))
-    return best, [one for one in others if one != best][:alternatives]
+    unknown = [text for one in lines for text in one.unknown]
+    return best, [one for one in others if one != best][:alternatives], unknown

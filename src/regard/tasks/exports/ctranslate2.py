@@ -86,7 +86,6 @@ ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}
 
 
 def _fill_layer(theirs: Any, ours: SelfAttentionLayer | DecoderLayer) -> None:
-    """Write a layer: its projections, its feed-forward network and its norms."""
     parts = split_attention(ours.self_attention)
     _fill_linear(theirs.self_attention.linear[0], parts["query"], parts["key"], parts["value"])
     _fill_linear(theirs.self_attention.linear[1], parts["output"])
@@ -117,13 +116,11 @@ def _fill_linear(spec: Any, *linears: nn.Module) -> None:
 
 
 def _fill_norm(spec: Any, norm: nn.Module) -> None:
-    """Write the gain, and of a LayerNorm the offset."""
     spec.gamma = norm.get_parameter("weight").numpy()
     if isinstance(norm, nn.LayerNorm):
         spec.beta = norm.bias.numpy()
 
 
 def _epsilon_of(model: nn.Module) -> float:
-    """The epsilon of a model's norms, of which CTranslate2 has one."""
     norm = next(module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm))
     return torch.finfo(torch.float32).eps if norm.eps is None else norm.eps

@@ -107,7 +107,6 @@ class CTranslate2Engine:
         return [sum(one.log_probs[: len(prefix)]) for one, prefix in zip(scored, prefixes, strict=True)]
 
     def _found(self, job: SearchJob, answer: Any, before: float) -> list[Hypothesis]:
-        """The hypotheses of a sentence: those that ended, best first, then those cut off."""
         penalty = job.beam.length_penalty if job.beam.size > 1 else 0.0
         found = []
         for pieces, score in zip(answer.hypotheses, answer.scores, strict=True):
@@ -121,7 +120,6 @@ class CTranslate2Engine:
         return found[: job.beam.num_best]
 
     def _pieces(self, sources: Sequence[Sequence[int]]) -> list[list[str]]:
-        """The sources' tokens without their end marks, which CTranslate2 adds."""
         return [[self._source[number] for number in ids[:-1]] for ids in sources]
 
     def _prefixes(self, job: SearchJob) -> list[list[str]]:

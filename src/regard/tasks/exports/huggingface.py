@@ -139,7 +139,6 @@ def _tensors(trained: ExportedRun) -> Iterator[tuple[str, Tensor]]:
 
 
 def _order(trained: ExportedRun) -> Tensor:
-    """For each dimension of the family, the index of our dimension."""
     order = torch.arange(trained.config.dim)
     return torch.cat([order[::2], order[1::2]]) if trained.config.positions == "sinusoidal" else order
 

@@ -94,7 +94,6 @@ def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:
 
 
 def _is_whole(folder: Path, content: Mapping[str, Any]) -> bool:
-    """Whether a folder holds an export of this content, to the last bit."""
     try:
         record = read_sealed(folder / RECORD)
         files = record.pop("files")

@@ -19,8 +19,8 @@ from regard.nn import LearnedPositions, MultiHeadAttention
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.tokenizers import Tokenizer
+from regard.tasks.translation.build_model import build_model
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.made_model import make_model
 from regard.tasks.translation.translator import Translator
 from regard.tensors.torch_private import counted_version, has_hooks_of_all, is_bare
 
@@ -159,7 +159,7 @@ def exported(translator: Translator, config: TransformerConfig) -> ExportedRun:
     assert isinstance(model, Transformer)
     source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
     vocabularies = {"source_vocab_size": len(source), "target_vocab_size": len(target)}
-    plain, plainly = plain_model(model, partial(make_model, config, **vocabularies))
+    plain, plainly = plain_model(model, partial(build_model, config, **vocabularies))
     return ExportedRun(_scaled_by_width(plainly, config), config, source, target, plain)
 
 

@@ -175,7 +175,6 @@ def _filled_up(scores: Float[Tensor, "A C"], index: Integer[Tensor, "A C"], coun
 
 
 def _walk_back(links: list[tuple[list[int], list[int]]], row: int) -> tuple[list[int], list[int]]:
-    """The tokens of a row's path, and each token's parent row."""
     tokens, path = [], []
     for chosen, parents in reversed(links):
         tokens.append(chosen[row])

@@ -67,7 +67,6 @@ class Downloaded(nn.Module):
 
     @property
     def output(self) -> nn.Linear:
-        """The output layer."""
         found: nn.Linear = self.model.get_output_embeddings()
         return found
 
@@ -96,7 +95,6 @@ class Downloaded(nn.Module):
         return DownloadedState(cache, mask, None)
 
     def step(self, state: DownloadedState, ids: Integer[Tensor, " N"]) -> Step:
-        """Logits after one more token."""
         if not self.is_pair:
             mask = torch.cat([state.mask, state.mask.new_ones(len(ids), 1)], 1)
             logits, cache = self._extended(ids[:, None], mask, mask.sum(1, keepdim=True) - 1, state.cache)
@@ -114,7 +112,6 @@ class Downloaded(nn.Module):
         return Step(logits, None, state._replace(cache=_cache_of(self.model, out)))
 
     def reorder(self, state: DownloadedState, index: Integer[Tensor, " N"]) -> DownloadedState:
-        """The state of the sequences `index`, in that order."""
         index = index.long()
         if state.cache is not None:
             state.cache.reorder_cache(index)
@@ -131,7 +128,6 @@ class Downloaded(nn.Module):
 
     @cached_property
     def sides(self) -> dict[str, MapSide]:
-        """Where each map of an encoder-decoder lies."""
         one = torch.zeros(1, 1, dtype=torch.long, device=self.output.weight.device)
         with torch.no_grad():
             return sides_of(self.model, self._seen(one, one[0] + 1, one))
@@ -143,7 +139,6 @@ class Downloaded(nn.Module):
 
     @property
     def source_names(self) -> list[str]:
-        """The names of the maps within the source."""
         return [name for name, side in self.sides.items() if side == "encoder"]
 
     def _seen(self, *given: Tensor) -> Seen:

@@ -43,7 +43,6 @@ def filled(make: Callable[[], M], config: Any, tensors: dict[str, Tensor], *, so
 
 
 def _integers(config: Any) -> Iterator[tuple[str, int]]:
-    """The integers among the settings, and among settings within, with their names."""
     for field in fields(config):
         value = getattr(config, field.name)
         if is_dataclass(value):

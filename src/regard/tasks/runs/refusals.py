@@ -47,7 +47,6 @@ def _refuse_name(path: Path, *, setting: str) -> None:
 
 
 def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
-    """Refuse settings that the tokenizers of the other run cannot follow."""
     run = config.tokenizers_from
     assert run is not None
     is_shared, was_shared = (getattr(one, "shared_vocabulary", True) for one in (config, before))

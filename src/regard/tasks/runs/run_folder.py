@@ -222,7 +222,6 @@ class RunFolder:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Move a file or a folder, if it is there. A folder's files join those in the target."""
     if not source.is_dir():
         if source.exists():
             source.replace(target)

@@ -54,6 +54,20 @@ class Codec(Protocol):
         """One label for each token."""
 
 
+def unknown_texts(codec: Codec, text: str, ids: Sequence[int]) -> list[str]:
+    """The stretches of a text whose tokens stand for text outside the vocabulary; `ids` are those of the text.
+
+    >>> from regard.tasks.text import Words
+    >>> tokenizer = Words().train(["to be"])
+    >>> unknown_texts(tokenizer, "to see", tokenizer.encode("to see"))
+    ['see']
+    """
+    if codec.unknown_id is None or codec.unknown_id not in ids:
+        return []
+    surfaces = codec.surfaces(text)  # those of the template's end are more
+    return [surface.strip() for token, surface in zip(ids, surfaces, strict=False) if token == codec.unknown_id]
+
+
 def finished_text(codec: Codec, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
     """The text of ids that may end within a character, as at a limit of tokens: the part of it is left out.
 

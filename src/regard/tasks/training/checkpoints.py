@@ -117,8 +117,6 @@ class Checkpoints:
             return _position_of(file)
 
     def _write(self, which: str, parts: Mapping[str, Tensors], position: Position, ranks: Ranks) -> None:
-        """Let the first rank write. All ranks raise its error."""
-
         def write() -> None:
             path = self.path(which)
             path.parent.mkdir(parents=True, exist_ok=True)

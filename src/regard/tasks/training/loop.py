@@ -116,8 +116,6 @@ def fit(
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """The sums of one step over its batches and over all ranks."""
-
     loss: float
     count: float
     tokens: float
@@ -156,8 +154,6 @@ class _Meter:
 
 @dataclass
 class _Run:
-    """One call of `fit`: its arguments, and its progress."""
-
     wrapped: nn.Module
     model: nn.Module
     batches: Batches[Any]

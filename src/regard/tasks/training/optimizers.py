@@ -64,7 +64,7 @@ def muon(
     weight_decay: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-9,
-) -> "Several":
+) -> "JointOptimizer":
     """`torch.optim.Muon` over the matrices of the hidden layers, and AdamW over all else, as one optimizer.
 
     Muon makes the mean of the gradients of a matrix nearly orthogonal (five steps of Newton and Schulz), and scales it
@@ -101,15 +101,15 @@ def muon(
         torch.optim.Muon(orthogonal, adjust_lr_fn="match_rms_adamw"),
         *([_adamw(some, betas, eps)] if (some := [group for group in groups if group["params"]]) else []),
     ]
-    return Several(parts)
+    return JointOptimizer(parts)
 
 
-class Several(torch.optim.Optimizer):
+class JointOptimizer(torch.optim.Optimizer):
     """Optimizers of different kinds as one: each updates its own groups of parameters.
 
     >>> first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> parts = [torch.optim.SGD(first.parameters()), torch.optim.AdamW(second.parameters())]
-    >>> [len(group["params"]) for group in Several(parts).param_groups]
+    >>> [len(group["params"]) for group in JointOptimizer(parts).param_groups]
     [2, 2]
     """
 
@@ -139,7 +139,6 @@ def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float], eps: float)
 
 
 def _kinds(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Parameter]]]:
-    """The trainable parameters by name: matrices except embeddings, and all others."""
     embeddings = (part for part in model.modules() if isinstance(part, EMBEDDINGS))
     embedded = {id(weight) for part in embeddings for weight in part.parameters(recurse=False)}
     named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]

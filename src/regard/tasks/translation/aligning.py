@@ -8,7 +8,7 @@ import torch
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.options import TranslationOptions
-from regard.tasks.translation.searching import Begun
+from regard.tasks.translation.searching import SearchInput
 from regard.tasks.translation.translation_model import TranslationModel
 
 
@@ -22,7 +22,7 @@ class Align:
     model: TranslationModel
     options: TranslationOptions
 
-    def __call__(self, begun: Sequence[Begun], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    def __call__(self, begun: Sequence[SearchInput], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         rows = [(n, k) for n, best in enumerate(found) for k, one in enumerate(best) if self._is_due(one)]
         if not rows:
             return found

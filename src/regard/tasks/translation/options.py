@@ -8,7 +8,7 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.text.words import is_blank
 from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.searching import Begun
+from regard.tasks.translation.searching import SearchInput
 from regard.tasks.translation.translation_model import TranslationModel
 
 
@@ -73,8 +73,8 @@ class Draft:
     found: list[Hypothesis] = field(default_factory=list)
 
     @property
-    def begun(self) -> Begun:
-        return Begun(self.ids, self.prefix, is_wanted=self.asked.is_wanted)
+    def search_input(self) -> SearchInput:
+        return SearchInput(self.ids, self.prefix, is_wanted=self.asked.is_wanted)
 
 
 def drafts_of(model: TranslationModel, lines: Sequence[str | Request], options: TranslationOptions) -> list[Draft]:

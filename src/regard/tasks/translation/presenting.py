@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.pictures.token_maps import Axis, axis, merge
-from regard.tasks.text.codec import Codec, finished_text
+from regard.tasks.text.codec import Codec, finished_text, unknown_texts
 from regard.tasks.translation.options import Draft, TranslationOptions
 from regard.tasks.translation.results import Candidate, Translation
 from regard.tasks.translation.translation_model import TranslationModel
@@ -27,7 +27,8 @@ class Present:
         is_labelled = bool(draft.ids) and self.options.has_labels
         source = axis(tokenizer, [*draft.ids, tokenizer.marks.end_id] if is_labelled else [])
         candidates = [self._candidate(draft, one, source) for one in draft.found] or [self._unsearched(draft)]
-        return Translation(draft.asked.source, source.texts, candidates, draft.problem)
+        unknown = unknown_texts(tokenizer, draft.asked.source, draft.ids)
+        return Translation(draft.asked.source, source.texts, candidates, draft.problem, unknown)
 
     def _unsearched(self, draft: Draft) -> Candidate:
         """A blank line as it is; nothing for a line that cannot be translated."""

@@ -1,5 +1,6 @@
 """The answers of a translator: translations, their attention, and scores."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -37,6 +38,8 @@ class Translation(NamedTuple):
     candidates: list[Candidate]
     problem: str | None = None
     """Why the sentence could not be translated (its translation is then empty)."""
+    unknown: Sequence[str] = ()
+    """The stretches of the sentence that the vocabulary lacks: the model reads each as the same unknown token."""
 
     @property
     def text(self) -> str:

@@ -15,7 +15,7 @@ LIMIT_STEP = 32
 """Limits of translations are multiples of it: sentences of one limit are searched together, so that limits are few."""
 
 
-class Begun(NamedTuple):
+class SearchInput(NamedTuple):
     """A sentence, and the beginning of its translation."""
 
     ids: Sequence[int]
@@ -26,7 +26,7 @@ class Begun(NamedTuple):
 class AfterSearch(Protocol):
     """A stage that changes the hypotheses of a batch."""
 
-    def __call__(self, begun: Sequence[Begun], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]: ...
+    def __call__(self, begun: Sequence[SearchInput], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class Search:
     longest: int | None = None
     """The most tokens of a translation; None for twice the sentence's and some."""
 
-    def limit_of(self, begun: Begun) -> int:
+    def limit_of(self, begun: SearchInput) -> int:
         """The most tokens of a sentence's translation, end mark counted: a longer one is cut off."""
         # A longer answer is surely wrong.
         own = 2 * (len(begun.ids) + 1) + 50 + len(begun.prefix)
         longest = -(-own // LIMIT_STEP) * LIMIT_STEP if self.longest is None else self.longest
         return min(longest, self.model.limit or longest)
 
-    def __call__(self, begun: Sequence[Begun]) -> list[list[Hypothesis]]:
+    def __call__(self, begun: Sequence[SearchInput]) -> list[list[Hypothesis]]:
         model, found = self.model, list[list[Hypothesis]]([] for _ in begun)
         by_limit: dict[int, list[int]] = {}
         for n, one in enumerate(begun):
@@ -67,7 +67,7 @@ class Search:
                 found[n] = best
         return found
 
-    def _job(self, begun: Sequence[Begun]) -> SearchJob:
+    def _job(self, begun: Sequence[SearchInput]) -> SearchJob:
         prefixes = [one.prefix for one in begun]
         marks, end_id = self.model.target_tokenizer.marks, self.model.source_tokenizer.marks.end_id
         return SearchJob(

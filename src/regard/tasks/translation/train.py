@@ -18,10 +18,10 @@ from regard.tasks.text.pairs import Pair
 from regard.tasks.training.bleu import BleuCounts
 from regard.tasks.training.distributed.ranks import Ranks
 from regard.tasks.training.losses import LossSum
+from regard.tasks.translation.build_model import Model, build_model
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
 from regard.tasks.translation.corpus import open_corpus, prepare_corpus
 from regard.tasks.translation.forcing import TeacherForcing
-from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation as Translation
 from regard.tasks.translation.token_batches import TokenBatches
@@ -109,7 +109,7 @@ def run_translation(config: TranslationConfig, **options: Unpack[RunOptions]) ->
 
 
 def _model(sizes: TransformerConfig | RNNConfig) -> nn.Module:
-    return make_model(sizes, source_vocab_size=8, target_vocab_size=8)
+    return build_model(sizes, source_vocab_size=8, target_vocab_size=8)
 
 
 def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
@@ -117,7 +117,7 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
     corpus = open_corpus(config, folder)
     source_size, target_size = len(corpus.source_tokenizer), len(corpus.target_tokenizer)
     sizes = {"source_vocab_size": source_size, "target_vocab_size": target_size}
-    model = made_of(partial(make_model, config.sizes, **sizes))
+    model = made_of(partial(build_model, config.sizes, **sizes))
     warm_up(model, config, folder)
     shares: dict[str, Any] = {"rank": fabric.global_rank, "world_size": fabric.world_size}
     batches = TokenBatches(corpus.train, **_limits(config), **shares)

@@ -10,7 +10,7 @@ from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, 
 from regard.tasks.text.batches import Batch, collate
 from regard.tasks.text.codec import Codec
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.translation.made_model import Model
+from regard.tasks.translation.build_model import Model
 from regard.tasks.translation.search_job import Searcher
 
 BATCH_PLACES = 4_096

@@ -31,9 +31,9 @@ from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.training.metrics import chrf, exact_match
 from regard.tasks.translation.aligning import Align
 from regard.tasks.translation.attend import forced_attention
+from regard.tasks.translation.build_model import build_model
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import load_tokenizers
-from regard.tasks.translation.made_model import make_model
 from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
 from regard.tasks.translation.presenting import Present
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
@@ -122,14 +122,14 @@ class Translator(TranslationModel):
         """
         self.check_options(options)
         drafts = drafts_of(self, lines, options)
-        for draft, best in zip(drafts, self._search(options)([one.begun for one in drafts]), strict=True):
+        for draft, best in zip(drafts, self._search(options)([one.search_input for one in drafts]), strict=True):
             draft.found = best
         return list(map(Present(self, options), drafts))
 
     def hypotheses(self, lines: Sequence[str], options: TranslationOptions) -> list[list[Hypothesis]]:
         """What a search finds for each sentence, as tokens, best first; nothing for one that is empty or too long."""
         self.check_options(options)
-        return self._search(options)([one.begun for one in drafts_of(self, lines, options)])
+        return self._search(options)([one.search_input for one in drafts_of(self, lines, options)])
 
     def check_options(self, options: TranslationOptions) -> None:
         """Refuse options that this translator cannot follow.
@@ -238,7 +238,7 @@ class Translator(TranslationModel):
             (ids,) = self.target_tokenizer.encode_batch([target])
             tokens = [*ids, self.target_tokenizer.marks.end_id]
         else:
-            ((best, *_),) = Search(self, beam)([draft.begun])
+            ((best, *_),) = Search(self, beam)([draft.search_input])
             tokens = best.tokens  # with the end mark, unless the translation was cut off before it
         return forced_attention(
             self.model, self.source_tokenizer, self.target_tokenizer, draft.ids, tokens, alternatives=ALTERNATIVES
@@ -256,7 +256,7 @@ def _loaded(folder: Path, device: str, checkpoint: Literal["best", "last"]) -> T
     config = run.read_config(TRANSLATION, TranslationConfig)
     source_tokenizer, target_tokenizer = load_tokenizers(config, run)
     vocabularies = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
-    tensors, make_it = run.checkpoints.load_model(checkpoint), partial(make_model, config.sizes, **vocabularies)
+    tensors, make_it = run.checkpoints.load_model(checkpoint), partial(build_model, config.sizes, **vocabularies)
     model = _frozen(filled(make_it, config.sizes, tensors, source=run.checkpoints.path(checkpoint)), device)
     return Translator(model, source_tokenizer, target_tokenizer, longest=config.max_length)
 

@@ -49,7 +49,34 @@ class ForeignModel:
         self._is_pair = bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with the special ones of the folder's template.
+
+        Raises:
+            RunFolderError: the tokenizer has special tokens alone, and the model others.
+        """
+        if self._tokens.is_empty and self._rows > self._tokens.size:
+            raise RunFolderError(
+                f"{self._folder}: expected the tokenizer of a model with {self._rows:,} tokens, got one of "
+                f"{self._tokens.size:,} special ones: add its tokenizer.json, or give ids by --tokens or --ids"
+            )
         return self._tokens.encode(text)
+
+    @property
+    def _rows(self) -> int:
+        return getattr(self._table(), "num_embeddings", 0)
+
+    @property
+    def doubt(self) -> str | None:
+        """A sentence if the tokenizer has fewer than half of the model's tokens."""
+        if not 0 < 2 * self._tokens.size < self._rows:
+            return None
+        return f"the tokenizer has {self._tokens.size:,} tokens, and the model {self._rows:,}: is it another model's?"
+
+    tokens = encode
+
+    @property
+    def unknown_id(self) -> int | None:
+        return self._tokens.unknown_id
 
     @torch.no_grad()
     def attend(self, asked: ViewInput) -> ForeignAttention:
@@ -326,6 +353,24 @@ class ForeignTokens:
         self.special = set() if self._own is None else set(self._own.all_special_ids)
         fast = getattr(self._own, "backend_tokenizer", None)
         self._byte_level = fast is not None and is_byte_level(fast)
+
+    @property
+    def size(self) -> int:
+        return 0 if self._own is None else len(self._own)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has special tokens alone, as transformers makes one up for a vocabulary that it cannot read."""
+        return self._own is not None and len(self.special) >= self.size
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The token for text outside the vocabulary; None where a text may have it for another reason."""
+        own = self._own
+        if own is None or self._byte_level:
+            return None
+        others = (own.bos_token_id, own.eos_token_id, own.pad_token_id, own.cls_token_id, own.sep_token_id)
+        return None if own.unk_token_id in others else own.unk_token_id
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """The ids of a text with the special tokens around it; of a target with `text_target=`."""

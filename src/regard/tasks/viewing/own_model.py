@@ -5,6 +5,7 @@ from typing import Any
 from regard.errors import ArgumentError
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.pictures.token_maps import TextMaps
+from regard.tasks.text.codec import Codec
 from regard.tasks.translation.translator import Translator
 from regard.tasks.viewing.view_input import ViewInput
 
@@ -21,6 +22,21 @@ class OwnModel:
         if isinstance(self.model, LanguageModel):
             return self.model.language.prompt(text)
         raise ArgumentError("a translator of a run reads pairs: name a language model, or a folder of transformers")
+
+    doubt: str | None = None
+
+    @property
+    def unknown_id(self) -> int | None:
+        return self._tokenizer.unknown_id
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a text without marks."""
+        return self._tokenizer.encode_batch([text])[0]
+
+    @property
+    def _tokenizer(self) -> Codec:
+        model = self.model
+        return model.source_tokenizer if isinstance(model, Translator) else model.tokenizer
 
     def attend(self, asked: ViewInput) -> TextMaps:
         if isinstance(self.model, Translator):

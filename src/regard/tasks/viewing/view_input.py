@@ -34,6 +34,15 @@ class ViewInput:
         return self.text is not None and self.tokens is None and self.image is None and self.audio is None
 
 
+def said_of_unknown(count: int, total: int) -> str:
+    """How much of a text a tokenizer does not know.
+
+    >>> said_of_unknown(1, 3)
+    '1 of 3 tokens (33%) stand for text that the vocabulary lacks'
+    """
+    return f"{count:,} of {total:,} tokens ({count / total:.0%}) stand for text that the vocabulary lacks"
+
+
 def read_text(path: StrPath) -> str:
     """The whole of a file of text, or of standard input for "-", without the end of its last line."""
     text = "\n".join(read_lines(path))

@@ -90,6 +90,7 @@ class BulkTranslation:
     """Whether the work ends at a bad line, or answers it by an empty one."""
     bad: Notes = field(default_factory=Notes)
     cut_off: Notes = field(default_factory=Notes)
+    unknown: Notes = field(default_factory=Notes)
 
     def take(self, window: Iterable[Answered], *, after: int) -> str:
         """The answers to lines that follow on line number `after`, as they are printed; lines with a note are counted.
@@ -107,6 +108,8 @@ class BulkTranslation:
             first = translation.candidates[0]
             if first.limited or not first.finished:  # it was cut off at the most tokens, or better ones were
                 self.cut_off.add(f"line {number}")
+            if translation.unknown:
+                self.unknown.add(f"line {number}: {one_line(', '.join(translation.unknown)):.200}")
         return "".join(shown)
 
     def print(self, file: IO[str], *, flush: bool) -> None:

@@ -8,7 +8,7 @@ from regard.tasks.generation.downloaded import Downloaded
 Model = Transformer | RNNSeq2Seq | Downloaded
 
 
-def make_model(
+def build_model(
     sizes: TransformerConfig | RNNConfig, *, source_vocab_size: int, target_vocab_size: int
 ) -> Transformer | RNNSeq2Seq:
     """The model of these sizes, with fresh weights."""

@@ -194,3 +194,23 @@ def test_an_export_refuses_other_folders(of: str, call: Call, tmp_path: Path, re
     assert str(folder) in err
     assert not out.exists()
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("of", ["gpt2", "bart"])
+def test_heads_are_cut_by_the_names_of_regard_edit(of: str, request: pytest.FixtureRequest) -> None:
+    from regard.serving.served import served
+    from regard.serving.settings import RequestLimits
+    from regard.serving.shapes import HeadEdit, LookedAt
+    from regard.serving.ticket import Refused
+
+    one = served(request.getfixturevalue(of), name="x", device="cpu", limits=RequestLimits())
+    paths = dict(one.module.named_modules())
+    assert one.maps
+    assert set(one.maps) <= set(paths)
+    cut = [HeadEdit(one.maps[-1], head) for head in range(one.heads)]
+    looked = [one.look(LookedAt("!# the", target="!", edits=edits)).maps for edits in ([], cut)]
+    whole, edited = (torch.as_tensor(maps[one.maps[-1]].dense()) for maps in looked)
+    assert whole.sum(-1).min() > 0.99
+    assert float(edited.abs().max()) == 0
+    with pytest.raises(Refused, match="edits name maps of the model"):
+        one.look(LookedAt("!", target="!", edits=[HeadEdit("decoder.0", 0)]))

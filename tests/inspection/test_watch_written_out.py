@@ -792,3 +792,14 @@ def test_scores_and_axes_of_one_place_are_followed(how: str, lengths: tuple[int,
         assert seen.report().others, seen.report()
         return
     torch.testing.assert_close(seen.maps[0].dense(), model.used, rtol=0, atol=0)
+
+
+def test_weights_written_into_a_new_tensor_are_followed() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.weights = torch.softmax(x @ x.mT, -1)
+            return torch.slice_scatter(torch.zeros_like(self.weights), self.weights, 0) @ x
+
+    with torch.no_grad(), regard.watch(model := Model()) as seen:
+        model(torch.randn(2, 5, 8))
+    torch.testing.assert_close(seen[""].dense().reshape(model.weights.shape), model.weights)

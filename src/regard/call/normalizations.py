@@ -296,7 +296,7 @@ class _Threshold(Normalization):
 
     def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         dead = (scores == -torch.inf).all(-1, keepdim=True)
-        tau = self._tau(scores.masked_fill(dead, 0.0)).masked_fill(dead, torch.inf)
+        tau = self._tau(scores.masked_fill(dead | scores.isnan(), 0.0)).masked_fill(dead, torch.inf)
         return self._above(scores, tau), tau.squeeze(-1)
 
     def gradient(

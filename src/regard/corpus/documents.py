@@ -174,7 +174,6 @@ def _of_line(line: Line) -> Document:
 
 
 def _of_json(line: Line, text: str, id: str) -> tuple[Document, bool]:
-    """The document of a line, and whether its text is missing."""
     try:
         record = json_of(line)
     except DataError as error:

@@ -207,7 +207,6 @@ def _aligned(size_bytes: int) -> int:
 
 
 def _finish(file: IO[bytes], starts: IO[bytes], dtype: str, made_with: list[str]) -> None:
-    """Write the rest after the tokens: padding, start positions, footer."""
     tokens_bytes = file.tell()
     pairs = (starts.tell() // 8 - 1) // 2
     file.write(bytes(_aligned(tokens_bytes) - tokens_bytes))

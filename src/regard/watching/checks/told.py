@@ -212,18 +212,34 @@ def documents_told(call: Observed, real: Tensor) -> Told | None:
     return None
 
 
+def prefix_of(call: Observed) -> Told | None:
+    """The tokens of the prefix, bool (B, S), by an argument with its length in each sequence."""
+    assert call.map is not None
+    batch, keys = call.sizes.flat_batch, call.sizes.keys
+    for frame in call.arguments:
+        for name, tensor in _tensors(frame):
+            is_of_lengths = "prefix" in name and tensor.shape == (batch,) and _are_ids(tensor)
+            if is_of_lengths and 0 < int(tensor.max()) < keys and int(tensor.min()) >= 0:
+                places = torch.arange(keys, device=call.map.device)
+                return Told(places < tensor.to(call.map.device)[:, None], place(frame, name))
+    return None
+
+
 def types_of(call: Observed) -> Told | None:
     """The kinds of the tokens, (B, S)."""
     return next((one.told() for one in handed(call, ("token_type_ids", "mm_token_type_ids"), call.sizes.keys)), None)
 
 
 def _restarts(positions: Tensor, real: Tensor) -> Tensor | None:
-    """Number the documents of positions that go back to the first one of their row."""
+    """Number the documents of positions that rise by one, and fall or go back to the first one of their row."""
     first = positions.gather(1, real.long().argmax(-1, keepdim=True))
-    behind = torch.nn.functional.pad(real[:, :-1].long().cumsum(-1) > 0, (1, 0))
-    begins = real & behind & (positions == first)
-    goes_back = begins[:, 1:] & (positions.diff(dim=-1) < 0) & real[:, :-1]
-    return begins.long().cumsum(-1) if bool(goes_back.any()) else None
+    steps, both = positions.diff(dim=-1), real[:, 1:] & real[:, :-1]
+    begins = both & ((steps < 0) | (positions[:, 1:] == first))
+    goes_back = begins & (steps < 0)
+    is_of_runs = bool((begins | (steps == 1) | ~both).all()) and 2 * int(begins.sum(-1).max()) <= positions.shape[1]
+    if not bool(goes_back.any()) or not is_of_runs:
+        return None
+    return torch.nn.functional.pad(begins.long().cumsum(-1), (1, 0))
 
 
 def _is_pair(frame: KeptArguments) -> bool:

@@ -119,7 +119,8 @@ def trace_results(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, r
         return
     name = name_of(func)
     if name in WRITES and args and isinstance(args[0], Tensor):
-        _written_into(thread, args[0], found)
+        # Without an underscore a function makes a new tensor, and leaves the first argument as it is.
+        _written_into(thread, result if isinstance(result, Tensor) else args[0], found)
         return
     if is_in_place(func):
         _overwritten(args[0], found)

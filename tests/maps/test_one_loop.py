@@ -595,3 +595,15 @@ def test_where_nothing_can_be_kept_each_process_compiles(monkeypatch: pytest.Mon
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     doubled = compiled_function(types.int64(types.int64))(lambda x: 2 * x)
     assert doubled.ctypes(21) == 42
+
+
+def test_numbers_in_new_memory_are_not_read(answered: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(1, 8, 512, 16)
+    weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True)[1]
+    names = ("received", "entropy", "distance", "top_weight", "pooled_mean", "pooled_max")
+    right, real = weights.summary(*names), torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: real(*size, **options).fill_(7))
+    found = weights.summary(*names)
+    assert all(answered)
+    for name in names:
+        torch.testing.assert_close(found[name], right[name], rtol=0, atol=0)

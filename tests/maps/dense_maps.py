@@ -18,8 +18,8 @@ NORMALIZATIONS = {
     "sparsemax": regard.Sparsemax(),
     "entmax": regard.Entmax15(),
     "sigmoid": regard.Sigmoid(-0.5),
-    "softpick": regard.Softpick(),
-    "unnormalized": regard.Unnormalized(),
+    "softpick": regard.call.normalizations.Softpick(),
+    "unnormalized": regard.call.normalizations.Unnormalized(),
 }
 
 

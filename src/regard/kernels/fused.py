@@ -99,11 +99,25 @@ class Fused(Backend):
             output, lse = _FusedBlocks.apply(kernel, covering, scale, again, query, key, value_)
         else:
             output, lse, _ = _forward_blocks(kernel, covering, scale, query, key, value_)
+        if query.is_cpu and can_look(lse):
+            output, lse = _with_lost_nan(call, output, lse)
         if covering.per_row is not None:
             lse = lse + covering.per_row.to(lse.dtype)
         if output.shape[-1] != value.shape[-1] or output.dtype != value.dtype:
             output = output[..., : value.shape[-1]].to(value.dtype)
         return output, lse
+
+
+def _with_lost_nan(call: Call, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The results with the NaN that torch's CPU kernel loses: of a row whose scores are all NaN, over fewer keys than a
+    vector register holds, it makes zeros and the log-sum-exp 0."""
+    lost = lse.detach() == 0
+    if not bool(lost.any()):
+        return output, lse
+    rows = lost.any(1).any(0).nonzero()[:, 0]
+    with torch.no_grad():
+        is_nan = torch.zeros_like(lost).index_copy(-1, rows, call.few_scores(rows).isnan().any(-1))
+    return output.masked_fill(is_nan[..., None], torch.nan), lse.masked_fill(is_nan, torch.nan)
 
 
 def kernel_for(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | None:

@@ -165,7 +165,7 @@ def _drawn(layers: list[LayerPicture], names: list[str], heading: str, look: Col
     )  # fmt: skip
     _back(ax, layers, pitch, look.theme)
     missing += _name(ax, pitch, dots.shape[1], zoom, labels, look.theme)
-    shown = dots[outside == 0]
+    shown = dots[outside == 0] if (outside == 0).any() else np.zeros(1)  # no query has a key
     colour_bar(
         image, (float(shown.min()), float(shown.max())), limits, look.scale, look.theme,
         beside=look.note(titled=False), cax=foot(figure),

@@ -40,7 +40,8 @@ class AttentionMonitor:
 
     Args:
         every: N, the steps between two measurements.
-        on_fault: "stop" raises at an error of the audit, "warn" warns. A warning of the audit always warns.
+        on_fault: "stop" raises at an error of the audit, "warn" warns. A warning of the audit always warns, and so does
+            an audit that saw nothing, or does not know whether the model is causal.
         sequences: how many sequences of a batch are measured, the first ones; the audit reads all of them.
         causal: the expected causality, as of `Seen.audit`.
         names: the modules to watch, as of `regard.watch`.
@@ -49,13 +50,13 @@ class AttentionMonitor:
         ArgumentError: a number is below 1, or `on_fault` is unknown.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2, dropout=0.0, batch_first=True)
-    >>> monitor = AttentionMonitor(every=100)
+    >>> monitor = AttentionMonitor(every=100, causal=False)
     >>> monitor.begin(layer, step=1)
     >>> loss = layer(torch.ones(2, 4, 8)).sum()
     >>> loss.backward()
     >>> scalars = monitor.end()
     >>> monitor.audited
-    TransformerEncoderLayer: 1 layer, 6 questions, nothing found
+    TransformerEncoderLayer: 1 layer, 7 questions, nothing found
     >>> scalars["attention/self_attn/uniform"]
     2.0
     """
@@ -166,7 +167,7 @@ class AttentionMonitor:
     def _say(self, audited: "Checked") -> None:
         if audited.errors and self.on_fault == "stop":
             raise AssertionError("\n".join([repr(audited), *grouped(audited.faults)]))
-        if audited:
+        if audited or audited.unknown:
             warnings.warn("\n".join([repr(audited), *grouped(audited.faults)]), stacklevel=2)
 
 

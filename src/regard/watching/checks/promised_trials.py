@@ -58,6 +58,8 @@ class PromisedTrials:
         self.found: list[Finding] = []
         self.tried: list[str] = []
         self.unknown: list[str] = []
+        self.is_inferred = False
+        """True where the masks of most layers say that the model is causal, and nothing else does."""
         self.seen: list[tuple[Seen, Tensor | None]] = []
 
     def forms(self) -> Iterator[tuple[str, Sequence[Sample], Side]]:
@@ -139,7 +141,9 @@ class PromisedTrials:
         before, after = (within(around, as_they_are(one, side=side)) for one in (rows, changed))
         same = Same(at=slice(place), other_at=slice(place), of=self.subject.ahead)
         told = f"{self.subject.contents()} from position {place} on"
-        return self.unless_rounding("future", Promise(before, after, [same], is_exact=True), says, told=told)
+        severity: Severity = "warning" if self.is_inferred else "error"
+        promise = Promise(before, after, [same], is_exact=True)
+        return self.unless_rounding("future", promise, says, severity=severity, told=told)
 
     def _prefix(self, row: Sample) -> None:
         assert self.subject.ahead is not None

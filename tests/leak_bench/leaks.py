@@ -48,11 +48,14 @@ class Mixer(nn.Module):
             away = (torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])).abs()
             return self.out((0.7**away * pairs) @ v)
         if self.kind == "recurrence":
-            state, found = torch.zeros_like(v[:, 0]), []
+            state, states = torch.zeros_like(v[:, 0]), []
+            kept = _kept(told, x)
             for t in range(x.shape[1]):
                 if told.get("documents") is not None and t:
                     state = state * (told["documents"][:, t] == told["documents"][:, t - 1])[:, None]
-                state = state * q[:, t].sigmoid() + v[:, t] * (1 if told.get("keep") is None else told["keep"][:, t, None])
+                state = state * q[:, t].sigmoid() + v[:, t] * (
+                    1 if told.get("keep") is None else told["keep"][:, t, None]
+                )
                 found.append(state)
             return self.out(torch.stack(found, 1))
         q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (q, k, v))
@@ -209,7 +212,9 @@ def batch(*, padded: bool = False, packed: bool = False) -> dict[str, Tensor]:
 
 
 def _planted(changes: Mapping[str, Change], kinds: tuple[str, ...], *, causal: bool, **form: bool) -> list[Leak]:
-    return [Leak(name, kind, causal, change, partial(batch, **form)) for name, change in changes.items() for kind in kinds]
+    return [
+        Leak(name, kind, causal, change, partial(batch, **form)) for name, change in changes.items() for kind in kinds
+    ]
 
 
 BOTH = ("kernel", "written out", "module", "decay")

@@ -53,11 +53,9 @@ class Mixer(nn.Module):
             for t in range(x.shape[1]):
                 if told.get("documents") is not None and t:
                     state = state * (told["documents"][:, t] == told["documents"][:, t - 1])[:, None]
-                state = state * q[:, t].sigmoid() + v[:, t] * (
-                    1 if told.get("keep") is None else told["keep"][:, t, None]
-                )
-                found.append(state)
-            return self.out(torch.stack(found, 1))
+                state = state * q[:, t].sigmoid() + v[:, t] * kept[:, t]
+                states.append(state)
+            return self.out(torch.stack(states, 1))
         q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (q, k, v))
         if self.kind == "kernel":
             found = F.scaled_dot_product_attention(q, k, v, attn_mask=pairs[:, None])

@@ -20,7 +20,7 @@ MASKS: dict[str, Any] = {
     "none": None,
     "causal": regard.causal(),
     "lengths": regard.lengths(torch.tensor([0, 15])),
-    "strided": regard.strided(3),
+    "strided": regard.call.masks.strided(3),
 }
 
 

@@ -82,6 +82,9 @@ CHANGED: dict[str, Weights] = {
     "the difference of two": lambda m, s: s.softmax(-1) - 0.8 * (2 * s).softmax(-1),
     "keys left out by a fill": lambda m, s: s.softmax(-1).masked_fill(s < 0, 0.0),
     "a choice": lambda m, s: torch.where(s > 0, s.softmax(-1), torch.zeros(())),
+    "rows written into a new tensor": lambda m, s: torch.slice_scatter(
+        torch.zeros_like(s), s.softmax(-1)[:, :, :-1], 2, 0, s.shape[2] - 1
+    ),
     "in another layout": lambda m, s: (s.softmax(-1).transpose(1, 2) * 2).transpose(1, 2),
 }
 

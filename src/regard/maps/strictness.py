@@ -31,7 +31,7 @@ LAZILY = {
 
 @contextmanager
 def strict_maps() -> Iterator[None]:
-    """Inside `with regard.strict_maps():` no function of torch or NumPy may turn a map into its dense matrix.
+    """Inside `with regard.maps.strict_maps():` no function of torch or NumPy may turn a map into its dense matrix.
 
     Most functions of torch make the matrix (batch..., H, T, S) of a map, up to the limit of `dense()`. With strict maps
     such a call raises an error with the line instead. `map.dense()` itself is always allowed.

@@ -33,8 +33,8 @@ class TensorLike(Displayed, MapStatistics, ABC):
 
     Code for the `attentions` of a model runs on maps. Lazy are indexing, `@`, `.mT`, `sum`, `mean`, `max`, `argmax`,
     `topk`, `to`, and `torch.stack` and `torch.cat` over the dimensions before queries and keys. Every other function of
-    torch gets the dense matrix, under the limit of `dense()`; inside `regard.strict_maps()` it raises an error instead.
-    A map is immutable.
+    torch gets the dense matrix, under the limit of `dense()`; inside `regard.maps.strict_maps()` it raises an error
+    instead. A map is immutable.
     """
 
     @classmethod

@@ -1,5 +1,6 @@
 """The models of a server: a translator or a language model, with all that is asked of it, and texts to try it with."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -35,8 +36,9 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.codec import finished_text, unknown_texts
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import held_out_pairs
-from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
+from regard.tasks.translation.options import Draft, Request, TranslationOptions, drafts_of
 from regard.tasks.translation.results import Translation
+from regard.tasks.translation.searching import Search
 from regard.tasks.translation.translator import ALTERNATIVES, Translator
 from regard.watching.report import layers_of
 from regard.watching.watch import watch
@@ -204,8 +206,8 @@ class Served(ABC):
 
     def limit(self, wanted: int | None, usual: int) -> int:
         """The most tokens of an answer; raises Refused for more than the server allows."""
-        if wanted is not None and wanted > self.limits.max_length:
-            raise Refused(400, f"max_tokens must be at most {self.limits.max_length}, got {wanted}")
+        if wanted is not None and wanted > self.limits.most_tokens:
+            raise Refused(400, f"max_tokens must be at most {self.limits.most_tokens}, got {wanted}")
         return usual if wanted is None else wanted
 
     @staticmethod
@@ -240,8 +242,13 @@ class ServedTranslator(Served):
         size = min(max(Beam().size, alternatives + 1), self.limits.max_beam)
         return TranslationOptions(
             beam=Beam(size, num_best=min(size, alternatives + 1)), labels=False,
-            max_length=self.limits.max_length, max_target_length=self.limits.max_length,
+            max_length=self.limits.max_length or self.translator.longest or self.limits.most_tokens,
+            max_target_length=self.limits.max_length,
         )  # fmt: skip
+
+    def most_written(self, draft: Draft) -> int:
+        """The most tokens of the translation of a draft, as of `translate`."""
+        return Search(self.translator, Beam(), longest=self.limits.max_length).limit_of(draft.search_input)
 
     def translate(self, asked: Sequence[Sentences]) -> list[list[Translation] | Exception]:
         """The translations of the lines of several requests, whose options are the same."""
@@ -253,8 +260,8 @@ class ServedTranslator(Served):
     @torch.inference_mode()
     def answer(self, asked: AnswerQuestion) -> Iterator[AnswerPiece | Done | None]:
         """A greedy or drawn translation, by our own modules."""
-        translator, options = self.translator, TranslationOptions(max_length=self.limits.max_length)
-        (draft,) = drafts_of(translator, [Request(asked.text, asked.prefix)], options)
+        translator = self.translator
+        (draft,) = drafts_of(translator, [Request(asked.text, asked.prefix)], self.options())
         if draft.problem:
             raise Refused(400, draft.problem)
         seed = drawn_seed() if asked.seed is None else asked.seed
@@ -263,7 +270,7 @@ class ServedTranslator(Served):
             return
         marks, tokenizer = translator.target_tokenizer.marks, translator.target_tokenizer
         source = torch.tensor([[*draft.ids, translator.source_tokenizer.marks.end_id]], device=translator.device)
-        usual = min(2 * source.shape[1] + 50 + len(draft.prefix), self.limits.max_length, translator.limit or 10**9)
+        usual = self.most_written(draft)
         tokens: list[int] = []
         written = ""
         with self.edited(asked.edits):
@@ -290,13 +297,14 @@ class ServedTranslator(Served):
     @torch.no_grad()
     def look(self, asked: LookedAt) -> TextMaps:
         translator = self.translator
-        (draft,) = drafts_of(translator, [asked.text], TranslationOptions(max_length=self.limits.max_length))
+        (draft,) = drafts_of(translator, [asked.text], self.options())
         if draft.problem or not draft.ids:
             raise Refused(400, draft.problem or "there is nothing to look at in an empty text")
         with self.edited(asked.edits):
             tokens = asked.tokens or self._target(asked, draft.asked.source)
-            if len(tokens) > min(self.limits.max_length, translator.limit or 10**9):
-                raise Refused(400, f"an answer has at most {self.limits.max_length} tokens, got {len(tokens)}")
+            most = min(max(self.most_written(draft), self.limits.most_tokens), translator.limit or sys.maxsize)
+            if len(tokens) > most:
+                raise Refused(400, f"an answer has at most {most} tokens, got {len(tokens)}")
             if max(tokens) >= len(translator.target_tokenizer):
                 raise Refused(400, f"the model has tokens below {len(translator.target_tokenizer)}, got {max(tokens)}")
             with checking_layers(self.module):
@@ -306,11 +314,10 @@ class ServedTranslator(Served):
         if asked.target is not None:
             (ids,) = self.translator.target_tokenizer.encode_batch([asked.target])
             return [*ids, self.translator.target_tokenizer.marks.end_id]
-        own = TranslationOptions(max_length=self.limits.max_length, max_target_length=self.limits.max_length)
         translator = copy(self.translator)
         if asked.edits:  # another engine would search without them
             translator.searcher = None
-        return translator.hypotheses([text], own)[0][0].tokens
+        return translator.hypotheses([text], self.options())[0][0].tokens
 
     def _forced(self, written: list[int], ids: Sequence[int]) -> TextMaps:
         one = self.translator
@@ -349,8 +356,8 @@ class ServedLanguageModel(Served):
         """A text, piece by piece."""
         model, tokens, cut = self.model, list[int](), Event()
         begun = model.language.prompt(prompt)
-        if len(begun) > self.limits.max_length:
-            raise Refused(400, f"a prompt has at most {self.limits.max_length} tokens, got {len(begun)}")
+        if len(begun) > self.limits.most_tokens:
+            raise Refused(400, f"a prompt has at most {self.limits.most_tokens} tokens, got {len(begun)}")
         text = ""
         pieces = model.generate(
             prompt, max_tokens=most, filters=[checked_logits, *self._filters(temperature, top_p)], stop=stop,

@@ -8,7 +8,7 @@ the fused kernel of the attention itself. As many threads as torch has share fla
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -125,23 +125,20 @@ class _LoopAnswers:
     """The memory for the answers of all flat_heads."""
 
     def __init__(self, source: Source, wanted: LoopRequest, pieces: int, width: int, chains: int) -> None:
-        from regard.tensors.reused_memory import reused_memory
-
+        made = partial(torch.empty, device="cpu")
         flat_heads, queries, grid = source.flat_heads, source.queries, wanted.grid
         self._keys, self._has_sums = source.keys, "sum" in wanted.pictures
-        self.received = reused_memory((flat_heads, pieces, width), torch.float64)
-        self.entropy = reused_memory((flat_heads, queries), torch.float32)
-        self.distance = reused_memory((flat_heads, 0 if wanted.offset is None else queries), torch.float32)
-        self.chosen = reused_memory((flat_heads, chains, queries), torch.float32)
+        self.received = made((flat_heads, pieces, width), dtype=torch.float64)
+        self.entropy = made((flat_heads, queries), dtype=torch.float32)
+        self.distance = made((flat_heads, 0 if wanted.offset is None else queries), dtype=torch.float32)
+        self.chosen = made((flat_heads, chains, queries), dtype=torch.float32)
         self._chains = iter(self.chosen.unbind(1))
-        self.top = reused_memory((flat_heads, queries, wanted.ranked), torch.float32)
-        self.places = reused_memory((flat_heads, queries, wanted.ranked), torch.int64)
+        self.top = made((flat_heads, queries, wanted.ranked), dtype=torch.float32)
+        self.places = made((flat_heads, queries, wanted.ranked), dtype=torch.int64)
         rows, columns = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
-        self.sums = reused_memory(
-            (flat_heads, rows, columns if wanted.pictures & {"mean", "sum"} else 0), torch.float32
-        )
+        self.sums = made((flat_heads, rows, columns if wanted.pictures & {"mean", "sum"} else 0), dtype=torch.float32)
         columns = columns if "max" in wanted.pictures else 0
-        self.peaks = reused_memory((flat_heads, rows, columns), torch.float32, away_from=self.sums)
+        self.peaks = made((flat_heads, rows, columns), dtype=torch.float32)
 
     def arrays(self) -> dict[str, Any]:
         names = ("received", "entropy", "distance", "chosen", "top", "places", "sums", "peaks")

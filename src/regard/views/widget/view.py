@@ -59,7 +59,7 @@ def view(
     row and every region of every head is exact, at any length. Making the view computes nothing.
 
     Args:
-        maps: as for `regard.page`: the recording of `regard.watch`, attention maps or tensors (batch..., H, T, S), a
+        maps: as for `page`: the recording of `regard.watch`, attention maps or tensors (batch..., H, T, S), a
             model, a pair of a model and its inputs, or examples of `regard.views`.
         tokens: labels for every axis of as many queries or keys. Examples have labels of their own. Beside a model,
             its inputs: one argument, a tuple of them, or a mapping.

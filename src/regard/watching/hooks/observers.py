@@ -28,7 +28,7 @@ from regard.watching.readers.softmax_calls import (
 from regard.watching.readers.traced_calls import (
     FOLLOWED,
     JOINED,
-    WRITTEN,
+    WRITES,
     FunctionObserver,
     observe_choice,
     observe_embedding,
@@ -52,7 +52,7 @@ BY_NAME: dict[str, FunctionObserver] = {
     **dict.fromkeys(JOINED, observe_joined),
     "topk": observe_choice,
     "embedding": observe_embedding,
-    **dict.fromkeys(WRITTEN, observe_written),
+    **dict.fromkeys(WRITES, observe_written),
     **dict.fromkeys(MIXING, observe_mixing),
 }
 """The observers of the functions of written-out attention, by name."""

@@ -25,7 +25,6 @@ ScoreRow = tuple[str, ...]
 
 
 def evaluate(asked: Any) -> None:
-    """Score a run on a test set, and print a table."""
     task = asked.task
     search_by: SearchBy = OwnSearch()
     if task == TRANSLATION:
@@ -75,7 +74,6 @@ def _unknown(share: float, of: str) -> list[ScoreRow]:
 
 
 def _judged(asked: Any) -> Reader[Any]:
-    """Read sources and their references, in any of the forms."""
     if asked.references:
         return read_references(asked.data[0], asked.references, bad_lines=asked.bad_lines)
     return read_judged(asked.data, **asked.reading)

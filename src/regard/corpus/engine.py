@@ -38,8 +38,6 @@ START = "forkserver" if sys.platform == "linux" else "spawn"
 
 @dataclass(slots=True)
 class WorkDone:
-    """Counts of the documents so far."""
-
     total: int
     tell: Tell
     most_errors: int | None
@@ -145,7 +143,6 @@ def _work(
 
 
 def cores() -> int:
-    """The cores of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -15,8 +15,6 @@ from regard.serving.worker import RequestWork
 
 
 class OwnApi:
-    """What the live page asks, and programs that want attention."""
-
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
@@ -29,14 +27,12 @@ class OwnApi:
         return self._desk.answered(served, work, event=_event)
 
     async def attention(self, request: Request) -> Any:
-        """Numbers of heads."""
         asked = await self._desk.asked(request, AttentionQuestion)
         served = self._checked(asked)
         looks = self._desk.looks[served.name]
         return self._desk.once(served, lambda: looks.numbers(asked), render=lambda events: json_answer(events[0]))
 
     async def view(self, request: Request) -> Any:
-        """The data of the page for some texts, without weights."""
         asked = await self._desk.asked(request, ViewQuestion)
         served, looks = self._looks(asked)
         return self._desk.once(served, lambda: looks.view(asked.subjects), render=lambda events: json_answer(events[0]))

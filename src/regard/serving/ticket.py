@@ -38,13 +38,11 @@ class Ticket:
         self._gone = threading.Event()
 
     def leave(self) -> None:
-        """Stop the work at its next step."""
         self._gone.set()
 
     # -- in the thread of a worker -----------------------------------------------------------------------
 
     def is_wanted(self) -> bool:
-        """Whether the request still waits for its answer."""
         return not self._gone.is_set()
 
     def check(self) -> None:
@@ -53,14 +51,12 @@ class Ticket:
             raise Left
 
     def tell(self, event: Any) -> None:
-        """Hand an event to the request."""
         if self._loop is None:
             return
         with suppress(RuntimeError):  # its loop has ended
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     def end(self, error: Exception | None = None) -> None:
-        """Say that no event follows."""
         self.tell(_LastEvent(error))
 
     # -- in the event loop -------------------------------------------------------------------------------

@@ -19,8 +19,6 @@ IN_TURN = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestWork:
-    """The work of a request."""
-
     ticket: Ticket
     steps: Callable[[], Iterator[Any]]
     """Does the work: each `next` is one step, and gives an event for the ticket or None."""

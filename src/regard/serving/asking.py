@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from regard.serving.answering import Ending, HttpAnswer
 from regard.serving.guard import Guard
-from regard.serving.looking import Looks
+from regard.serving.recent_views import RecentViews
 from regard.serving.served import Served
 from regard.serving.settings import RequestLimits
 from regard.serving.ticket import Refused, Ticket
@@ -44,7 +44,7 @@ class Desk:
         self.workers = {
             name: Worker(name, most_waiting=limits.max_waiting, searches=one.searches) for name, one in models.items()
         }
-        self.looks = {name: Looks(self.models) for name in models}
+        self.recent = {name: RecentViews(self.models) for name in models}
 
     def close(self) -> None:
         for worker in self.workers.values():

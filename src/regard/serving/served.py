@@ -21,7 +21,7 @@ from regard.files.atomic import read_json
 from regard.nn.residual import Residual
 from regard.serving.settings import RequestLimits
 from regard.serving.shapes import AnswerQuestion, HeadEdit, LookedAt
-from regard.serving.ticket import Refused, Ticket, check_at_work
+from regard.serving.ticket import Refused, Ticket, check_current_ticket
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.downloaded import Downloaded
 from regard.tasks.generation.filters import Filter, ForcedPrefix, Progress, Temperature, TopK, TopP
@@ -117,14 +117,16 @@ def drawn_seed() -> int:
 
 def checked_logits(logits: Tensor, progress: Progress) -> Tensor:
     """A filter that changes nothing, and ends the work of a request that has left."""
-    check_at_work()
+    check_current_ticket()
     return logits
 
 
 @contextmanager
 def checking_layers(module: nn.Module) -> Iterator[None]:
     """End the work of a request that has left before the next sublayer of a model."""
-    hooks = [one.register_forward_pre_hook(check_at_work) for one in module.modules() if isinstance(one, Residual)]
+    hooks = [
+        one.register_forward_pre_hook(check_current_ticket) for one in module.modules() if isinstance(one, Residual)
+    ]
     try:
         yield
     finally:

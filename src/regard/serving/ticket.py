@@ -16,7 +16,7 @@ class Refused(RegardError):
         self.status, self.retry_after = status, retry_after
 
 
-class Left(Exception):
+class ClientGone(Exception):
     """Raised in a worker's thread at the first step after the request has ended: its client has left, or was told."""
 
 
@@ -46,9 +46,9 @@ class Ticket:
         return not self._gone.is_set()
 
     def check(self) -> None:
-        """Raise `Left` after the end of the request."""
+        """Raise `ClientGone` after the end of the request."""
         if self._gone.is_set():
-            raise Left
+            raise ClientGone
 
     def tell(self, event: Any) -> None:
         if self._loop is None:
@@ -71,11 +71,11 @@ class Ticket:
         return ENDED
 
 
-AT_WORK = threading.local()
+CURRENT_TICKET = threading.local()
 """Its `ticket` is that of the request for which a thread works."""
 
 
-def check_at_work(*_: Any) -> None:
-    """Raise `Left` if the request is over that this thread works for. It may be called as a hook of a module."""
-    if (ticket := getattr(AT_WORK, "ticket", None)) is not None:
+def check_current_ticket(*_: Any) -> None:
+    """Raise `ClientGone` if the request is over that this thread works for. It may be called as a hook of a module."""
+    if (ticket := getattr(CURRENT_TICKET, "ticket", None)) is not None:
         ticket.check()

@@ -22,7 +22,7 @@ MOST_WEIGHTS = 2**20
 """The most weights of rows in an answer."""
 
 
-class Looks:
+class RecentViews:
     """What was looked at last: a text is read once for all questions about it."""
 
     def __init__(self, models: Mapping[str, Served], kept: int = 16) -> None:

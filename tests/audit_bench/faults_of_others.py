@@ -68,6 +68,30 @@ def pooled_without_its_lengths(is_faulty: bool) -> Made:
     return Pooled(is_faulty=is_faulty).eval(), {"features": features, "lengths": torch.tensor([11, 8, 5])}
 
 
+class Joint(nn.Module):
+    """One attention over words and the patches behind them, as of diffusion models."""
+
+    def __init__(self, *, is_faulty: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layer, self.is_faulty = m.Layer(m.both_sides, 0), is_faulty
+
+    def forward(self, patches: Tensor, encoder_hidden_states: Tensor, encoder_hidden_states_mask: Tensor) -> Tensor:
+        keep = torch.nn.functional.pad(encoder_hidden_states_mask, (0, patches.shape[1]), value=True)
+        found: Tensor = self.layer(
+            torch.cat([encoder_hidden_states, patches], 1), None if self.is_faulty else keep, None
+        )
+        return found
+
+
+@other(f.PADS, "padding")
+def words_beside_patches(is_faulty: bool) -> Made:
+    patches, words = torch.randn(3, 16, m.DIM, generator=torch.Generator().manual_seed(1)).split((5, 11), 1)
+    mask = m.batch()["attention_mask"].bool()
+    given = {"patches": patches, "encoder_hidden_states": words, "encoder_hidden_states_mask": mask}
+    return Joint(is_faulty=is_faulty).eval(), given
+
+
 @other(f.CROSS, "padding")
 def the_memory_of_an_encoder_that_ran_before(is_faulty: bool) -> Made:
     def run(model: Any, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor) -> Tensor:

@@ -44,8 +44,6 @@ class Attends(Protocol):
 
 
 class SeenText(NamedTuple):
-    """An input by its title, and the model's attention to it."""
-
     sentence: str
     attention: TextMaps
     image: SeenImage | None = None

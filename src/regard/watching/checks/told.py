@@ -157,6 +157,20 @@ def _is_of_keys(call: Observed, one: Handed, part: SequencePart, said: SequenceP
     return one.is_of(part, said) or reads_another
 
 
+def joint_masks_of(call: Observed, length: int, seen: Tensor) -> Iterator[Told]:
+    """The real tokens (B, length) where one attention reads words beside patches, by the mask of the words: they stand
+    before the patches, unless the keys `seen` (B or 1, length) say that they stand behind."""
+    assert call.map is not None
+    for frame in call.arguments:
+        mask = frame.read("encoder_hidden_states_mask")
+        if mask is None or mask.dim() != 2 or len(mask) != call.sizes.flat_batch or not _is_of_flags(mask):
+            continue
+        words, beside = (mask > 0).to(call.map.device), length - mask.shape[1]
+        if beside > 0:
+            before, behind = (torch.nn.functional.pad(words, ends, value=True) for ends in ((0, beside), (beside, 0)))
+            yield Told(behind if bool((behind == seen).all()) else before, place(frame, "encoder_hidden_states_mask"))
+
+
 def _part_said(name: str) -> SequencePart:
     found = (of for of, words in PARTS.items() if any(word in name for word in words))
     return next(found, "own")

@@ -11,8 +11,8 @@ from regard.cli.progress import reading
 from regard.cli.shared import Command, Device
 from regard.errors import ArgumentError
 from regard.files.model_folder import is_huggingface, snapshot_of
+from regard.tasks.progress import OnProgress
 from regard.tasks.registry import task_of
-from regard.tasks.telling import Tell
 
 if TYPE_CHECKING:
     from regard.watching.checks.targets import Target
@@ -72,7 +72,7 @@ def _read(words: str) -> "Target":
         return _target(words, folder, tell)
 
 
-def _target(words: str, folder: Path, tell: Tell) -> "Target":
+def _target(words: str, folder: Path, tell: OnProgress) -> "Target":
     from regard.watching.checks.targets import Target, of_function
 
     if not folder.is_dir():

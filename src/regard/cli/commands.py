@@ -96,13 +96,11 @@ def in_flags(message: str, arguments: Sequence[str]) -> str:
 
 
 def _help_of(command: type[Command], name: str, arguments: Sequence[str]) -> str:
-    """The whole help of the command in the arguments, and a line about every other."""
     asked = list(arguments[: name.count(" ") + 1]) == name.split()
     return documented(command, name) if asked else (inspect.getdoc(command) or "").split("\n")[0]
 
 
 def _known(arguments: Sequence[str]) -> Known:
-    """The flags and commands for arguments like these."""
     match arguments:
         case ["train", task, *_] if task in TRAINERS:
             return _known_of(TRAINERS[task])

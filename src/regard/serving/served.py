@@ -21,7 +21,7 @@ from regard.files.atomic import read_json
 from regard.nn.residual import Residual
 from regard.serving.settings import RequestLimits
 from regard.serving.shapes import AnswerQuestion, HeadEdit, LookedAt
-from regard.serving.ticket import Refused, Ticket, check_at_work
+from regard.serving.ticket import Refused, Ticket, check_current_ticket
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.downloaded import Downloaded
 from regard.tasks.generation.filters import Filter, ForcedPrefix, Progress, Temperature, TopK, TopP
@@ -89,16 +89,12 @@ T = TypeVar("T")
 
 
 class AnswerPiece(NamedTuple):
-    """A piece of an answer."""
-
     text: str
     place: int = 0
     """Of several answers, which one."""
 
 
 class Done(NamedTuple):
-    """The end of an answer."""
-
     text: str
     tokens: list[int]
     """Those that `LookedAt.tokens` takes."""
@@ -116,20 +112,21 @@ class Done(NamedTuple):
 
 
 def drawn_seed() -> int:
-    """A seed for a question without one."""
     return randbelow(2**32)
 
 
 def checked_logits(logits: Tensor, progress: Progress) -> Tensor:
     """A filter that changes nothing, and ends the work of a request that has left."""
-    check_at_work()
+    check_current_ticket()
     return logits
 
 
 @contextmanager
 def checking_layers(module: nn.Module) -> Iterator[None]:
     """End the work of a request that has left before the next sublayer of a model."""
-    hooks = [one.register_forward_pre_hook(check_at_work) for one in module.modules() if isinstance(one, Residual)]
+    hooks = [
+        one.register_forward_pre_hook(check_current_ticket) for one in module.modules() if isinstance(one, Residual)
+    ]
     try:
         yield
     finally:
@@ -149,8 +146,6 @@ def checked_steps(module: nn.Module, steps: Iterator[T]) -> Iterator[T]:
 
 
 class Served(ABC):
-    """A model under its name."""
-
     task: str
     languages: tuple[str, str] | None = None
     """The codes of a translator's languages."""
@@ -226,8 +221,6 @@ class Sentences(NamedTuple):
 
 
 class ServedTranslator(Served):
-    """A translator, with the codes of its languages."""
-
     task = TRANSLATION
     languages: tuple[str, str]
 
@@ -238,7 +231,6 @@ class ServedTranslator(Served):
         self._learn(lambda: self._forced(*ends))
 
     def options(self, alternatives: int = 0) -> TranslationOptions:
-        """How texts and documents are translated."""
         size = min(max(Beam().size, alternatives + 1), self.limits.max_beam)
         return TranslationOptions(
             beam=Beam(size, num_best=min(size, alternatives + 1)), labels=False,
@@ -251,7 +243,6 @@ class ServedTranslator(Served):
         return Search(self.translator, Beam(), longest=self.limits.max_length).limit_of(draft.search_input)
 
     def translate(self, asked: Sequence[Sentences]) -> list[list[Translation] | Exception]:
-        """The translations of the lines of several requests, whose options are the same."""
         options = self.options(asked[0].alternatives)
         lines = [line._replace(is_wanted=one.ticket.is_wanted) for one in asked for line in one.lines]
         found = iter(self.translator.translate_window(lines, options))
@@ -327,8 +318,6 @@ class ServedTranslator(Served):
 
 
 class ServedLanguageModel(Served):
-    """A language model."""
-
     task = LANGUAGE_MODEL
 
     def __init__(self, name: str, model: LanguageModel, limits: RequestLimits) -> None:
@@ -353,7 +342,6 @@ class ServedLanguageModel(Served):
         self, prompt: str, *, most: int, temperature: float, seed: int, top_p: float = 1.0,
         stop: Sequence[str] = (), place: int = 0,
     ) -> Iterator[AnswerPiece | Done | None]:  # fmt: skip
-        """A text, piece by piece."""
         model, tokens, cut = self.model, list[int](), Event()
         begun = model.language.prompt(prompt)
         if len(begun) > self.limits.most_tokens:

@@ -44,8 +44,6 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrance:
-    """Who may come in."""
-
     hosts: frozenset[str]
     """The names in the Host header that are answered, in lower case and without a port."""
     token: str | None = None

@@ -11,7 +11,7 @@ import regard
 from regard.errors import ArgumentError
 from regard.watching import AttentionMonitor
 from regard.watching.analysis.measured_heads import measured_heads
-from regard.watching.worst_head import write_picture, writers_of_lightning, writers_of_trainer
+from regard.watching.monitor import write_picture, writers_of_lightning, writers_of_trainer
 
 
 def encoder(dropout: float = 0.0) -> nn.TransformerEncoder:

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 import regard
 from regard.errors import ArgumentError, NotKeptError, NotSeenError
 from regard.watching.analysis.rollout import rollout
-from regard.watching.kept import stored_weights
 from regard.watching.readers import written_out
 from regard.watching.watch import Seen
 from tests import each_once
@@ -175,7 +174,7 @@ def test_rows_that_do_not_sum_to_one() -> None:
 
 def test_verify_catches_weights_that_are_not_those_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """The softmax is kept in place of the operand, as it was once."""
-    real = stored_weights.stored
+    real = written_out.stored
 
     def planted(kept: Any, *rest: Any) -> Any:
         return real((kept / kept.sum(-1, keepdim=True)).contiguous(), *rest)

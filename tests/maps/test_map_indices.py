@@ -10,7 +10,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import ShapeError
-from regard.maps.strictness import strict_maps
+from regard.maps.tensor_like import strict_maps
 
 INDICES: dict[str, Any] = {
     "integers of NumPy": (0, 1, np.int64(3), np.int32(-1)),

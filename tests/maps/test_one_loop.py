@@ -14,7 +14,6 @@ import regard
 from regard.call.masks import strided
 from regard.maps.loop import one_loop, row_tiles
 from regard.maps.sources.dot_scores import DotScores
-from regard.tensors import thread_team
 from regard.watching.analysis.head_table import BY_QUERY, query_values
 from tests import each_once
 from tests.core.random_calls import DTYPES, Case, cases
@@ -428,7 +427,7 @@ def test_without_the_threads_of_openmp_those_of_python_share_the_work(monkeypatc
     with torch.no_grad():
         weights = regard.attention(q, q, q, return_weights=True).weights
         expected = weights.summary("received", "top_weight")
-        monkeypatch.setattr(thread_team, "openmp", lambda: None)
+        monkeypatch.setattr(one_loop, "openmp", lambda: None)
         torch.set_num_threads(3)
         try:
             found = weights.summary("received", "top_weight")

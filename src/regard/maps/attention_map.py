@@ -4,7 +4,8 @@ import math
 import reprlib
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, final
+from types import EllipsisType
+from typing import Any, final, overload
 
 import torch
 from torch import Tensor
@@ -58,7 +59,18 @@ class AttentionMap(TensorLike):
     True
     """
 
-    def __getitem__(self, index: Any) -> Any:  # a checker cannot tell a map's dimensions from an index
+    # Without an ellipsis the type depends on the map's dimensions: `map[0, 3, 100]` is a map where five are.
+    @overload
+    def __getitem__(self, index: tuple[EllipsisType, int]) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: tuple[EllipsisType, int, int | slice]) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: tuple[EllipsisType, slice, int]) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: tuple[EllipsisType, Tensor, Tensor]) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: Any) -> Any: ...
+    def __getitem__(self, index: Any) -> Any:
         """The same index of the tensor: a map if queries and keys stay, else a tensor. See the class.
 
         Raises:
@@ -118,6 +130,10 @@ class AttentionMap(TensorLike):
         """
         return self.source.dimensions
 
+    @overload
+    def __matmul__(self, other: Tensor) -> Tensor: ...
+    @overload
+    def __matmul__(self, other: Any) -> Any: ...
     def __matmul__(self, other: Any) -> Any:
         """P @ x for x of shape (S, N) or (batch..., H, S, N); of the map of one call also (batch..., G, S, N).
 

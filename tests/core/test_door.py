@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.errors import ArgumentError, BackendError, ShapeError
+from regard.errors import ArgumentError, BackendError, RegardError, ShapeError
+from regard.kernels import BACKENDS
 
 ONES = torch.ones
 
@@ -89,12 +90,29 @@ def test_explain_says_what_is_chosen_and_what_it_costs() -> None:
     assert regard.explain(x, x, x, backend="reference").extra_bytes == 2 * 3 * 5 * 5 * 4
 
 
-def test_nan_propagates() -> None:
-    q = torch.randn(3, 4)
-    v = q.clone()
-    v[1, 2] = torch.nan
-    for backend in ("fused", "reference"):
-        assert regard.attention(q, q, v, backend=backend).isnan().any()
+SCORES = ("scaled dot", "dot", "cosine", "gaussian", "laplacian", "boxcar", "epanechnikov", "triangular")
+NORMALIZATIONS = ("softmax", "sparsemax", "entmax15", "sigmoid", "unnormalized", "softpick")
+
+
+@pytest.mark.parametrize("keys", [1, 3, 20])
+@pytest.mark.parametrize("spoiled", ["a query", "a key", "all keys", "a value"])
+def test_nan_propagates_to_the_rows_that_see_it(spoiled: str, keys: int) -> None:
+    x = torch.randn(1, 1, keys, 4)
+    q, k, v = x.clone(), x.clone(), x.clone()
+    part = {"a query": q[..., -1, :], "a key": k[..., 0, :], "all keys": k, "a value": v[..., 0, :]}[spoiled]
+    part[..., 0] = torch.nan
+    calls = [{"score": score} for score in SCORES] + [{"normalization": name} for name in NORMALIZATIONS]
+    for call in calls:
+        for mask in (None, regard.causal(), regard.window(keys), torch.ones(keys, keys, dtype=torch.bool)):
+            for backend in (None, *BACKENDS):
+                try:
+                    found = regard.attention(q, k, v, mask=mask, backend=backend, return_weights=True, **call)
+                except BackendError:
+                    continue
+                said = f"{call}, {mask}, {backend}"
+                assert found.output[..., -1, :].isnan().any(), said
+                assert spoiled == "a value" or found.weights.row(-1).isnan().any(), said
+                assert spoiled != "a query" or not found.output[..., :-1, :].isnan().any(), said
 
 
 @pytest.mark.parametrize(
@@ -141,3 +159,15 @@ def test_nested_and_sparse_tensors_are_refused_with_what_to_do(grad: bool, monke
             regard.attention(dense, dense, dense, mask=mask)
         with pytest.raises(ShapeError, match="lengths must be dense"):
             regard.attention(dense, dense, dense, mask=regard.lengths(torch.tensor([3, 5]).to_sparse()))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda q: regard.causal(7.5), "must be a whole number.*got float: 7.5"),  # type: ignore[arg-type]
+        (lambda q: regard.map_of(q, q).save("not_there/map.safetensors"), "not_there/map.safetensors"),
+    ],
+)
+def test_a_wrong_type_or_place_is_an_error_of_regard(call: Callable[[Tensor], Any], message: str) -> None:
+    with pytest.raises(RegardError, match=message):
+        call(torch.randn(1, 4, 8))

@@ -37,7 +37,7 @@ def outputs_of(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
 def test_maps_are_the_models_own_weights(name: str, context: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     if name in ("gpt2", "bert") or (name == "t5" and context is torch.inference_mode):
         # t5's learned bias takes it off the fused kernel; of the others the kernel's own log-sum-exp is read.
-        monkeypatch.setattr("regard.watching.kept.factors.row_state", lambda call: 1 / 0)
+        monkeypatch.setattr("regard.maps.sources.factors.row_state", lambda call: 1 / 0)
     family = FAMILIES[name]
     model, inputs = family.build(), family.inputs()
     with context():

@@ -847,3 +847,35 @@ def test_maps_can_be_read_while_watching() -> None:
         model(inputs)
     close(first, dense(model.first, inputs).detach())
     assert len(seen) == 4
+
+
+class Attends(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+def test_another_name_of_a_shared_module_is_told() -> None:
+    model = nn.Sequential(*[Attends()] * 3)
+    for door in (lambda: regard.watch(model, "2"), lambda: regard.edit(model, {"2": regard.edits.ScaleHeads(0, 0.0)})):
+        with pytest.raises(ArgumentError, match="'2' is another name of '0', one module in several places"):
+            door()
+
+
+def test_an_empty_batch_has_a_map() -> None:
+    with torch.no_grad(), regard.watch(model := Attends()) as seen:
+        model(torch.randn(0, 2, 5, 4))
+    assert seen[""].shape == (0, 2, 5, 5)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
+def test_a_transform_of_a_watched_model_is_the_same(transform: Any) -> None:
+    class Own(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = regard.attention(x, x, x)
+            return found
+
+    x, model = torch.randn(1, 2, 4, 8), Own()
+    expected = transform(lambda z: model(z).sum())(x)
+    with regard.watch(model) as seen:
+        assert torch.equal(transform(lambda z: model(z).sum())(x), expected)
+    assert len(seen) == 0

@@ -233,3 +233,12 @@ def test_nan_in_given_rows_is_not_hidden(kind: Divergence) -> None:
     rows[0, 1, 5, 7] = torch.nan
     for found in (regard.divergence(p, rows, kind), regard.divergence(rows, p, kind)):
         assert found.isnan().nonzero().tolist() == [[0, 1, 5]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("made", [lambda w: w, lambda w: w.to(torch.float64)], ids=["float32", "to float64"])
+def test_sides_of_two_dtypes(kind: Divergence, made: Any) -> None:
+    q, k = torch.randn(2, 1, 2, 5, 4)
+    one, other = regard.map_of(q, k), regard.map_of(2 * q, k).dense().double()
+    found = regard.divergence(made(one), other, kind)
+    torch.testing.assert_close(found.float(), regard.divergence(one, other.float(), kind), rtol=1e-5, atol=1e-6)

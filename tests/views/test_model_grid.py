@@ -121,3 +121,10 @@ def test_labels_go_where_they_fit() -> None:
 def test_a_wrong_argument_is_named(ask: Callable[..., Any], error: type[regard.RegardError], message: str) -> None:
     with pytest.raises(error, match=message):
         ask(maps_of())
+
+
+def test_no_token_is_refused_and_no_key_is_drawn() -> None:
+    with pytest.raises(ArgumentError, match="at least 1 bin of queries"):
+        model_grid((torch.zeros(1, 2, 0, 0),))
+    q = torch.randn(1, 2, 4, 8)
+    assert model_grid([regard.map_of(q, q, mask=regard.lengths(torch.tensor([0])))]).axes

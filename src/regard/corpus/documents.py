@@ -34,8 +34,6 @@ class Document(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """Some documents in a row of one file."""
-
     number: int
     documents: list[Document]
 
@@ -174,7 +172,6 @@ def _of_line(line: Line) -> Document:
 
 
 def _of_json(line: Line, text: str, id: str) -> tuple[Document, bool]:
-    """The document of a line, and whether its text is missing."""
     try:
         record = json_of(line)
     except DataError as error:
@@ -203,8 +200,6 @@ def shards(files: Sequence[Path], *, text: str, id: str, size: int) -> Iterator[
 
 
 class CheckedCorpus(NamedTuple):
-    """Checked files: what they hold."""
-
     files: list[dict[str, Any]]
     """The name, the bytes, the documents and a digest of the ids of each."""
     shards: int

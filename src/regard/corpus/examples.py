@@ -73,7 +73,6 @@ class Examples:
                 yield place, row, query, value, there
 
     def _enters(self, place: Sequence[Any], value: float) -> bool:
-        """Whether a value is among the strongest so far."""
         kept = self._of.get(tuple(place), [])
         return len(kept) < self.most or bool(value > kept[-1]["value"])
 
@@ -93,7 +92,6 @@ class Examples:
                 self._take(place, one)
 
     def table(self) -> Any:
-        """The examples, by layer, head and statistic, the strongest first."""
         rows = [
             {**one, "layer": layer, "head": head, "statistic": name, "rank": rank}
             for (layer, head, name), kept in sorted(self._of.items())

@@ -116,7 +116,7 @@ class Call:
         if scale is None:
             return self.scores(rows, columns)
         query, key = take(self.query, rows).to(dtype), take(self.key, columns).to(dtype)
-        groups = query.reshape(len(query), sizes.kv_heads, -1, query.shape[-1])
+        groups = query.reshape(len(query), sizes.kv_heads, self.group * query.shape[-2], query.shape[-1])
         scores = (groups * scale @ key.mT).reshape(*query.shape[:-1], len(columns))
         if self.bias is not None:
             scores = scores + self.bias.block(rows, columns, query=query, key=key, sizes=sizes).to(scores.dtype)
@@ -219,6 +219,8 @@ class Call:
 def row_sum_error(call: Call, lse: Tensor) -> float:
     r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads. It uses
     few operations, because it runs for every watched call."""
+    if not lse.numel():
+        return 0.0
     found, given = call.few_scores(range(call.sizes.queries - 1, call.sizes.queries)).logsumexp(-1), lse[..., -1:]
     if call.mask is not None or call.bias is not None:
         dead = (found == -torch.inf) & (given == -torch.inf)

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias, DenseBias
-from regard.call.masks.base import And, Mask, render
+from regard.call.masks.base import And, Mask
 from regard.call.masks.basic import causal_offset
 from regard.call.shapes import Sizes
-from regard.kernels.additive_masks import CHUNK_ELEMENTS, NOTHING_ADDED, AdditiveMask, Buffer, by_chunks
 from regard.kernels.base import Call
+from regard.kernels.fused_kernels import CHUNK_ELEMENTS, NOTHING_ADDED, AdditiveMask, Buffer, by_chunks
 from regard.tensors.guards import can_look, is_compiling, look
 from regard.tensors.tensor_tree import tensors_of_tree
 from regard.tensors.tile_sizes import fitting, ranges
@@ -149,7 +149,7 @@ class Plan:
                 chunks = ranges(len(block.rows), step)
                 return by_chunks(chunks, len(block.rows), lambda rows: self._tensor(block, bias, rows), buffer)
         if looks and pairs and bias is None and block.mask is not None and not block.is_causal:
-            allowed = render(block.mask, block.rows, block.columns, sizes=self.sizes, device=self.device)
+            allowed = block.mask.block(block.rows, block.columns, sizes=self.sizes, device=self.device)
             fewest = int(allowed.sum(-1).min())
             if fewest == allowed.shape[-1]:
                 return NOTHING_ADDED
@@ -162,7 +162,7 @@ class Plan:
         """The additive mask of a block whose rows see the first keys, at least so many."""
         if fewest >= len(block.columns):
             return NOTHING_ADDED
-        allowed = render(block.factors[0], block.rows, block.columns, sizes=self.sizes, device=self.device)
+        allowed = block.factors[0].block(block.rows, block.columns, sizes=self.sizes, device=self.device)
         tensor = excluding(allowed, self.dtype)
         return AdditiveMask(tensor, None if fewest > 0 else live_rows(tensor, block))
 
@@ -179,7 +179,7 @@ class Plan:
             wide = bias.dtype == self.dtype or self.dtype == torch.float64
             bias = bias.to(self.dtype if wide else torch.float32)
         if mask is not None:
-            allowed = render(mask, rows, columns, sizes=self.sizes, device=self.device)
+            allowed = mask.block(rows, columns, sizes=self.sizes, device=self.device)
             if bias is None and can_look(allowed) and bool(allowed.all()):
                 return None
             bias = excluding(allowed, self.dtype) if bias is None else torch.where(allowed, bias, -torch.inf)

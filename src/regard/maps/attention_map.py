@@ -28,6 +28,7 @@ from regard.maps.sources.summary import SummarySource, joined_steps
 from regard.maps.sources.transposed import TransposedSource
 from regard.maps.statistics.products import product
 from regard.maps.tensor_like import TensorLike, as_matrix
+from regard.maps.weights_of_map import row_at
 from regard.tensors.byte_size import human
 
 
@@ -77,6 +78,8 @@ class AttentionMap(TensorLike):
             ShapeError: the index does not fit the map.
             TooLargeError: the selected weights exceed the limit of `dense()`.
         """
+        if isinstance(index, tuple) and (row := row_at(self.source, index)) is not None:
+            return row
         given = Index.of(index, self.ndim)
         if given.is_points:
             return self._choose_leading(given.lead).at(*given.pair)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,3 +164,20 @@ class MapWeights:
         source = source_of_call(self.source, "row(renormalize=True)")
         with without_autocast(self.device):
             return source.laid_out(source.row_anew(where))
+
+
+def row_at(source: Source, index: tuple[Any, ...]) -> Tensor | None:
+    """The weights of one query, or one of them, where each dimension before the keys has an integer; else None."""
+    place, number, shape = 0, len(index), source.shape
+    if not len(shape) - 1 <= number <= len(shape) or not source.has_blocks:
+        return None
+    for at, length in zip(index, shape, strict=False):
+        if type(at) is not int or not -length <= at < length:
+            return None
+        place = place * length + at % length
+    queries, keys = shape[-2:]
+    place, column = (place, slice(None)) if number < len(shape) else divmod(place, keys)
+    flat_head, row = divmod(place, queries)
+    with without_autocast(source.device):
+        weights = source.part(range(flat_head, flat_head + 1))(range(row, row + 1), range(keys)).weights
+    return weights[0, 0, column].to(source.answer_dtype)

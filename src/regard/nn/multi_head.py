@@ -16,7 +16,7 @@ from regard.call.normalizations import Normalization, Softmax, SoftmaxWithSink, 
 from regard.call.rotary.rotary import Rotary
 from regard.call.scores.base import ScaledDot, Score
 from regard.call.shapes import require_dense
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require
 from regard.functional import AnyNormalization, Attended, attention
 from regard.kernels.base import BackendName
 from regard.maps.attention_map import AttentionMap
@@ -153,13 +153,14 @@ class MultiHeadAttention(nn.Module):
         """The same attention with a copy of the weights of a `torch.nn.MultiheadAttention`; its inputs are batch first.
 
         Raises:
-            ArgumentError: the module has `add_bias_kv` or `add_zero_attn`.
+            ArgumentError: it is another module, or has `add_bias_kv` or `add_zero_attn`.
 
         >>> theirs = nn.MultiheadAttention(8, 2, batch_first=True)
         >>> x = torch.randn(3, 5, 8)
         >>> torch.allclose(MultiHeadAttention.from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-6)
         True
         """
+        require(module, nn.MultiheadAttention, "from_torch()'s module", "a torch.nn.MultiheadAttention")
         if module.bias_k is not None or module.add_zero_attn:
             raise ArgumentError("from_torch cannot take add_bias_kv or add_zero_attn; regard.watch reads such a module")
         ours = cls(

@@ -121,7 +121,8 @@ def _tensors(named: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
     """Everything of a tensor that can be asked without its elements; last the size of its memory, None without any."""
-    is_readable = type(tensor) in PLAIN and tensor.layout is torch.strided and has_values(tensor)
+    is_plain = type(tensor) in PLAIN and tensor.layout is torch.strided and not is_transformed()
+    is_readable = is_plain and has_values(tensor)
     memory = tensor.untyped_storage().nbytes() if is_readable else None
     return type(tensor), tensor.shape, tensor.dtype, tensor.device, memory
 

@@ -65,25 +65,27 @@ class Fresh:
     def changed(self) -> str | None:
         """The first tensor that has been written to since, in words; None if none has. It synchronizes once, at most,
         on each device."""
-        taken = []
+        names: list[str] = []
+        taken: list[tuple[Fingerprint, Tensor]] = []
         for name, tensor, mark in self._held:
             if mark is None:
                 continue
             if not isinstance(mark, int):
-                taken.append((name, tensor, mark))
+                names.append(name)
+                taken.append((mark, tensor))
             elif version_counter(tensor) != mark:
                 return f"the {name} {tuple(tensor.shape)}"
         if taken:
             from regard.tensors.fingerprint import first_changed
 
-            place = first_changed([(mark, tensor) for _, tensor, mark in taken])
+            place = first_changed(taken)
             if place is not None:
-                return f"the {taken[place][0]} {tuple(taken[place][1].shape)}"
+                return f"the {names[place]} {tuple(taken[place][1].shape)}"
         return None
 
     def check(self) -> None:
         """Raise OverwrittenError if a tensor has been written to since."""
-        changed = self.changed()
+        changed = self.changed() if self._held else None
         if changed is not None:
             raise OverwrittenError(
                 f"{changed} have been written to since its call, and a map holds them, not a copy: read the map "

@@ -41,8 +41,23 @@ def chooser(names: Names, paths: Collection[str]) -> Callable[[str], bool]:
         if not isinstance(pattern, str):
             raise ArgumentError(f"names must be None, a name, a list of names or a function; got {pattern!r} in it")
         if not any(_matches(path, pattern) for path in paths):
-            raise ArgumentError(f"no module of the model is named {pattern!r}{_similar(pattern, paths)}")
+            raise ArgumentError(_other_name(pattern, paths) or _unknown(pattern, paths))
     return lambda path: any(_matches(path, pattern) for pattern in patterns)
+
+
+def _other_name(pattern: str, paths: Collection[str]) -> str:
+    """The message for another name of a module that stands in several places; empty if it is none."""
+    if not isinstance(paths, dict) or "" not in paths:
+        return ""
+    first = {id(module): path for path, module in paths.items()}
+    for path, module in paths[""].named_modules(remove_duplicate=False):
+        if _matches(path, pattern) and id(module) in first:
+            return f"{path!r} is another name of {first[id(module)]!r}, one module in several places: give that name"
+    return ""
+
+
+def _unknown(pattern: str, paths: Collection[str]) -> str:
+    return f"no module of the model is named {pattern!r}{_similar(pattern, paths)}"
 
 
 def _matches(path: str, pattern: str) -> bool:

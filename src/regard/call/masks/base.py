@@ -277,10 +277,16 @@ class _Combination(Mask):
     masks: tuple[Mask, ...]
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        return type(self)(tuple(mask.bind(sizes, device) for mask in self.masks))
+        bound = []  # (A loop, as each call comes here: a generator is entered once for each mask.)
+        for mask in self.masks:
+            bound.append(mask.bind(sizes, device))
+        return type(self)(tuple(bound))
 
     def depends_on(self) -> frozenset[str]:
-        return frozenset(axis for mask in self.masks for axis in mask.depends_on())
+        found = frozenset[str]()
+        for mask in self.masks:
+            found |= mask.depends_on()
+        return found
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
         return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})

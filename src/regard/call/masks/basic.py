@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
+from types import NoneType
 
 import torch
 from jaxtyping import Integer
@@ -81,6 +83,9 @@ def causal(offset: int | Integer[Tensor, " B"] | None = None) -> Mask:
     tensor([[ True,  True, False],
             [ True,  True,  True]])
     """
+    require(
+        offset, (Integral, Tensor, torch.SymInt, NoneType), "causal's offset", "a whole number, or one of each sequence"
+    )
     return Causal(offset)
 
 

@@ -110,7 +110,7 @@ class Boxcar(DistanceKernel):
     """
 
     def log_kernel(self, squared: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch t s"]:
-        return torch.where(squared < 1, 0.0 * squared, -torch.inf)
+        return torch.where(squared >= 1, -torch.inf, 0.0 * squared)
 
 
 class Epanechnikov(DistanceKernel):
@@ -121,8 +121,8 @@ class Epanechnikov(DistanceKernel):
     """
 
     def log_kernel(self, squared: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch t s"]:
-        inside = squared < 1
-        return torch.where(inside, torch.log1p(-squared.masked_fill(~inside, 0.0)), -torch.inf)
+        outside = squared >= 1
+        return torch.where(outside, -torch.inf, torch.log1p(-squared.masked_fill(outside, 0.0)))
 
 
 class Triangular(DistanceKernel):
@@ -133,8 +133,8 @@ class Triangular(DistanceKernel):
     """
 
     def log_kernel(self, squared: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch t s"]:
-        inside = squared < 1
-        return torch.where(inside, torch.log1p(-_root(squared.masked_fill(~inside, 0.0))), -torch.inf)
+        outside = squared >= 1
+        return torch.where(outside, -torch.inf, torch.log1p(-_root(squared.masked_fill(outside, 0.0))))
 
 
 class Constant(DistanceKernel):
@@ -150,5 +150,5 @@ class Constant(DistanceKernel):
 
 def _root(squared: Tensor) -> Tensor:
     """The square root, with the gradient 0 at 0, where the true gradient is infinite."""
-    positive = squared > 0
-    return torch.where(positive, squared.masked_fill(~positive, 1.0).sqrt(), 0.0)
+    zero = squared == 0
+    return torch.where(zero, 0.0, squared.masked_fill(zero, 1.0).sqrt())

@@ -44,9 +44,11 @@ class Factors:
     """A call and its row state, each given or computed at the first read, and the tensors that they are made of."""
 
     __slots__ = (
-        "__weakref__", "_call", "_make", "_of_kernel", "_row_shift", "_sources", "_state", "_within", "even", "fresh",
+        "__weakref__", "_at_first", "_make", "_of_kernel", "_row_shift", "_state", "_within", "even", "form", "fresh",
         "keys", "notes", "sizes",
     )  # fmt: skip
+    form: Call
+    """The call, not checked: for its shapes, dtypes and devices."""
 
     def __init__(
         self,
@@ -77,9 +79,13 @@ class Factors:
             even: the rows that the model spread evenly because its mask left them no key.
             notes: takes the words about a wrong state.
         """
-        self._call = make if isinstance(make, Call) else None
-        self._make = None if isinstance(make, Call) else make
-        self._state, self.fresh, self._sources, self._within = state, fresh, sources, within
+        self._make: Callable[[], Call] | None = None
+        if isinstance(make, Call):
+            self.form = make
+        else:
+            self._make = make
+        self._state, self.fresh, self._within = state, fresh, within
+        self._at_first = fresh if sources is None else fresh.joined(sources)
         self._of_kernel, self.even, self.notes = of_kernel, even, notes
         self.sizes = sizes
         self.keys = None if keys is None else GrowingKeys(self.form.key, keys)
@@ -96,24 +102,24 @@ class Factors:
         call = self.call
         return Factors.given, (call, self.known_state_of(call))
 
-    @property
-    def form(self) -> Call:
-        """The call, not checked: for its shapes, dtypes and devices."""
-        return self.call if self._call is None else self._call
+    def __getattr__(self, name: str) -> Call:
+        """The form of a call that is not made yet."""
+        if name != "form":
+            raise AttributeError(name)
+        return self.call
 
     @property
     def call(self) -> Call:
         """The call; raises OverwrittenError if its tensors have been written to."""
-        self._held().check()
-        if self._call is not None:
-            self._call.require_same("a map", self._state)
-        elif self._make is not None:
+        (self._at_first if self.keys is None else self._held()).check()
+        if self._make is None:
+            self.form.require_same("a map", self._state)
+        else:
             with self._within():
-                self._call, self._make = self._make(), None
+                self.form, self._make = self._make(), None
             # The computed call has tensors of its own, out of the reach of others.
-            self._sources = None
-        call = self._call
-        assert call is not None
+            self._at_first = self.fresh
+        call = self.form
         if self.keys is not None and self.keys.tensor is not call.key:
             return replace(call, key=self.keys.tensor[:, :, : self.sizes.keys])
         return call
@@ -131,7 +137,7 @@ class Factors:
 
     def state_of(self, call: Call) -> Tensor:
         """The row state of the checked call; if no kernel gave an exact one, one pass over the scores computes it."""
-        state = self.known_state_of(call)
+        state = self._state if self._of_kernel is None else self.known_state_of(call)
         if state is None or (self._within is torch.enable_grad and not state.requires_grad and _takes_graph(call)):
             # The first read may need no gradient, and a later one may.
             with self._within():
@@ -168,10 +174,7 @@ class Factors:
         return self._held().changed() is not None
 
     def _held(self) -> Fresh:
-        others = (self._sources, None if self.keys is None else self.keys.fresh)
-        if others == (None, None):
-            return self.fresh
-        return self.fresh.joined(*(one for one in others if one is not None))
+        return self._at_first if self.keys is None else self._at_first.joined(self.keys.fresh)
 
     def share_keys(self, later: "Factors") -> None:
         """Read the keys from those of a later step, which begin with these, and drop our own; so does that step."""
@@ -185,12 +188,11 @@ class Factors:
 
     def drop_keys(self) -> None:
         """Let go of the call's own tensor of keys."""
-        assert self._call is not None, "its keys were compared"
-        self._call = replace(self._call, key=self._call.key.new_empty(0))
+        self.form = replace(self.form, key=self.form.key.new_empty(0))
 
     def tensors(self) -> list[Tensor]:
         """The tensors in memory now."""
-        found = [] if self._call is None else [self._call.query, self._call.key]
+        found = [self.form.query, self.form.key] if self._make is None else []
         found += [] if self._state is None else [self._state]
         others = self._held().tensors() + ([] if self.keys is None else [self.keys.tensor])
         return found + [one for one in others if not any(one is other for other in found)]

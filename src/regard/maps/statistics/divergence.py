@@ -135,7 +135,7 @@ def _by_product(p: Source, q: Source) -> Tensor | None:
     # The element after the keys is 1: its mean is the sum of p's row.
     values = torch.nn.functional.pad(key, (0, 1), value=1.0)
     means = product(p, p.laid_out(values))
-    means = means.reshape(*query.shape[:-1], means.shape[-1])
+    means = means.reshape(*query.shape[:-1], means.shape[-1]).to(dtype)
     dots = scale * torch.linalg.vecdot(query, means[..., :-1])
     state = q.state.flatten(0, 1)
     lse = state.masked_fill(state == -torch.inf, 0.0)
@@ -190,7 +190,9 @@ class Compared(PerQuery):
     needs_tiles: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        return (self.compare(piece, self.other.part(tile.flat_heads)(tile.rows, tile.columns)),)
+        other = self.other.part(tile.flat_heads)(tile.rows, tile.columns)
+        dtype = torch.promote_types(piece.weights.dtype, other.weights.dtype)
+        return (self.compare(_in(piece, dtype), _in(other, dtype)),)
 
     @abstractmethod
     def compare(self, p: Piece, q: Piece) -> Tensor:
@@ -272,6 +274,13 @@ OF_KIND: Mapping[Divergence, type[Compared]] = {
     "mse": SquaredError,
     "cosine": CosineDistance,
 }
+
+
+def _in(piece: Piece, dtype: torch.dtype) -> Piece:
+    if piece.weights.dtype == dtype:
+        return piece
+    logs = None if piece.logs is None else piece.logs.to(dtype)
+    return Piece(piece.weights.to(dtype), logs, piece.unit)
 
 
 def _logs(piece: Piece) -> Tensor:

@@ -79,7 +79,6 @@ def seen_documents(valid: TextStore, train: TextStore) -> frozenset[int]:
 
 
 def _documents(store: TextStore) -> Iterator[bytes]:
-    """A digest of each document's tokens."""
     begin = None
     for start in range(0, len(store), ROWS):
         for place in np.flatnonzero(store.tokens[start : start + ROWS] == BOS):

@@ -1,8 +1,6 @@
 """Which modules of a model mix positions, measured: one changed token, and a look at the outputs of the others."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.tensors.torch_private import tree_leaves, tree_map
 from regard.watching.evaluated import evaluated
+from regard.watching.interference import FollowedRun, NumberedCall
 from regard.watching.report import is_inside, mixers_in, without_calls
 
 if TYPE_CHECKING:
@@ -77,47 +76,19 @@ def measure_mixing(seen: "Seen", run: Callable[[], object]) -> dict[str, str]:
     return mixers_in(record)
 
 
-NumberedCall = tuple[str, int]
-"""A module's path and the number of its call."""
-
-
-class _RecordedRun:
+class _RecordedRun(FollowedRun):
     """A run of a model, and the tensors that its modules get and give."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.given: dict[NumberedCall, tuple[list[Tensor], list[Tensor]]] = {}
         self.lengths: set[int] = set()
         """The lengths of the model's inputs, after the batch."""
-        self._running: list[NumberedCall] = []
-        self._counts: Counter[str] = Counter()
 
     @property
     def runs(self) -> str | None:
         """The path of the module that runs, or at which a run ended by an error."""
-        return self._running[-1][0] if self._running else None
-
-    @contextmanager
-    def through(self, modules: dict[str, nn.Module]) -> Iterator[None]:
-        """Follow these modules."""
-        handles = []
-        for path, module in modules.items():
-            handles += [
-                module.register_forward_pre_hook(partial(self._begin, path), with_kwargs=True),
-                module.register_forward_hook(self._end),
-            ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _begin(self, path: str, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        self._running.append((path, self._counts[path]))
-        self._counts[path] += 1
-        return self.entered(self._running[-1], (args, kwargs))
-
-    def _end(self, _: nn.Module, args: Any, output: Any) -> Any:
-        return self.left(self._running.pop(), output)
+        return self.running[-1][0] if self.running else None
 
     def entered(self, call: NumberedCall, inputs: Any) -> Any:
         self.given[call] = [t.detach().clone() for t in _tensors(inputs) if _is_float(t)], []

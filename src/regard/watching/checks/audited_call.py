@@ -22,6 +22,7 @@ from regard.watching.checks.told import (
     ids_of,
     masks_of,
     part_of,
+    prefix_of,
     types_of,
 )
 from regard.watching.checks.visible import allowed_pairs
@@ -95,7 +96,7 @@ class AuditedCall:
     @property
     def mixes_positions(self) -> bool:
         """True for attention over positions, and for recurrences and convolutions over them."""
-        return self.is_attention or (self.call.kind in ("linear attention", "convolution") and self.call.blocks is None)
+        return self.is_attention or (self.call.is_of_positions and self.call.blocks is None)
 
     @cached_property
     def module(self) -> nn.Module | None:
@@ -190,6 +191,14 @@ class AuditedCall:
         if self.crosses or not self.is_attention or self.offset != 0 or self._is_of_another_tower:
             return None
         return types_of(self.call)
+
+    @cached_property
+    def prefix(self) -> Told | None:
+        """The tokens of a prefix by its length, bool (B, S); None where its mask has no prefix."""
+        mask = self.facts.mask
+        if self.crosses or not self.is_attention or self.offset != 0 or mask.pattern not in ("prefix", "causal"):
+            return None
+        return prefix_of(self.call)
 
     @cached_property
     def position_table(self) -> int | None:

@@ -1,32 +1,107 @@
-"""Rounding or fault: the difference of two runs of a model.
+"""Differences between the outputs of two runs, told apart from rounding, and located in the modules.
 
-A difference that shrinks with the precision is rounding (even a mixture of experts may choose another expert by it); a
-persistent one is a fault. So a large difference is measured again in float64.
+A difference that vanishes in double precision is rounding (even a mixture of experts may choose another expert by it);
+a persistent one is a fault. So a large difference is measured again in float64.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
-from regard.watching.checks.subject import Outputs, Subject
+from regard.watching.checks.subject import Output, Outputs, Sample, Side, Subject, SubjectRun
+from regard.watching.interference import (
+    Comparison,
+    Departed,
+    Place,
+    Places,
+    PositionAxes,
+    RunTrace,
+    proved_axes,
+    traced,
+)
 
 LARGE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """From where on a difference is measured again, relative to the largest output; 1e-2 in other dtypes."""
 STAYS = 1e-6
 """The least fault in float64; many models still compute parts in float32 there."""
-DifferenceMeasure = Callable[[Subject], float]
+LEAK = 1e-7
+"""A relative difference above this is a leak: two runs of the same shapes are equal to the bit."""
+SEED = 0
+EVERY = slice(None)
 
 
-def largest_difference(one: Sequence[Outputs], other: Sequence[Outputs], before: int | None = None) -> float:
+class Way(NamedTuple):
+    """A way to run a subject, on a batch of some rows."""
+
+    run: Callable[[Subject], SubjectRun]
+    rows: int = 1
+
+    def __call__(self, subject: Subject) -> SubjectRun:
+        torch.manual_seed(SEED)
+        return self.run(subject.fresh())
+
+
+def as_they_are(rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> Way:
+    """The way to run rows as they are."""
+    return Way(lambda subject: subject.run(rows, side=side, filler=filler, width=width), len(rows))
+
+
+class Same(NamedTuple):
+    """Real positions of a row in one run, and those of the other that must agree with them."""
+
+    row: int = 0
+    other: int = 0
+    at: slice = EVERY
+    other_at: slice = EVERY
+    of: str | None = None
+    """The sequence of the positions; None for every sequence, and for outputs without positions."""
+
+
+class Promise(NamedTuple):
+    """Two ways to run a subject whose results must agree at some positions."""
+
+    one: Way
+    other: Way
+    same: Sequence[Same] = (Same(),)
+    is_exact: bool = False
+    """True for two runs of the same shapes, which are equal to the bit."""
+
+    def difference(self, subject: Subject) -> float | None:
+        """The largest difference of the outputs at these positions; None if there is no such output."""
+        return apart(self.one(subject), self.other(subject), self.same)
+
+
+def apart(one: SubjectRun, other: SubjectRun, same: Sequence[Same]) -> float | None:
+    """The largest difference of the outputs of two runs, over the largest |output|; NaN if either has NaN; None
+    without an output to compare."""
+    found = []
+    for pair in same:
+        mine, theirs = (
+            _at(one.outputs[pair.row], pair.at, pair.of),
+            _at(other.outputs[pair.other], pair.other_at, pair.of),
+        )
+        if mine.keys() & theirs.keys():
+            found.append(largest_difference([mine], [theirs]))
+    return worst_of(found) if found else None
+
+
+def _at(outputs: Outputs, at: slice, of: str | None) -> Outputs:
+    if of is None and at == EVERY:
+        return outputs
+    return {
+        n: Output(one.values[at], one.of) for n, one in outputs.items() if one.of is not None and of in (None, one.of)
+    }
+
+
+def largest_difference(one: Sequence[Outputs], other: Sequence[Outputs]) -> float:
     """The largest difference of the outputs of rows in two runs, over the largest |output|; NaN if either has NaN.
-    Outputs of unlike shapes are not compared, and only positions `before` one, if given."""
+    Outputs of unlike shapes are not compared."""
     worst = 0.0
     for mine, theirs in zip(one, other, strict=True):
         for name in mine.keys() & theirs.keys():
             a, b = (side[name].values.detach().cpu().double() for side in (mine, theirs))
-            if before is not None:
-                a, b = a[:before], b[:before]
             if a.shape != b.shape or not a.numel():
                 continue
             if bool(a.isnan().any() or b.isnan().any()):
@@ -46,26 +121,93 @@ def worst_of(found: Iterable[float]) -> float:
     return float(torch.tensor([0.0, *found], dtype=torch.float64).max())
 
 
+class Broken(NamedTuple):
+    """A promise that does not hold: by how much, and the first module that departs."""
+
+    numbers: Mapping[str, float]
+    departed: Departed | None
+
+
 class Judge:
-    """Decides between rounding and fault; makes at most one copy of the model, in float64."""
+    """Decides between rounding and fault; makes at most one copy of the model, in float64, and locates faults."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self._double: Subject | None = None
+        self._axes: dict[bool, PositionAxes] = {}
 
-    def beyond_rounding(self, measure: DifferenceMeasure, least: float | None = None) -> dict[str, float] | None:
-        """The measured difference, if it stays in float64, or None. NaN is always beyond rounding."""
+    def broken(self, promise: Promise, least: float | None = None, *, locates: bool = True) -> Broken | None:
+        """The measured difference, if it stays in float64, and the module where it begins; or None. NaN is always
+        beyond rounding. A model without an output at the positions is judged by its modules alone."""
         dtype = next((p.dtype for p in self.subject.model.parameters()), torch.float32)
-        found = measure(self.subject)
-        if found <= (LARGE.get(dtype, 1e-2) if least is None else least):
+        found = promise.difference(self.subject)
+        if found is None:
+            departed = self.located(promise) if locates else None
+            return None if departed is None else Broken({"difference": departed.difference}, departed)
+        least = LARGE.get(dtype, 1e-2) if least is None else least
+        if found <= (LEAK if promise.is_exact else least):
             return None
-        if math.isnan(found) or dtype == torch.float64:
-            return {"difference": found}
-        try:
-            if self._double is None:
-                self._double = self.subject.in_double()
-            again = measure(self._double)
-        except Exception:
-            # A model without float64 gives no second opinion: only a large difference counts then.
-            return {"difference": found} if found > 1e-2 else None
-        return {"difference": found, "in float64": again} if not again <= STAYS else None
+        numbers = {"difference": found}
+        if not (math.isnan(found) or dtype == torch.float64):
+            try:
+                again = promise.difference(self.double())
+            except Exception:
+                # A model without float64 gives no second opinion: of unlike shapes only a large difference counts then.
+                if found <= (least if promise.is_exact else 1e-2):
+                    return None
+            else:
+                if again is not None and again <= STAYS:
+                    return None
+                numbers["in float64"] = torch.nan if again is None else again
+        return Broken(numbers, self.located(promise) if locates else None)
+
+    def double(self) -> Subject:
+        """The subject in float64."""
+        if self._double is None:
+            self._double = self.subject.in_double()
+        return self._double
+
+    def located(self, promise: Promise) -> Departed | None:
+        """The first module that departs; None if none does, or the model does not run under traces."""
+        for is_double in (True, False):
+            try:
+                subject = self.double() if is_double else self.subject
+                axes = self.axes(is_double)
+                one, first = _traced(promise.one, subject, axes)
+                other, second = _traced(promise.other, subject, axes)
+            except Exception:
+                continue
+            pairs = [_places(pair, first, second) for pair in promise.same]
+            tolerance = 1e-12 if promise.is_exact else STAYS if is_double else 1e-3
+            return Comparison(one, other, pairs, tolerance).first_departure()
+        return None
+
+    def axes(self, is_double: bool) -> PositionAxes:
+        """The axes of positions in all modules, by a run for each sequence that is one position shorter."""
+        if is_double not in self._axes:
+            subject = self.double() if is_double else self.subject
+            row, lengths, shorter = subject.rows.long, dict[str, int](), dict[str, RunTrace]()
+            whole, run = _traced(as_they_are([row]), subject)
+            for sequence in subject.sequences:
+                lengths[sequence] = len(run.places[0][sequence].at)
+                less = subject.cut(row, slice(lengths[sequence] - 1), sequence)
+                try:
+                    shorter[sequence], _ = _traced(as_they_are([less]), subject)
+                except Exception:
+                    continue  # A model of one length has no such axis.
+            self._axes[is_double] = proved_axes(whole, shorter, lengths)
+        return self._axes[is_double]
+
+
+def _traced(way: Way, subject: Subject, axes: PositionAxes | None = None) -> tuple[RunTrace, SubjectRun]:
+    other = subject.fresh()
+    torch.manual_seed(SEED)
+    return traced(other.model, lambda: way.run(other), way.rows, axes)
+
+
+def _places(pair: Same, one: SubjectRun, other: SubjectRun) -> tuple[Places, Places]:
+    return _some(one.places[pair.row], pair.at, pair.of), _some(other.places[pair.other], pair.other_at, pair.of)
+
+
+def _some(places: Places, at: slice, of: str | None) -> Places:
+    return {name: Place(row, index[at]) for name, (row, index) in places.items() if of in (None, name)}

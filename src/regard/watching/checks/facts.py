@@ -16,9 +16,9 @@ from regard.kernels import row_state
 from regard.kernels.recurrence import fault_of
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
-from regard.maps.sources.linear import LinearSource
 from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.maps.sources.row_shift import ShiftedBias
+from regard.maps.sources.source import LinearSource
 from regard.tensors.precision import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.tensors.undisturbed import undisturbed
@@ -95,7 +95,7 @@ def facts_of(call: Observed) -> Facts:
         return Facts(kind_of(seen), 0.0, None, 0, count, seen, fault=str(fault or ""))
     kind = chosen_by(kind_of(seen), seen, call.chooser)
     # (`scores * mask - 1e4 * (1 - mask)` hides keys.)
-    changed = next((clause for clause, is_true in call.changed if kind.pattern == "none" and is_true), "")
+    changed = next((c.format(float(flag)) for c, flag in call.changed if kind.pattern == "none" and flag), "")
     kind = replace(kind, added=changed if factors is None else _two_numbers(factors.call.bias))
     is_known = call.sizes.queries == call.sizes.keys or kind.tells_positions
     no_key = (~seen.live).unflatten(0, seen.shape).any(1)

@@ -43,6 +43,7 @@ Reason = Literal[
     "recurrence",
     "not seen",
     "batch",
+    "length",
     "cache",
     "kernel and eager",
     "another scale",

@@ -13,12 +13,15 @@ from regard.errors import ArgumentError
 from regard.watching.cache_argument import cache_name
 from regard.watching.checks.roles import is_causal_model, is_pair, nested_configs
 from regard.watching.checks.subject import (
-    Outputs,
+    PackedRow,
     Sample,
     Samples,
     Side,
     Subject,
+    SubjectRun,
+    UnsupportedError,
     by_row,
+    in_parts,
     padded,
     read_in_steps,
     tensors_of,
@@ -80,6 +83,13 @@ class HuggingFaceSubject(Subject):
         long, other, short = (self._row(generator, is_short=number == 2) for number in range(3))
         return Samples(long, other, short if any(name in MASKS for name in short) else None)
 
+    def made(self, length: int) -> Sample:
+        if self.ahead is None:
+            return super().made(length)
+        generator = torch.Generator().manual_seed(length)
+        tokens = self._tokens(generator, length).to(self.rows.long[self.ahead].device)
+        return {**self.rows.long, self.ahead: tokens}
+
     def _row(self, generator: torch.Generator, *, is_short: bool) -> Sample:
         row: dict[str, Tensor] = {}
         device = next(self.model.parameters()).device
@@ -108,7 +118,7 @@ class HuggingFaceSubject(Subject):
         limits = [getattr(self._text, name, None) for name in ("max_position_embeddings", "n_positions")]
         length = min([length, *(n - 2 for n in limits if isinstance(n, int) and n > 2)])
         size = int(self._setting("vocab_size", self._text, self.config))
-        special = {v for c in (self.config, self._text) for v in _special(c)}
+        special = special_tokens(self.config)
         usual = [token for token in range(3, min(size, 20_000)) if token not in special] or list(range(size))
         return torch.tensor(usual)[torch.randint(len(usual), (length,), generator=generator)]
 
@@ -124,28 +134,39 @@ class HuggingFaceSubject(Subject):
                 return found
         raise ArgumentError(f"{type(self.model).__name__} says no {name}: give a batch, as check(model, batch=)")
 
-    # -- running -----------------------------------------------------------------------------------------
+    # -- as_they_are -----------------------------------------------------------------------------------------
 
-    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
-        inputs, keeps = self._inputs(rows, side, filler)
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> SubjectRun:
+        inputs, keeps = self._inputs(rows, side, filler, width)
         return by_row(self._called(inputs), keeps)
 
-    def _inputs(self, rows: Sequence[Sample], side: Side, filler: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        return tuple(name for name in reversed(MASKS) if name in self.rows.long)
+
+    def marks(self) -> set[int]:
+        return special_tokens(self.config)
+
+    def _inputs(
+        self, rows: Sequence[Sample], side: Side, filler: int, width: int = 0
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         inputs: dict[str, Any] = {}
         keeps: dict[str, Tensor] = {}
         dtype = next(self.model.parameters()).dtype
         for name in rows[0]:
             if name not in MASKS:
-                inputs[name] = torch.stack([row[name] for row in rows]).to(dtype)
-                keeps.setdefault(name, torch.ones(len(rows), 0, dtype=torch.bool, device=inputs[name].device))
+                inputs[name] = torch.stack([row[name] for row in rows])
+                if inputs[name].is_floating_point():
+                    inputs[name] = inputs[name].to(dtype)
+                    keeps.setdefault(name, torch.ones(len(rows), 0, dtype=torch.bool, device=inputs[name].device))
                 continue
-            together = padded([row[name] for row in rows], side, self._filler(filler))
+            together = padded([row[name] for row in rows], side, self._filler(filler), width)
             inputs[name], keeps[name] = together.values, together.keep
             if together.is_padded and MASKS[name] in self._takes:
                 inputs[MASKS[name]] = together.keep.long()
-            if name == "input_ids" and self._gives_positions:
+            if name == "input_ids" and self._gives_positions and "position_ids" not in rows[0]:
                 inputs["position_ids"] = (together.keep.long().cumsum(-1) - 1).clamp_min(0)
-        return inputs, keeps
+        return inputs, dict(sorted(keeps.items(), key=lambda item: item[0] != self.ahead))
 
     def _filler(self, number: int) -> int:
         """The padding token: the model's own, or the next one, which must do as well under a mask."""
@@ -159,30 +180,60 @@ class HuggingFaceSubject(Subject):
     def _forward(self, **inputs: Any) -> Any:
         return self.model(**inputs, return_dict=True)
 
+    def packed(self) -> PackedRow | None:
+        if not (self._gives_positions and self.causal) or "use_cache" not in self._takes:
+            return None
+        ids = [self.rows.other["input_ids"], self.rows.long["input_ids"]]
+        lengths = [len(one) for one in ids]
+        row = {
+            **self.rows.long, "input_ids": torch.cat(ids),
+            "position_ids": torch.cat([torch.arange(n, device=ids[0].device) for n in lengths]),
+        }  # fmt: skip
+        spans = [slice(lengths[0]), slice(lengths[0], sum(lengths))]
+        return PackedRow(row, spans, "position_ids", is_given=False, has_own_positions=True)
+
     # -- with a cache ------------------------------------------------------------------------------------
 
-    def steps(self, row: Sample, chunk: int) -> Outputs:
+    def steps(
+        self, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False
+    ) -> SubjectRun:
         name, ahead = cache_name(self._takes), self.ahead
         if ahead is None or not self.causal or name is None or self.config.model_type in FEEDS_ALL:
-            return super().steps(row, chunk)
-        inputs, keeps = self._inputs([row], "right", 0)
-        tokens, length = inputs.pop(ahead), keeps[ahead].shape[1]
-        inputs.pop("position_ids", None)
+            return super().steps(rows, last, chunk)
+        starts = [len(row[ahead]) - last for row in rows]
+        prompt, keeps = self._inputs([{**row, ahead: row[ahead][:n]} for row, n in zip(rows, starts, strict=True)],
+                                     side, 0)  # fmt: skip
+        ends = torch.stack([row[ahead][n:] for row, n in zip(rows, starts, strict=True)])
+        places = torch.tensor(starts, device=ends.device)[:, None] + torch.arange(last, device=ends.device)
+        keep = torch.cat([keeps[ahead], torch.ones_like(ends, dtype=torch.bool)], 1)
+        if turned:
+            ends, places = ends.flip(0), places.flip(0)
+            keep = torch.cat([keep[:, : max(starts)].flip(0), keep[:, max(starts) :]], 1)
+        mask = MASKS[ahead]
+        if mask in prompt and not self._gives_positions:
+            raise UnsupportedError("the positions of its padded rows cannot be given")
 
-        def step(start: int, stop: int, past: Any) -> Any:
-            given: dict[str, Any] = {**inputs, ahead: tokens[:, start:stop], "use_cache": True}
+        def step(cut: slice, past: Any) -> Any:
+            if past is None:
+                return self._forward(**prompt, use_cache=True)
+            at = slice(cut.start - max(starts), cut.stop - max(starts))
+            given: dict[str, Any] = {**prompt, ahead: ends[:, at], "use_cache": True, name: past}
+            given.pop("position_ids", None)
+            if mask in prompt:
+                given[mask] = keep[:, : cut.stop].long()
             if self._gives_positions:
-                given["position_ids"] = torch.arange(start, stop, device=tokens.device)[None]
-            return self._forward(**given, **({} if past is None else {name: past}))
+                given["position_ids"] = places[:, at]
+            return self._forward(**given)
 
-        return by_row(read_in_steps(length, chunk, step), {ahead: keeps[ahead]})[0]
+        found = read_in_steps(in_parts(max(starts) + last, last, chunk), step, turned=turned)
+        return by_row(found, {**keeps, ahead: keep})
 
-    def shifted(self, row: Sample, by: int) -> Outputs:
+    def shifted(self, row: Sample, by: int) -> SubjectRun:
         if not self._gives_positions:
             return super().shifted(row, by)
         inputs, keeps = self._inputs([row], "right", 0)
         inputs["position_ids"] = inputs["position_ids"] + by
-        return by_row(self._called(inputs), keeps)[0]
+        return by_row(self._called(inputs), keeps)
 
     # -- another attention -------------------------------------------------------------------------------
 
@@ -212,7 +263,11 @@ def _eager(model: Any, before: list[tuple[Any, str]]) -> Iterator[None]:
             config._attn_implementation = name
 
 
-def _special(config: Any) -> Iterator[int]:
-    for name, value in vars(config).items():
-        if "token" in name and name.endswith(("_id", "_index", "_ids")):
-            yield from (v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, int))
+def special_tokens(config: Any) -> set[int]:
+    """The ids of tokens that a config names: marks of ends, padding, images."""
+    found = set[int]()
+    for one in nested_configs(config):
+        for name, value in vars(one).items():
+            if "token" in name and name.endswith(("_id", "_index", "_ids")):
+                found |= {v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, int)}
+    return found

@@ -11,7 +11,7 @@ from regard.models.encoder_only import EncoderOnly
 from regard.models.protocol import Seq2Seq
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
-from regard.watching.checks.subject import Output, Outputs, Sample, Samples, Side, Subject, by_row, padded
+from regard.watching.checks.subject import Output, Sample, Samples, Side, Subject, SubjectRun, by_row, padded
 
 LENGTHS = {"tokens": (13, 8), "source": (13, 8), "target_input": (11, 6)}
 """The lengths of the made-up sequences, long and short, by the input's name."""
@@ -35,18 +35,28 @@ class OwnSubject(Subject):
         self.told_causal = self.causal or None
 
     def _row(self, names: Sequence[str], generator: torch.Generator, is_short: bool) -> Sample:
-        own: Any = self.model
-        device, row = next(self.model.parameters()).device, {}
-        for name in names:
-            side = {"tokens": "", "source": "source_", "target_input": "target_"}[name]
-            size = getattr(own, f"{side}embedding").weight.shape[0]
-            length = min(LENGTHS[name][is_short], getattr(own, "max_length", None) or LENGTHS[name][0])
-            # The first ids are marks, such as padding.
-            row[name] = torch.randint(min(4, size - 1), size, (length,), generator=generator).to(device)
-        return row
+        lengths = {name: LENGTHS[name][is_short] for name in names}
+        return {name: self._tokens(name, lengths[name], generator) for name in names}
 
-    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
-        batch = {name: padded([row[name] for row in rows], side, filler) for name in rows[0]}
+    def _tokens(self, name: str, length: int, generator: torch.Generator) -> Tensor:
+        own: Any = self.model
+        side = {"tokens": "", "source": "source_", "target_input": "target_"}[name]
+        size = getattr(own, f"{side}embedding").weight.shape[0]
+        length = min(length, getattr(own, "max_length", None) or length)
+        # The first ids are marks, such as padding.
+        found = torch.randint(min(4, size - 1), size, (length,), generator=generator)
+        return found.to(next(self.model.parameters()).device)
+
+    def made(self, length: int) -> Sample:
+        assert self.ahead is not None
+        return {**self.rows.long, self.ahead: self._tokens(self.ahead, length, torch.Generator().manual_seed(length))}
+
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        return tuple(reversed(list(self.rows.long)))
+
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> SubjectRun:
+        batch = {name: padded([row[name] for row in rows], side, filler, width) for name in self.sequences}
         model: Any = self.model
         if self._is_pair:
             source = batch["source"]
@@ -55,8 +65,7 @@ class OwnSubject(Subject):
             logits = model(batch["tokens"].values, batch["tokens"].keep.sum(-1))
         else:
             logits = model(batch["tokens"].values)
-        assert self.ahead is not None
-        return by_row({"logits": logits}, {self.ahead: batch[self.ahead].keep})
+        return by_row({"logits": logits}, {name: one.keep for name, one in batch.items()})
 
     def keep(self, rows: Sequence[Sample]) -> Tensor | None:
         if isinstance(self.model, DecoderOnly):
@@ -64,22 +73,26 @@ class OwnSubject(Subject):
         together = padded([row[next(iter(row))] for row in rows], "right", 0)
         return together.keep if together.is_padded else None
 
-    def steps(self, row: Sample, chunk: int) -> Outputs:
+    def steps(
+        self, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False
+    ) -> SubjectRun:
         model: Any = self.model
-        if isinstance(model, EncoderOnly):
-            return super().steps(row, chunk)
+        if isinstance(model, EncoderOnly) or len(rows) > 1 or chunk > 1:
+            return super().steps(rows, last, chunk)
+        (row,) = rows
         assert self.ahead is not None
         tokens = row[self.ahead]
+        first = len(tokens) - last
         if self._is_pair:
-            source = row["source"][None]
-            state, first = model.start(source, torch.tensor([source.shape[1]], device=source.device)), 0
+            source, first = row["source"][None], 0
+            state = model.start(source, torch.tensor([source.shape[1]], device=source.device))
         else:
-            first = len(tokens) // 2
             state = model.start(tokens[None, :first], torch.tensor([first], device=tokens.device))
         logits = []
         for token in tokens[first:]:
             found = model.step(state, token[None])
             state = found.state
             logits.append(found.logits[0])
-        whole = self.run([row])[0]["logits"].values
-        return {"logits": Output(torch.cat([whole[:first], torch.stack(logits)]), self.ahead)}
+        whole = self.run([row])
+        values = torch.cat([whole.outputs[0]["logits"].values[:first], torch.stack(logits)])
+        return SubjectRun([{"logits": Output(values, self.ahead)}], whole.places)

@@ -49,7 +49,7 @@ def on_rows(subject: Subject, rows: list[Mapping[str, Tensor]]) -> Runnable:
     def run(model: nn.Module) -> Any:
         other = copy.copy(subject)
         other.model = model
-        return [{name: one.values for name, one in row.items()} for row in other.run(rows)]
+        return [{name: one.values for name, one in row.items()} for row in other.run(rows).outputs]
 
     return Runnable(subject.model, run)
 

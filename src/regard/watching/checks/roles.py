@@ -33,6 +33,9 @@ def role_of(call: Any) -> Role:
         if told and call.part == "source":
             return Role("both", "it is part of the encoder of a pair, which sees both sides")
         return Role("causal" if told else "both", f"causal={told}")
+    said = next((frame.flags.get("is_causal") for frame in call.call.arguments if not frame.path), None)
+    if said is not None and call.part == "own":
+        return Role("causal" if said else "both", f"is_causal={said} of the call")
     config = call.config
     if config is not None:
         if is_pair(config) and not hasattr(config, "vocab_size"):
@@ -55,7 +58,8 @@ def encoder_kind(modules: Mapping[str, nn.Module], path: str, config: Any) -> st
     if is_pair(config):
         return "the encoder of a pair" if is_of_decoder(modules, path) is False else ""
     if sees_both_sides(config):
-        is_whole = getattr(modules.get(""), "config", None) is config
+        owners = [one for one in around(modules, path) if getattr(one, "config", None) is not None]
+        is_whole = owners[-1].config is config
         says = getattr(config, "use_bidirectional_attention", None)
         is_told = says is True or says == "all" or getattr(config, "is_causal", True) is False
         return "a model whose config turns causality off: an encoder" if is_whole and is_told else ""

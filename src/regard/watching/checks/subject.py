@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.watching.cache_argument import CACHE_NAMES, cache_in
+from regard.watching.interference import Place, Places
 
 Sample = Mapping[str, Tensor]
 """The inputs of one sequence by name."""
@@ -48,13 +49,34 @@ class UnsupportedError(Exception):
     """A trial that a subject has no means for."""
 
 
+class SubjectRun(NamedTuple):
+    """The outputs of each sequence of a run, and its positions in the batch."""
+
+    outputs: list[Outputs]
+    places: list[Places]
+
+
+class PackedRow(NamedTuple):
+    """A row of several documents."""
+
+    row: Sample
+    spans: list[slice]
+    """The positions of each document."""
+    source: str
+    """The argument that tells them."""
+    is_given: bool
+    """True if the caller packs; False for a row made up here."""
+    has_own_positions: bool
+    """True if the argument says that the positions of each document begin anew."""
+
+
 class Subject(ABC):
     """A model under check, and how to call it."""
 
     model: nn.Module
     rows: Samples
     ahead: str | None
-    """The input in which a causal model must not look ahead, or None."""
+    """The sequence in which a causal model must not look ahead, by the name of an input, or None."""
     causal: bool | None
     """The expected causality; None if unknown."""
     told_causal: bool | None = None
@@ -65,40 +87,109 @@ class Subject(ABC):
     """True if a config says rotary positions: one shift of all of them changes no result."""
     counts_columns: bool = False
     """True if padding on the left may move real tokens to other positions, and the model takes no positions."""
+    keeps_state: bool = False
+    """True if a call changes the results of the next one: each run is that of a copy."""
 
     @abstractmethod
-    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
-        """The outputs of each row of a batch; shorter rows are padded on a side, with values by `filler`."""
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> SubjectRun:
+        """Run a batch; rows that are shorter than the longest, or than `width`, are padded on a side, with values by
+        `filler`."""
 
     def keep(self, rows: Sequence[Sample]) -> Tensor | None:
         """The real positions of such a batch, bool (B, S), where no argument of the model tells them; None without
         padding."""
         return None
 
-    def steps(self, row: Sample, chunk: int) -> Outputs:
-        """The outputs of a row read with a cache: half of it first, then `chunk` positions at a time."""
+    def inputs_of(self, sequence: str) -> tuple[str, ...]:
+        """The inputs with a value for each position of a sequence, without masks."""
+        return (sequence,)
+
+    def fixed(self, sequence: str) -> tuple[str, ...]:
+        """Those of them whose values are no contents: positions, kinds and documents."""
+        return ()
+
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        """The sequences of positions, by the name of an input."""
+        return () if self.ahead is None else (self.ahead,)
+
+    def made(self, length: int) -> Sample:
+        """A row whose sequence `ahead` has another length."""
+        raise UnsupportedError("its inputs have one length")
+
+    def packed(self) -> PackedRow | None:
+        """A row of several documents, if the model takes one."""
+        return None
+
+    def steps(
+        self, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False
+    ) -> SubjectRun:
+        """Read rows with a cache: all but the `last` positions at once, padded on a side, and these `chunk` at a time;
+        `turned` exchanges two rows, and their caches, after the prompt."""
         raise UnsupportedError("it has no cache that is known")
 
-    def shifted(self, row: Sample, by: int) -> Outputs:
-        """The outputs of a row whose positions are all moved."""
+    def shifted(self, row: Sample, by: int) -> SubjectRun:
+        """Run a row whose positions are all moved."""
         raise UnsupportedError("it takes no positions")
 
     def eager(self) -> AbstractContextManager[object]:
         """A context with attention written out, or with another kernel."""
         raise UnsupportedError("its attention has no other form")
 
-    def changed(self, row: Sample, place: int) -> Sample:
-        """The row with other values in the input `ahead`, from a place on."""
+    def cut(self, row: Sample, at: slice, sequence: str | None = None) -> Sample:
+        """Some positions of a sequence, `ahead` by default, in each of its inputs."""
+        names = self.inputs_of(sequence or self.ahead or "")
+        return {**row, **{name: row[name][at] for name in names if name in row}}
+
+    def changed(self, row: Sample, at: slice) -> Sample:
+        """The row with other contents at some positions of the sequence `ahead`, in each of its inputs."""
         assert self.ahead is not None
-        own, donor = row[self.ahead], self.rows.other[self.ahead]
-        tail = donor[place:] if not torch.equal(donor[place:], own[place:]) else own.flip(0)[: len(own) - place]
-        return {**row, self.ahead: torch.cat([own[:place], tail])}
+        names = [name for name in self.inputs_of(self.ahead) if name not in self.fixed(self.ahead)]
+        return {**row, **{name: self._others(name, row[name], at) for name in names if name in row}}
+
+    def contents(self) -> str:
+        """The inputs that `changed` changes, for a sentence."""
+        assert self.ahead is not None
+        return " and ".join(name for name in self.inputs_of(self.ahead) if name not in self.fixed(self.ahead))
+
+    def _others(self, name: str, values: Tensor, at: slice) -> Tensor:
+        """Other values at some positions: of integers those that occur in the rows, without marks such as images'."""
+        own, found = values[at], values.clone()
+        if values.is_floating_point():
+            noise = torch.randn(own.shape, generator=torch.Generator().manual_seed(1)).to(own)
+            usual = values[values.isfinite() & (values.abs() < HUGE)]
+            found[at] = own + noise * (float(usual.std()) + 1 if len(usual) > 1 else 1)
+        elif values.dtype != torch.bool:
+            kept = torch.tensor(sorted(self.marks()), dtype=values.dtype, device=values.device)
+            pool = torch.cat([one[name].flatten() for one in self.rows if one is not None and name in one]).unique()
+            pool = pool[~torch.isin(pool, kept)]
+            if len(pool) > 1:
+                step = 1 + torch.arange(own.numel(), device=own.device).view(own.shape) % (len(pool) - 1)
+                other = pool[(torch.searchsorted(pool, own) + step) % len(pool)]
+                found[at] = torch.where(torch.isin(own, kept), own, other)
+        return found
+
+    def marks(self) -> set[int]:
+        """The ids of tokens that stand for something else, such as a patch of an image."""
+        return set()
+
+    def fresh(self) -> Self:
+        """Itself, or with a copy of the model that keeps state."""
+        if not self.keeps_state:
+            return self
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model)
+        return other
 
     def in_double(self) -> Self:
         """The same with a copy of the model in float64."""
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model).double()
         return other
+
+
+HUGE = 1e4
+"""From here on, a number in an input stands for a hidden pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +206,14 @@ class Padded:
         return not bool(self.keep.all())
 
 
-def padded(sequences: Sequence[Tensor], side: Side, value: float | int) -> Padded:
-    """Make a batch of sequences (L, ...) by padding them with a value.
+def padded(sequences: Sequence[Tensor], side: Side, value: float | int, width: int = 0) -> Padded:
+    """Make a batch of sequences (L, ...) by padding them with a value, to the longest of them or a width.
 
     >>> padded([torch.tensor([1, 2]), torch.tensor([3])], "left", 0).values
     tensor([[1, 2],
             [0, 3]])
     """
-    width = max(len(one) for one in sequences)
+    width = max(width, *(len(one) for one in sequences))
     values = sequences[0].new_full((len(sequences), width, *sequences[0].shape[1:]), value)
     keep = torch.zeros(values.shape[:2], dtype=torch.bool, device=values.device)
     for number, one in enumerate(sequences):
@@ -159,11 +250,12 @@ def output_of(model: Any, batch: Any) -> Any:
     return model(*map(fitted, batch if isinstance(batch, list | tuple) else (batch,)))
 
 
-def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> list[Outputs]:
-    """The outputs of each row, without padding. `keeps` has the real positions of each input with some, bool (B, L).
+def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> SubjectRun:
+    """The outputs of each row, without padding. `keeps` has the real positions of each sequence, bool (B, L), that of a
+    decoder first.
 
-    An output belongs to the input of the width of its second dimension. Outputs that mix sequences by design are left
-    out, and in padded batches those without positions: a model may take them from the first or the last one.
+    An output belongs to the sequence of the width of its second dimension. Outputs that mix sequences by design are
+    left out, and in padded batches those without positions: a model may take them from the first or the last one.
     """
     batch = len(next(iter(keeps.values())))
     is_padded = any(not bool(keep.all()) for keep in keeps.values())
@@ -171,30 +263,47 @@ def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> list[Out
     for name, tensor in found.items():
         if not tensor.dim() or len(tensor) != batch or not set(ACROSS).isdisjoint(name.split(".")):
             continue
-        of = next((n for n, keep in keeps.items() if tensor.dim() > 1 and tensor.shape[1] == keep.shape[1]), None)
+        order = [*keeps.items()][:: -1 if name.startswith("encoder_") else 1]
+        of = next((n for n, keep in order if tensor.dim() > 1 and tensor.shape[1] == keep.shape[1]), None)
         for number, row in enumerate(rows):
             row[name] = Output(tensor[number] if of is None else tensor[number][keeps[of][number]], of)
     if is_padded:
         rows = [{name: one for name, one in row.items() if one.of is not None} for row in rows]
-    return rows
+    at: list[Places] = [{n: Place(row, keep[row].nonzero()[:, 0]) for n, keep in keeps.items()} for row in range(batch)]
+    return SubjectRun(rows, at)
 
 
-CacheStep = Callable[[int, int, Any], Any]
-"""Runs a model on the positions from a start to a stop, with the cache of those before, or None; gives its output."""
+CacheStep = Callable[[slice, Any], Any]
+"""Runs a model on some positions, with the cache of those before, or None; gives its output."""
 
 
-def read_in_steps(length: int, chunk: int, step: CacheStep) -> dict[str, Tensor]:
-    """The outputs of a sequence read with a cache: half of it first, then `chunk` positions at a time."""
-    start, stop, past, parts = 0, length // 2, None, []
-    while start < length:
-        output = step(start, stop, past)
+def read_in_steps(cuts: Sequence[slice], step: CacheStep, *, turned: bool = False) -> dict[str, Tensor]:
+    """The outputs of sequences read with a cache, part by part; `turned` exchanges two rows after the first part."""
+    past, parts = None, []
+    for number, cut in enumerate(cuts):
+        output = step(cut, past)
         past = cache_in(output) if isinstance(output, Mapping) else None
         if past is None:
             raise UnsupportedError("its output has no cache")
-        parts.append({name: tensor for name, tensor in tensors_of(output) if name.split(".")[0] not in NO_STEPS})
-        start, stop = stop, min(length, stop + chunk)
+        found = {name: tensor for name, tensor in tensors_of(output) if name.split(".")[0] not in NO_STEPS}
+        if turned and not number:
+            found = {name: one.flip(0) for name, one in found.items()}
+            if not hasattr(past, "reorder_cache"):
+                raise UnsupportedError("its cache does not reorder its rows")
+            past.reorder_cache(torch.tensor([1, 0], device=next(iter(found.values())).device))
+        parts.append(found)
     return {
         name: torch.cat([part[name] for part in parts], 1)
         for name in parts[0]
         if all(name in part and part[name].dim() > 1 for part in parts)
     }
+
+
+def in_parts(length: int, last: int, chunk: int) -> list[slice]:
+    """All but the last positions, and these some at a time.
+
+    >>> in_parts(7, 3, 2)
+    [slice(0, 4, None), slice(4, 6, None), slice(6, 7, None)]
+    """
+    starts = range(length - last, length, chunk)
+    return [slice(0, length - last), *(slice(start, min(length, start + chunk)) for start in starts)]

@@ -27,7 +27,7 @@ def unused_weights(subject: Subject, modules: Mapping[str, nn.Module]) -> list[s
                 weights[path].extend(weakref.ref(one) for one in output[1:] if one is not None)
 
             hooks.enter_context(module.register_forward_hook(hold))
-        outputs = subject.run([subject.rows.long])
+        outputs = subject.run([subject.rows.long]).outputs
     dropped = [path for path, refs in weights.items() if refs and not any(ref() is not None for ref in refs)]
     return [path for path in dropped if _same_without(subject, attending[path], outputs)]
 
@@ -42,7 +42,7 @@ def _same_without(subject: Subject, module: nn.Module, outputs: list[Outputs]) -
 
     try:
         with module.register_forward_pre_hook(without, with_kwargs=True):
-            again = subject.run([subject.rows.long])
+            again = subject.run([subject.rows.long]).outputs
     except Exception:
         return False
     alike = all(one.keys() == other.keys() for one, other in zip(outputs, again, strict=True))

@@ -45,11 +45,13 @@ def _places(modules: Iterable[nn.Module]) -> Iterator[tuple[Home, FunctionObserv
     homes = [sys.modules.get(home) for home in {kind.__module__ for kind in kinds}]
     recurrences: dict[str, ReadCall | None] = {**READERS, **dict.fromkeys(CONVOLUTIONS)}
     found = {(home, name): read for home in homes for name, read in recurrences.items() if hasattr(home, name)}
-    lightning = {type(one) for one in modules if all(hasattr(one, name) for name in LIGHTNING)}
+    some = [one for one in modules if hasattr(one, LIGHTNING[0])]
+    lightning = {type(one) for one in some if all(hasattr(one, name) for name in LIGHTNING)}
     owners: set[Any] = {next(one for one in kind.__mro__ if "forward" in vars(one)) for kind in lightning}
     found |= {(owner, "forward"): read_lightning for owner in owners}
     yield from ((home, partial(observe_recurrence, read)) for home, read in found.items())
-    engines = [kind for kind in kinds if _takes(vars(kind).get("forward"), ENGINE.takes)]
+    others = [kind for kind in kinds if kind.__module__.partition(".")[0] not in PASSED_BY]
+    engines = [kind for kind in others if _takes(vars(kind).get("forward"), ENGINE.takes)]
     yield from (((kind, "forward"), partial(observe_kernel, ENGINE.read)) for kind in engines)
     yield from _kernels(modules)
 

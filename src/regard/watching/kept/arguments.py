@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from regard.tensors.fresh import Fresh
 from regard.tensors.torch_private import DisableTorchFunction
 
+FLAGS = ("is_causal", "use_cache")
+"""Arguments of a caller that say how a model attends."""
 MOST_ELEMENTS = 1 << 22
 """The largest argument that is kept."""
 
@@ -25,6 +27,8 @@ class ModuleArguments:
 
     module: nn.Module
     tensors: Mapping[str, Tensor]
+    flags: Mapping[str, bool]
+    """Those of `FLAGS` that were given."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,11 +37,12 @@ class KeptArguments:
 
     path: str
     tensors: Mapping[str, tuple[Tensor, Fresh]]
+    flags: Mapping[str, bool]
 
     @classmethod
     def of(cls, path: str, given: ModuleArguments) -> "KeptArguments":
         """Keep the arguments of a running call."""
-        return cls(path, {name: kept(tensor) for name, tensor in given.tensors.items()})
+        return cls(path, {name: kept(tensor) for name, tensor in given.tensors.items()}, given.flags)
 
     def read(self, name: str) -> Tensor | None:
         """An argument; None if there was none of that name, or if the model has overwritten it since."""
@@ -46,16 +51,17 @@ class KeptArguments:
 
 
 def small_arguments(module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any] | None) -> ModuleArguments | None:
-    """The integer and bool tensors among the arguments of a call, and float masks (B, L), by name; None without any."""
+    """The integer and bool tensors among the arguments of a call, and float masks (B, L), by name, and its flags; None
+    without any."""
     found = {name: one for name, one in (kwargs or {}).items() if isinstance(one, Tensor)}
+    flags = {name: one for name in FLAGS if isinstance(one := (kwargs or {}).get(name), bool)}
     if any(isinstance(one, Tensor) for one in args):
         names = iter(_names(_forward_of(module)))
         found |= {name: one for name, one in zip(names, args, strict=False) if isinstance(one, Tensor)}
-    if not found:
-        return None
-    with DisableTorchFunction():
-        found = {name: one for name, one in found.items() if is_small(name, one)}
-    return ModuleArguments(module, found) if found else None
+    if found:
+        with DisableTorchFunction():
+            found = {name: one for name, one in found.items() if is_small(name, one)}
+    return ModuleArguments(module, found, flags) if found or flags else None
 
 
 def is_small(name: str, tensor: Tensor) -> bool:

@@ -18,7 +18,7 @@ from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 
 PROVED = 16
-"""How many of the first rows may be rebuilt as the proof of a map."""
+"""How many of the first rows are rebuilt for all heads."""
 OPEN = 16
 """How many calls of a module may still go on."""
 
@@ -220,7 +220,8 @@ Finish = Callable[[Tensor, int], Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecurrentRebuilding(Rebuilding):
-    """The output of a recurrence. Some rows are some of the first: a later one would take all positions before it."""
+    """The output of a recurrence. A late row takes all positions before it, and so is proved of one head by its number;
+    of all heads where the output mixes them."""
 
     given: Factored
     shared: Shared
@@ -231,21 +232,36 @@ class RecurrentRebuilding(Rebuilding):
 
     @property
     def queries(self) -> int:
-        return min(self.output.shape[2], PROVED)
+        return self.output.shape[2]
 
     def some(self, rows: range) -> Rebuilt:
-        found = self._first(rows.stop)
-        return Rebuilt(found.rebuilt[:, :, rows.start :], found.output[:, :, rows.start :], found.values)
+        mixes_heads = self.output.shape[1] != self.shared.heads
+        flat = None if rows.stop <= PROVED or mixes_heads else rows.start % self._flat_heads
+        found = self._first(rows.stop, None if flat is None else range(flat, flat + 1))
+        return Rebuilt(found.rebuilt[..., rows.start :, :], found.output[..., rows.start :, :], found.values)
 
     def whole(self) -> Rebuilt:
-        return self._first(self.output.shape[2])
+        return self._first(self.queries)
 
-    def _first(self, count: int) -> Rebuilt:
+    @property
+    def _flat_heads(self) -> int:
+        return len(self.value) * self.shared.heads
+
+    def _first(self, count: int, some: range | None = None) -> Rebuilt:
+        """The first positions, (B, H, count, E), or (1, count, E) of one head."""
         first = self.given.mapped(lambda x, name: x.detach() if name == "rates" else x.detach()[:, :, :count])
         value = of_heads(widened(self.value.detach()[:, :, :count]), self.shared.heads)
         before = None if self.before is None else self.before.detach().flatten(0, 1)
-        recurrence = recurrence_of([first], self.shared)
+        recurrence, output = recurrence_of([first], self.shared, some), self.output.detach()[:, :, :count]
+        layout, one = (len(self.value), self.shared.heads, count, -1), slice(None)
+        if some is not None:
+            one = slice(some.start, some.stop)
+            value, before = value[one], None if before is None else before[one]
         rebuilt = recurrence.chunked().product(value.to(recurrence.dtype), before)[0]
-        rebuilt = rebuilt.view(len(self.value), self.shared.heads, count, -1)
-        output = self.output.detach()[:, :, :count]
-        return Rebuilt(rebuilt if self.finish is None else self.finish(rebuilt, count), output, value)
+        if some is None:
+            rebuilt = rebuilt.view(layout)
+            return Rebuilt(rebuilt if self.finish is None else self.finish(rebuilt, count), output, value)
+        if self.finish is not None:
+            # (A finish of each head by itself takes them all.)
+            rebuilt = self.finish(rebuilt.expand(*layout[:2], count, -1), count).flatten(0, 1)[one]
+        return Rebuilt(rebuilt, output.flatten(0, 1)[one], value)

@@ -147,6 +147,8 @@ class Streams:
         """Record that scores were changed by tensors that may be masks of zeros and ones."""
         if isinstance(scores, Tensor) and isinstance(stream := self.stream(scores), Origins):
             found = [(clause, flag) for one in masks if (flag := _is_mask(one, scores)) is not False]
+            if clause == ADDED:
+                found += [(WEAK, low) for one in masks if (low := _lowered(one, scores)) is not None]
             if found:
                 self.carry(scores, stream._replace(changed=(*stream.changed, *found)))
 
@@ -221,6 +223,10 @@ def base_of(tensor: Tensor) -> Tensor:
     return tensor if base is None else base
 
 
+WEAK = "0 and {:g} are added to the scores"
+"""The clause of a mask of two numbers, whose flag is the lower one, or 0 for other tensors."""
+HIDES = -1e3
+"""Below this, exp of a score is 0."""
 ADDED, MULTIPLIED = "0 and 1 are added to the scores", "the scores are multiplied by 0 and 1"
 
 
@@ -232,6 +238,17 @@ def _is_mask(tensor: object, scores: Tensor) -> bool | Tensor:
         return True
     zero, one = ((torch.atleast_2d(tensor)[..., ::16, :] == number) for number in (0, 1))
     return (zero | one).all() & zero.any() & one.any()
+
+
+def _lowered(tensor: object, scores: Tensor) -> Tensor | None:
+    """The number below 0 that a mask of it and 0 adds to scores, from one row in 16; 0 for other tensors."""
+    if not isinstance(tensor, Tensor) or tensor.requires_grad or tensor.shape[-1:] != scores.shape[-1:]:
+        return None
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
+        return None
+    rows = torch.atleast_2d(tensor)[..., ::16, :]
+    low, zero = rows.min(), rows == 0
+    return torch.where((zero | (rows == low)).all() & zero.any() & (low < 0) & (low > HIDES), low, 0.0)
 
 
 def _number(base: Tensor) -> int:

@@ -73,8 +73,8 @@ class AttentionCall(ObservedCall):
 
     def output_layout(self, sizes: Sizes) -> LaidOut:
         """Lays out the output that the model got, or its gradient, as (B, H, T, E)."""
-        rows, layout = (sizes.flat_batch, sizes.heads, sizes.queries, -1), self.heads.layout
-        return lambda output: (output if layout is None else layout.unfolded(output)).reshape(rows)
+        rows, layout = (sizes.flat_batch, sizes.heads, sizes.queries), self.heads.layout
+        return lambda output: (output if layout is None else layout.unfolded(output)).reshape(*rows, output.shape[-1])
 
     def under_masks(self, call: Call, policy: RetentionPolicy) -> tuple[Call, GivenMask]:
         """The call of `call_of` under the model's masks."""
@@ -124,6 +124,8 @@ class AttentionCall(ObservedCall):
         """Rebuilds rows of the output; or the reason why none can be rebuilt."""
         if self.dropped:
             return "dropout"
+        if not call.sizes.flat_batch:
+            return "an empty batch"
         assert self.output is not None, "it is read after it ran"
         value, output = self.value_layout(call.sizes), self.output_layout(call.sizes)
         return CallRebuilding(call, value(self.value.detach()), output(self.output.detach()), factors)

@@ -1,6 +1,6 @@
 """Rebuild rows of nn.MultiheadAttention as torch ran it fused, where queries and keys were never seen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -40,12 +40,13 @@ class EncoderLayerRest:
 
 
 def _norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    weight, bias = (None if t is None else t.to(x.dtype) for t in (norm.weight, norm.bias))
+    weight = None if norm.weight is None else norm.weight.to(x.dtype)
+    bias = None if norm.bias is None else norm.bias.to(x.dtype)
     return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
 
 
 def _linear(linear: nn.Linear, x: Tensor) -> Tensor:
-    return F.linear(x, *(None if t is None else t.to(x.dtype) for t in (linear.weight, linear.bias)))
+    return F.linear(x, linear.weight.to(x.dtype), None if linear.bias is None else linear.bias.to(x.dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,6 +66,8 @@ class FusedRebuilding(Rebuilding):
     factors: Factors
     rest: EncoderLayerRest | None = None
     """The steps after the attention, if `output` is that of an encoder layer."""
+    dtype: torch.dtype = field(init=False)
+    """That of the computed rows."""
     lengths: Tensor | None = None
     """The lengths (N,) of a nested batch, whose rows beyond them are padding that torch never computed."""
 
@@ -73,7 +76,7 @@ class FusedRebuilding(Rebuilding):
         return self.sizes.queries
 
     def some(self, rows: range) -> Rebuilt:
-        scores, values = self._scores(rows), self.projections[2].input.to(self._dtype)
+        scores, values = self._scores(rows), self.projections[2].input.to(self.dtype)
         weights = Softmax().normalize(scores)[0].to(values.dtype)
         mixed = (weights.transpose(1, 2).flatten(1, 2) @ values).unflatten(1, (len(rows), -1))
         weight, bias = self._weights(2)
@@ -90,9 +93,9 @@ class FusedRebuilding(Rebuilding):
         return rounding_of(self._scores(rows), self.output.dtype)
 
     def _through_out(self, heads: Tensor, rows: range) -> Rebuilt:
-        weight, bias = (None if t is None else t.to(heads.dtype) for t in self.out)
-        assert weight is not None
-        rebuilt, output = F.linear(heads.flatten(2), weight, bias), take(self.output, rows)
+        weight, bias = self.out
+        bias = None if bias is None else bias.to(heads.dtype)
+        rebuilt, output = F.linear(heads.flatten(2), weight.to(heads.dtype), bias), take(self.output, rows)
         if self.rest is not None:
             rebuilt = self.rest.after(rebuilt, rows)
         if self.lengths is not None:
@@ -101,7 +104,7 @@ class FusedRebuilding(Rebuilding):
         return Rebuilt(rebuilt, output, output)
 
     def _scores(self, rows: range) -> Tensor:
-        query, key = take(self.projections[0].input, rows).to(self._dtype), self.projections[1].input.to(self._dtype)
+        query, key = take(self.projections[0].input, rows).to(self.dtype), self.projections[1].input.to(self.dtype)
         weight, bias = self._weights(0)
         query = torch.einsum("nte,hde->nthd", query, weight)
         query = query if bias is None else query + bias
@@ -123,12 +126,12 @@ class FusedRebuilding(Rebuilding):
         """The matrix (H, D, E) and the bias (H, D) of one projection."""
         weight, bias = self.projections[part].parts()
         split = (self.num_heads, -1)
-        return weight.to(self._dtype).unflatten(0, split), None if bias is None else bias.to(self._dtype).unflatten(
+        return weight.to(self.dtype).unflatten(0, split), None if bias is None else bias.to(self.dtype).unflatten(
             0, split
         )
 
-    @property
-    def _dtype(self) -> torch.dtype:
+    def __post_init__(self) -> None:
         # Casts of all weights would be half the cost of a row; bfloat16 has the range of float32, float16 has not.
         given = self.output.dtype
-        return given if given == torch.bfloat16 else torch.promote_types(given, torch.float32)
+        dtype = given if given == torch.bfloat16 else torch.promote_types(given, torch.float32)
+        object.__setattr__(self, "dtype", dtype)

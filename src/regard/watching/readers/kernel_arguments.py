@@ -155,20 +155,18 @@ XFORMERS = (
     "memory_efficient_attention_forward_requires_grad",
 )  # fmt: skip
 
-KERNELS = {
-    name: KernelFunction(frozenset(takes.split()), read)
-    for name, takes, read in (
-        ("flash_attn_func", "q k v", _flash),
-        ("flash_attn_qkvpacked_func", "qkv", _flash),
-        ("flash_attn_kvpacked_func", "q kv", _flash),
-        ("flash_attn_varlen_func", "q k v cu_seqlens_q", _flash),
-        ("flash_attn_varlen_qkvpacked_func", "qkv cu_seqlens", _flash),
-        ("flash_attn_varlen_kvpacked_func", "q kv cu_seqlens_q", _flash),
-        ("flash_attn_with_kvcache", "q k_cache v_cache", _flash_cached),
-        ("varlen_attn", "query key value cu_seq_q", _varlen),
-        *((name, "query key value attn_bias", partial(_not_read, f"{name} of xformers")) for name in XFORMERS),
-    )
-}
+_READERS: tuple[tuple[str, str, ReadKernel], ...] = (
+    ("flash_attn_func", "q k v", _flash),
+    ("flash_attn_qkvpacked_func", "qkv", _flash),
+    ("flash_attn_kvpacked_func", "q kv", _flash),
+    ("flash_attn_varlen_func", "q k v cu_seqlens_q", _flash),
+    ("flash_attn_varlen_qkvpacked_func", "qkv cu_seqlens", _flash),
+    ("flash_attn_varlen_kvpacked_func", "q kv cu_seqlens_q", _flash),
+    ("flash_attn_with_kvcache", "q k_cache v_cache", _flash_cached),
+    ("varlen_attn", "query key value cu_seq_q", _varlen),
+    *((name, "query key value attn_bias", partial(_not_read, f"{name} of xformers")) for name in XFORMERS),
+)
+KERNELS = {name: KernelFunction(frozenset(takes.split()), read) for name, takes, read in _READERS}
 """The functions of attention kernels by name."""
 ENGINE = KernelFunction(
     frozenset({"query_layer", "key_layer", "value_layer", "qkv_format"}),

@@ -133,7 +133,7 @@ class Projected(ObservedCall):
 
         def build() -> Call:
             # The map may be read under another autocast than the call's.
-            with autocast_to(dtype, query.input):
+            with nullcontext() if dtype is None else autocast_to(dtype, query.input):
                 heads = query.heads(num_heads, batch_first=batch_first), key.heads(num_heads, batch_first=batch_first)
             return masked(_call_of(*heads, sizes, None), given, beside)
 
@@ -226,11 +226,11 @@ class Projected(ObservedCall):
         given_output = self.output if self.rest is None else self.rest.output
         assert given_output is not None, "a call that ran has an output"
         projections = (self.query, self.key, self.value)
-        if any(p.is_extended for p in projections):
+        if True in [p.is_extended for p in projections]:
             return "its queries and keys were not seen"
         also = causal(0).bind(factors.sizes, given_output.device) if self.is_causal else None
-        masks = tuple(m for m in (given.mask, also) if m is not None)
-        mask = And(masks) if masks else None
+        masks = [m for m in (given.mask, also) if m is not None]
+        mask = And(tuple(masks)) if masks else None
         x = [replace(p, input=self._by_sequence(p.normed())) for p in projections]
         return FusedRebuilding(
             projections=(x[0], x[1], x[2]), num_heads=self.num_heads, out=self.out,
@@ -300,7 +300,7 @@ def _of_module(module: nn.MultiheadAttention, given: Mapping[str, Any], output: 
         output = None if output is None else output.to_padded_tensor(0.0)
     batch_first = module.batch_first and query.dim() == 3
     layer = layer_of_module(module)
-    if any(weight is not None and weight.device != query.device for weight in layer.weights):
+    if {weight.device for weight in layer.weights if weight is not None} != {query.device}:
         raise OverwrittenError(
             "the weights of the layer left its device before they could be read, as an offload hook moves them: watch "
             "it in train() mode or with gradients, where torch does not run it fused"
@@ -312,11 +312,10 @@ def _of_module(module: nn.MultiheadAttention, given: Mapping[str, Any], output: 
 
 def _of_encoder_layer(layer: nn.TransformerEncoderLayer, given: Mapping[str, Any], output: Tensor) -> Projected:
     """A call of an encoder layer that ran fused; its kernel drops a key wherever a mask is not 0."""
-    masks = (given["src_mask"], given["src_key_padding_mask"])
-    attn_mask, key_padding_mask = (None if mask is None else mask != 0 for mask in masks)
+    mask, padding = given["src_mask"], given["src_key_padding_mask"]
     inside = {
-        **dict.fromkeys(("query", "key", "value"), given["src"]), "attn_mask": attn_mask,
-        "key_padding_mask": key_padding_mask, "is_causal": False, "need_weights": False,
+        **dict.fromkeys(("query", "key", "value"), given["src"]), "attn_mask": None if mask is None else mask != 0,
+        "key_padding_mask": None if padding is None else padding != 0, "is_causal": False, "need_weights": False,
     }  # fmt: skip
     called = _of_module(layer.self_attn, inside, None)
     first = layer.norm1

@@ -58,10 +58,10 @@ def layer_of_call(given: Mapping[str, Any]) -> Layer:
 def layer_of_module(module: nn.MultiheadAttention) -> Layer:
     """The parts of nn.MultiheadAttention as they are now."""
     is_packed = module.in_proj_weight is not None
-    names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    packed, apart = module.in_proj_weight, (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     return Layer(
         num_heads=module.num_heads,
-        weights=tuple(getattr(module, name) for name in names),
+        weights=(packed,) * 3 if is_packed else apart,
         is_packed=is_packed,
         biases=module.in_proj_bias,
         rows=(None, module.bias_k, module.bias_v),

@@ -36,8 +36,9 @@ FOLLOWED = frozenset({
 })  # fmt: skip
 """Functions that make new memory of the same positions, between an input and its queries and keys; or noise."""
 JOINED = frozenset({"cat", "concat", "concatenate", "stack"})
-WRITTEN = frozenset({"__setitem__", "copy", "index_copy", "index_put", "slice_scatter"})
-WRITES = frozenset({"__setitem__", "copy", "index_put", "masked_scatter", "slice_scatter", "index_fill"})
+WRITES = frozenset({
+    "__setitem__", "copy", "index_copy", "index_put", "masked_scatter", "slice_scatter", "index_fill",
+})  # fmt: skip
 """Functions that write one tensor into a part of another."""
 
 
@@ -119,7 +120,8 @@ def trace_results(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, r
         return
     name = name_of(func)
     if name in WRITES and args and isinstance(args[0], Tensor):
-        _written_into(thread, args[0], found)
+        # Without an underscore a function makes a new tensor, and leaves the first argument as it is.
+        _written_into(thread, result if isinstance(result, Tensor) else args[0], found)
         return
     if is_in_place(func):
         _overwritten(args[0], found)

@@ -46,6 +46,15 @@ class OwnKeyRule(CallRule):
                 f"quer{'y' if queries == 1 else 'ies'}",
                 numbers={"rows": float(queries), "keys": float(keys)}, cause=OLDEST, remedy=NEWEST,
             )  # fmt: skip
+        elif (free := _seen_free_places(call)) is not None:
+            yield Finding(
+                "itself hidden", "error",
+                f"its last {free} keys are zeros, and its queries see them: free places of a buffer, where the newest "
+                "keys should be",
+                numbers={"keys": float(free)},
+                cause="the new keys were written at another place, or the mask reaches beyond them",
+                remedy="write them behind those of the cache, and hide the places that are still free",
+            )  # fmt: skip
         elif self._is_from_first(call):
             yield _from_first(
                 call,
@@ -141,6 +150,19 @@ def _seen_before(call: AuditedCall) -> Tensor | None:
     places = torch.arange(keys, device=call.device)
     is_window = call.config is None and bool((own | (places < first)).all())
     return None if is_window else torch.nn.functional.pad(known, (0, keys - known.shape[1]))
+
+
+def _seen_free_places(call: AuditedCall) -> int | None:
+    """How many of the last keys of a later call are zeros that its last query sees; None if none is."""
+    factors, earlier = call.call.factors, call.earlier
+    if factors is None or earlier is None or earlier.sizes.queries < 2 or call.sizes.queries >= call.sizes.keys:
+        return None
+    is_zero = (factors.call.key == 0).all(-1).flatten(0, -2).all(0)
+    free = int(is_zero.flip(0).long().cumprod(0).sum())
+    if not 0 < free < call.sizes.keys:
+        return None
+    last = range(call.sizes.queries - 1, call.sizes.queries)
+    return free if bool(call.sees(last)[..., -free:].any()) else None
 
 
 def _is_empty_beyond(call: AuditedCall, place: int) -> bool:

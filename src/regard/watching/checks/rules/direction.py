@@ -10,7 +10,7 @@ from regard.watching.checks.breach import LEAST, breach
 from regard.watching.checks.finding import Finding, Severity
 from regard.watching.checks.rules.base import CallRule
 from regard.watching.checks.rules.padding import TRUE
-from regard.watching.checks.rules.token_kinds import same_block, two_way_blocks
+from regard.watching.checks.rules.token_kinds import of_one_kind, same_block, two_way_blocks
 
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted", "documents, causal")
 """Patterns that show each query nothing after its own position, or nothing before."""
@@ -27,7 +27,7 @@ class FutureRule(CallRule):
         mask = call.facts.mask
         if mask.pattern == "inverted" or _is_off_by_one(call) or _is_without_its_causal_half(call):
             return ""
-        if call.role.direction != "causal":
+        if call.role.direction != "causal" and call.prefix is None:
             return call.role.why
         return "" if _offset(call) is not None else "the positions of its queries are not known"
 
@@ -45,12 +45,12 @@ class FutureRule(CallRule):
         assert offset is not None
         if call.facts.later is not None and call.facts.later <= LEAST and offset == mask.offset:
             return
-        blocks = two_way_blocks(call)
+        kinds = of_one_kind(call)
 
         def later_keys(rows: range) -> Tensor:
             later = (call.back(rows, offset) < 0)[None]
-            if blocks is not None:
-                later = later & ~same_block(blocks[1], rows)
+            if kinds is not None:
+                later = later & ~same_block(kinds, rows)
             return later
 
         found = breach(call, later_keys, of="of a later position")
@@ -71,7 +71,15 @@ class FutureRule(CallRule):
                 remedy="hide the later keys",
             )  # fmt: skip
             return
-        meant = mask.pattern in ("prefix", "causal, with blocks of both directions") and blocks is None
+        if call.prefix is not None:
+            more = (mask.size or 0) - int(call.prefix.values.sum(-1).max())
+            yield found.finding(
+                call, "prefix", f"is on later positions behind the prefix, by {call.prefix.source}",
+                cause="the prefix is off by one" if more == 1 else "",
+                remedy="show each query the keys of the prefix (key < length), and those up to its own",
+            )  # fmt: skip
+            return
+        meant = mask.pattern in ("prefix", "causal, with blocks of both directions") and two_way_blocks(call) is None
         severity: Severity = "info" if meant else "error" if call.role.is_sure else "warning"
         yield found.finding(
             call, "future", f"is on later positions, in a model that should be causal ({call.role.why})",

@@ -47,11 +47,14 @@ def _cause(call: AuditedCall) -> tuple[str, str]:
         )
     assert call.documents is not None
     has_mask = any("mask" in name for frame in call.call.arguments for name in frame.tensors)
+    has_no_cache = any(frame.flags.get("use_cache") is False for frame in call.call.arguments)
     by_positions = call.documents.source.startswith("the restarts")
     if by_positions and not has_mask and call.config is not None:
         return (
-            "positions that begin anew reach its mask only without a cache, and not in every model of transformers",
-            "use_cache=False; where that is so already, a mask of the documents (B, 1, T, S)",
+            "its mask is made without position_ids"
+            if has_no_cache
+            else "with a cache, positions that begin anew reach no mask",
+            "a mask of the documents (B, 1, T, S)" if has_no_cache else "use_cache=False",
         )
     return (
         "a mask of ones, or none, makes one document of all that are packed in a row",

@@ -46,6 +46,13 @@ class SoftmaxRule(CallRule):
                 cause="a part of it is in training mode, or the rate is handed over without asking for the mode",
                 remedy="dropout_p = p if self.training else 0.0; model.eval() last of all",
             )  # fmt: skip
+        elif (share := _equal_rows(call)) is not None:
+            yield Finding(
+                "row sums", "warning",
+                f"every query has the same weights, and those of its softmax differ by up to {share:.2g}",
+                numbers={"difference": share}, cause="the weights were averaged over the queries",
+                remedy="leave the axis of queries as it is",
+            )  # fmt: skip
         elif (found := _off_sum(call)) is not None:
             sequence, head, query, total = found
             yield Finding(
@@ -86,6 +93,17 @@ def _dropped(call: AuditedCall) -> float | None:
     return 1 - 1 / float(ratio.mean()) if float(ratio.max() - ratio.min()) < 1e-2 * float(ratio.mean()) else None
 
 
+def _equal_rows(call: AuditedCall) -> float | None:
+    """The largest difference between rows of a softmax whose weights were made equal in all rows; None for others."""
+    softmax = call.call.softmax
+    if softmax is None or softmax.shape != call.weights.shape or call.sizes.queries < 3 or call.sizes.keys < 3:
+        return None
+    rows = range(min(call.sizes.queries, 64))
+    made, now = call.block(rows, softmax), call.block(rows)
+    differ = float((made - made[:, :, :1]).abs().max())
+    return differ if differ > 1e-3 and float((now - now[:, :, :1]).abs().max()) < 1e-6 else None
+
+
 def _off_sum(call: AuditedCall) -> tuple[int, int, int, float] | None:
     """The row of a softmax of the model's own whose weights do not sum to 1; None if all do."""
     if not call.call.is_stored or call.call.softmax is None or call.call.dropout:
@@ -112,6 +130,13 @@ class AddedMaskRule(CallRule):
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         factors, added, sizes = call.call.factors, call.facts.mask.added, call.sizes
+        if _later_are_constant(call):
+            yield Finding(
+                "mask added", "error", "in each row all later keys have the same weight, which is not 0: their scores "
+                "were replaced by one number, which hides nothing",
+                cause="masked_fill with a number such as 0 or -1", remedy="masked_fill with -inf",
+            )  # fmt: skip
+            return
         bias = None if factors is None else factors.call.bias
         # (Beside a mask that hides, two numbers may be a bias.)
         hides = isinstance(bias, DenseBias) and bool((bias.tensor <= HIDDEN).any())
@@ -122,10 +147,22 @@ class AddedMaskRule(CallRule):
                 remedy="scores.masked_fill(mask == 0, -inf), or hand it over as bool",
             )  # fmt: skip
             return
+        if factors is None and added.startswith("0 and -"):
+            yield Finding(
+                "hidden by a finite number", "warning", f"{added}, and every query sees every key: it hides nothing",
+                cause="the number of the mask is no larger than scores are",
+                remedy="hide with -inf, or torch.finfo(dtype).min",
+            )  # fmt: skip
         if factors is None or not isinstance(bias, DenseBias):
             return
         tensor = bias.tensor.detach()
         low = float(tensor.min())
+        if -HIDING_FROM < low < 0 and added and _is_of_later(call, tensor, low):
+            yield Finding(
+                "mask added", "error", f"{added}, the second to the later keys: it changes scores a little, and hides "
+                "nothing", cause="a causal mask of a small number", remedy="hide with -inf, or torch.finfo(dtype).min",
+            )  # fmt: skip
+            return
         # A learned or a relative bias has many values; a mask of a finite number has two.
         if not -HIDING_FROM >= low > HIDDEN or not bool(((tensor == low) | (tensor == 0) | (tensor <= HIDDEN)).all()):
             return
@@ -144,6 +181,28 @@ class AddedMaskRule(CallRule):
             )  # fmt: skip
 
 
+def _is_of_later(call: AuditedCall, bias: Tensor, low: float) -> bool:
+    """True if a bias (..., T, S) has this number at all later keys, and at no others."""
+    if call.offset is None or bias.shape[-2:] != (call.sizes.queries, call.sizes.keys) or call.sizes.queries < 3:
+        return False
+    return bool(((bias == low) == (call.back(range(call.sizes.queries), call.offset) < 0)).all())
+
+
+def _later_are_constant(call: AuditedCall) -> bool:
+    """True if the weights on later keys are one number in each row, and those on earlier ones are not."""
+    queries, keys = call.sizes.queries, call.sizes.keys
+    if not call.call.is_stored or call.offset != 0 or queries != keys or queries < FEWEST_ROWS:
+        return False
+    rows = range(2, min(queries, 64) - 2)
+    block = call.block(rows)
+    later = call.back(rows, 0) < 0
+    top, low = block.masked_fill(~later, -torch.inf).amax(-1), block.masked_fill(~later, torch.inf).amin(-1)
+    earlier = block.masked_fill(later, -torch.inf).amax(-1) - block.masked_fill(later, torch.inf).amin(-1)
+    return bool(((top == low) & (low > 0)).all()) and bool((earlier > 1e-6).all())
+
+
+FEWEST_ROWS = 6
+"""The fewest rows in which equal weights are no chance."""
 HIDING_FROM = 5.0
 """The least size of a number that is taken for one that should hide."""
 

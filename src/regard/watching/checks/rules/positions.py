@@ -9,6 +9,7 @@ from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.rules.base import CallRule
 from regard.watching.checks.rules.cached import NEWEST, OLDEST
+from regard.watching.checks.told import ENDS, handed
 
 
 class PositionsRule(CallRule):
@@ -23,7 +24,7 @@ class PositionsRule(CallRule):
             return "its positions are in no table and no argument"
         return (
             ""
-            if call.is_later_step or _has_left_padding(call)
+            if call.is_later_step or _has_left_padding(call) or _has_documents(call)
             else "it is no step with a cache, and has no padding on the left"
         )
 
@@ -32,6 +33,7 @@ class PositionsRule(CallRule):
         assert now is not None
         if not call.is_later_step:
             yield from _counted_padding(call)
+            yield from _over_documents(call)
             return
         if before is None or call.before is None or call.step is None or call.before.step is None:
             return
@@ -74,6 +76,28 @@ def _has_left_padding(call: AuditedCall) -> bool:
     return call.offset == 0 and call.keep is not None and bool((~call.keep.values[:, 0]).any())
 
 
+def _has_documents(call: AuditedCall) -> bool:
+    return call.position_table is not None and call.documents is not None
+
+
+def _over_documents(call: AuditedCall) -> Iterator[Finding]:
+    """Positions by a table that go on from one document to the next."""
+    if not _has_documents(call) or call.positions is None or call.documents is None:
+        return
+    begins = (call.documents.values.diff(dim=-1) != 0) & call.real_keys[:, 1:] & call.real_keys[:, :-1]
+    if bool(begins.any()) and bool((call.positions.values.diff(dim=-1)[begins] == 1).all()):
+        row, key = (int(n) for n in begins.nonzero()[0])
+        # (With their ends, sequences of a batch are packed, which should be as alone.)
+        is_of_ends = call.documents.source.startswith(ENDS)
+        yield Finding(
+            "positions", "warning" if is_of_ends else "info",
+            f"positions go on from one document to the next, which {call.documents.source} tell apart: the first token "
+            f"of a document, key {key + 1} of sequence {row}, has position {int(call.positions.values[row, key + 1])}",
+            numbers={"documents": float(begins.sum())},
+            cause="a document then has other positions than alone", remedy="count the positions of each document anew",
+        )  # fmt: skip
+
+
 def _counted_padding(call: AuditedCall) -> Iterator[Finding]:
     """Positions by a table that count padding on the left: a sequence then has other positions than alone."""
     if call.positions is None or call.position_table is None or call.keep is None:
@@ -84,8 +108,9 @@ def _counted_padding(call: AuditedCall) -> Iterator[Finding]:
     base = call.positions.values.min()
     if bool((keep.any(-1) & (at - base == first) & (first > 0)).any()):
         row = int((first > 0).long().argmax())
+        is_handed = any(not one.frame.path for one in handed(call.call, ("position_ids",), call.sizes.queries))
         yield Finding(
-            "positions", "info",
+            "positions", "warning" if is_handed and call.role.direction == "causal" else "info",
             f"padding on the left counts as positions: the first token of sequence {row} has position {int(at[row])}, "
             f"and alone {int(base)}",
             numbers={"position": float(at[row])}, remedy="hand over position_ids that count from the first real token",

@@ -1,7 +1,7 @@
 """Kinds of tokens: images see both ways within themselves, and a prefix is seen as a whole."""
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from regard.watching.checks.breach import hidden_pairs
 from regard.watching.checks.finding import Finding, Reason
 from regard.watching.checks.roles import around
 from regard.watching.checks.rules.base import CallRule
-from regard.watching.checks.rules.window import window_of
+from regard.watching.checks.rules.window import layer_kind, window_of
+from regard.watching.checks.told import ids_of
 
 IMAGES: Reason = "image tokens"
 PREFIX: Reason = "prefix"
@@ -25,7 +26,7 @@ class TokenKindsRule(CallRule):
     def why_not(self, call: AuditedCall) -> str:
         if reason := super().why_not(call):
             return reason
-        if call.types is None and not _is_all_prefix(call):
+        if call.types is None and call.prefix is None and not _is_all_prefix(call):
             return "no token_type_ids were given"
         return (
             "" if two_way_blocks(call) is not None else "its token_type_ids are no part of a mask, as far as is known"
@@ -44,7 +45,8 @@ class TokenKindsRule(CallRule):
         hidden = hidden_pairs(call, within)
         if hidden is None:
             return
-        by = "all of an input without token_type_ids" if call.types is None else f"by {call.types.source}"
+        told = call.types or call.prefix
+        by = "all of an input without token_type_ids" if told is None else f"by {told.source}"
         what = "tokens of one image" if kind == IMAGES else "tokens of the prefix"
         yield hidden.finding(
             call, kind, f"pairs of {what} ({by}) are hidden",
@@ -62,36 +64,72 @@ def same_block(of: Tensor, rows: range) -> Tensor:
 def two_way_blocks(call: AuditedCall) -> tuple[Reason, Tensor] | None:
     """The kind of the blocks that see both ways, and the number of its block for each key (B, S), -1 outside; None if
     the kinds of tokens are no part of the mask, as far as is known."""
+    if call.types is None and call.prefix is not None:
+        return PREFIX, torch.where(call.prefix.values, 0, -1)
     if call.types is None:
         every = torch.zeros(call.sizes.flat_batch, call.sizes.keys, dtype=torch.long, device=call.device)
         return (PREFIX, every) if _is_all_prefix(call) else None
-    types = call.types.values
-    name = _outermost_type(call)
-    if name in OF_IMAGES:
-        is_image = types == 1
-        begins = is_image & ~torch.nn.functional.pad(is_image, (1, 0))[:, :-1]
-        return IMAGES, (begins.long().cumsum(-1) - 1).masked_fill(~is_image, -1)
-    if name in OF_PREFIX or (call.config is None and _is_prefix(call, types)):
+    types, config = call.types.values, call.config
+    if call.types.source.startswith("mm_"):
+        # (Gemma 4 shows pictures both ways in the layers with windows alone.)
+        is_asked = getattr(config, "use_bidirectional_attention", None) == "vision" and layer_kind(call) in SHOWN_IN
+        return (IMAGES, _runs((types == 1) | (types == 2))) if is_asked else None
+    if _marks_pictures(call, types):
+        return IMAGES, _runs(types == 1)
+    if _has_prefix(call) or (config is None and _is_prefix(call, types)):
         return PREFIX, torch.where(types == 0, 0, -1)
     return None
 
 
-OF_IMAGES, OF_PREFIX = ("gemma3",), ("paligemma",)
-"""Types of configs of transformers: of the first, token_type_ids are 1 for the tokens of images, which see both ways;
-of the second, 0 for those of a prefix, which do."""
+SHOWN_IN = ("sliding_attention", None)
+"""The kinds of layers that show pictures both ways, where a config asks for it; None in a config without kinds."""
+
+
+def of_one_kind(call: AuditedCall) -> Tensor | None:
+    """A number for each key (B, S), -1 for words: keys of one number may see each other both ways, as far as is known;
+    None without kinds of tokens."""
+    if (blocks := two_way_blocks(call)) is not None:
+        return blocks[1]
+    is_of_mask = call.types is not None and call.config is not None and not call.are_types_embedded
+    return torch.where(call.types.values > 0, 0, -1) if call.types is not None and is_of_mask else None
+
+
+def _runs(of: Tensor) -> Tensor:
+    """The numbers of the runs of True in each row, -1 outside."""
+    begins = of & ~torch.nn.functional.pad(of, (1, 0))[:, :-1]
+    return (begins.long().cumsum(-1) - 1).masked_fill(~of, -1)
+
+
+def _marks_pictures(call: AuditedCall, types: Tensor) -> bool:
+    """True for kinds that are 1 at the tokens in whose places pictures stand, and at no others."""
+    outer = _outermost_config(call)
+    token = next((n for name in PICTURES if isinstance(n := getattr(outer, name, None), int)), None)
+    ids = None if call.part is None else ids_of(call.call, call.part, call.sizes.keys)
+    if token is None or ids is None or call.are_types_embedded:
+        return False
+    return bool((types == 1).any()) and torch.equal(types == 1, ids.values == token) and not _has_prefix(call)
+
+
+PICTURES = ("image_token_id", "image_token_index")
+
+
+def _has_prefix(call: AuditedCall) -> bool:
+    """True for the text part of a model around it, whose config turns causality off: it sees its prefix both ways."""
+    outer = _outermost_config(call)
+    turned_off = getattr(call.config, "use_bidirectional_attention", None) is True
+    return turned_off and outer is not call.config and hasattr(call.config, "vocab_size")
 
 
 def _is_all_prefix(call: AuditedCall) -> bool:
     """True for a pass in evaluation without kinds of tokens, in a model that reads them as the prefix."""
-    is_of_text = call.config is not None and hasattr(call.config, "vocab_size")
     is_whole = call.offset == 0 and not call.crosses and call.sizes.queries > 1
-    return _outermost_type(call) in OF_PREFIX and is_of_text and is_whole and call.call.is_evaluated
+    return _has_prefix(call) and is_whole and call.call.is_evaluated
 
 
-def _outermost_type(call: AuditedCall) -> str | None:
-    """The type of the config of the outermost module around a call that has one."""
+def _outermost_config(call: AuditedCall) -> Any:
+    """The config of the outermost module around a call that has one."""
     configs = [getattr(module, "config", None) for module in around(call.modules, call.name)]
-    return next((getattr(one, "model_type", None) for one in reversed(configs) if one is not None), None)
+    return next((one for one in reversed(configs) if getattr(one, "model_type", None) is not None), None)
 
 
 def _is_prefix(call: AuditedCall, types: Tensor) -> bool:

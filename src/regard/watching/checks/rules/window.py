@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from regard.watching.checks.audited_call import AuditedCall
@@ -19,6 +20,8 @@ class SaidWindow(NamedTuple):
     """The keys that a query sees, its own included; None for all."""
     words: str
     """The words of the config."""
+    is_chunk: bool = False
+    """True for chunks of so many tokens, counted from the first real one, that see nothing of the chunks before."""
 
 
 class WindowRule(CallRule):
@@ -46,16 +49,16 @@ class WindowRule(CallRule):
         size, offset = said.size, call.offset
         most = call.sizes.keys + 1 if size is None else size
 
+        first = call.real_keys.long().argmax(-1)[:, None, None]
+
         def beyond(rows: range) -> Tensor:
-            return (call.back(rows, offset) >= most)[None]
+            away = call.back(rows, offset)[None]
+            return away > _in_chunk(call, rows, offset, first, most) if said.is_chunk else away >= most
 
         def within(rows: range) -> Tensor:
-            away = call.back(rows, offset)
-            return ((away >= 0) & (away < most))[None] & call.real_keys[:, None]
+            return (call.back(rows, offset) >= 0)[None] & ~beyond(rows) & call.real_keys[:, None]
 
-        arrived = (
-            f"{said.words}: each query sees {'all earlier keys' if size is None else f'{size} keys, its own included'}"
-        )
+        arrived = f"{said.words}: each query sees {_reach_of(said)}"
         found, width = None if size is None else breach(call, beyond, of="beyond the window"), _widest(call)
         given: dict[str, Any] = {"window": float(size or 0), "seen": float(width), "cause": _cause(width, size)}
         if found is not None:
@@ -68,6 +71,18 @@ class WindowRule(CallRule):
             yield hidden.finding(
                 call, "window", f"pairs within the window are hidden, where {arrived}", remedy=remedy, **given
             )
+
+
+def _in_chunk(call: AuditedCall, rows: range, offset: int, first: Tensor, size: int) -> Tensor:
+    """How many earlier keys of its own chunk each query has, (B, rows, 1)."""
+    places = torch.arange(rows.start, rows.stop, device=call.device)[:, None] + offset
+    return (places - first) % size
+
+
+def _reach_of(said: SaidWindow) -> str:
+    if said.size is None:
+        return "all earlier keys"
+    return f"the keys of its chunk of {said.size}" if said.is_chunk else f"{said.size} keys, its own included"
 
 
 def _widest(call: AuditedCall) -> int:
@@ -91,6 +106,11 @@ def window_of(call: AuditedCall) -> SaidWindow | None:
         return None
     kinds = getattr(config, "layer_types", None)
     if isinstance(kinds, list | tuple) and layer < len(kinds):
+        chunk = _said(config, "attention_chunk_size", layer)
+        if kinds[layer] == "chunked_attention" and _is_size(chunk):
+            return SaidWindow(chunk, f"the config says attention_chunk_size={chunk} for layer {layer}", is_chunk=True)
+        if kinds[layer] == "full_attention" and "chunked_attention" in kinds and _is_size(chunk):
+            return SaidWindow(None, f"the config says full_attention for layer {layer}")
         size = _said(config, "sliding_window", layer)
         if kinds[layer] == "sliding_attention" and _is_size(size):
             return SaidWindow(size, f"the config says sliding_window={size} for layer {layer}")
@@ -117,6 +137,13 @@ def _said(config: Any, name: str, layer: int) -> Any:
 
 def _is_size(size: Any) -> bool:
     return isinstance(size, int) and not isinstance(size, bool) and size > 0
+
+
+def layer_kind(call: AuditedCall) -> str | None:
+    """The kind of a layer by its config; None without one."""
+    kinds, layer = getattr(call.config, "layer_types", None), _layer(call)
+    is_known = isinstance(kinds, list | tuple) and layer is not None and layer < len(kinds)
+    return kinds[layer] if is_known else None  # type: ignore[index]
 
 
 def _layer(call: AuditedCall) -> int | None:

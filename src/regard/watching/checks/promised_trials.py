@@ -1,0 +1,366 @@
+"""The trials of a check whose results must agree: batch, padding, later positions, documents, caches, lengths."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from regard.watching.checks.differences import EVERY, Judge, Promise, Same, Way, as_they_are
+from regard.watching.checks.finding import Finding, Reason, Severity
+from regard.watching.checks.lengths import beyond, borders, cuts
+from regard.watching.checks.subject import PackedRow, Sample, Side, Subject, SubjectRun, UnsupportedError
+from regard.watching.report import mixers_in
+from regard.watching.watch import Seen, watch
+
+BESIDE = (
+    "a sequence gives another result beside a sequence of the same length than alone: no position may see another "
+    "sequence"
+)
+NEIGHBOUR = "other contents of a sequence change the results of its neighbour in the batch"
+PADDING = (
+    "what stands in the padding (on the {}) changes the results of real tokens: they attend to it, or a convolution, a "
+    "recurrence or pooling reaches it; hand each of them the padding mask"
+)
+PADDED = (
+    "a sequence gives another result beside a longer one, padded on the {}, than alone: look at masks and at "
+    "positions, which count from the first real token"
+)
+PADDED_ALONE = (
+    "a padded sequence (on the {}) that is alone in its batch gives another result than without padding: look at masks "
+    "that are left out for one row"
+)
+FUTURE = (
+    "what comes later changes earlier results of a model that should be causal{}: its attention needs a causal mask on "
+    "this path"
+)
+PREFIX = (
+    "the beginning of a sequence gives another result alone than with more behind it: its length reaches results that "
+    "should be causal"
+)
+DOCUMENTS = "the first document of a packed row changes the results of the next one, though {} tells them apart"
+UNPACKED = "a document gives another result in a packed row than alone, though {} tells where it begins"
+CACHE = (
+    "read with a cache, {}, the sequence gives another result than at once: look at positions, at the keys "
+    "that the cache hands over, and at a causal mask that aligns the first query with the first key"
+)
+MINUTE = 60.0
+"""The most seconds that the trials of long sequences may take,"""
+PASSES = 30
+"""and how many passes they are, at most."""
+
+
+class PromisedTrials:
+    """The trials whose results must agree, by what a model promises."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject, self.judge = subject, Judge(subject)
+        self.found: list[Finding] = []
+        self.tried: list[str] = []
+        self.unknown: list[str] = []
+        self.is_inferred = False
+        """True where the masks of most layers say that the model is causal, and nothing else does."""
+        self.seen: list[tuple[Seen, Tensor | None]] = []
+
+    def forms(self) -> Iterator[tuple[str, Sequence[Sample], Side]]:
+        """A sequence alone, and beside a short one, padded on either side."""
+        rows = self.subject.rows
+        yield "", [rows.long], "right"
+        if rows.short is not None:
+            for side in self.subject.sides:
+                yield f" padded {side}", [rows.long, rows.short], side
+
+    # -- the promises ------------------------------------------------------------------------------------
+
+    def try_batch(self) -> None:
+        """Two sequences together and alone; and other contents of one of them."""
+        rows, subject = self.subject.rows, self.subject
+        both = [rows.long, rows.other]
+        with self.trying("two together"):
+            together = as_they_are(both)
+            for number, row in enumerate(both):
+                if self.unless_rounding("batch", Promise(together, as_they_are([row]), [Same(number, 0)]), BESIDE):
+                    return
+            if subject.ahead is not None:
+                changed = as_they_are([rows.long, subject.changed(rows.other, EVERY)])
+                self.unless_rounding("batch", Promise(together, changed, is_exact=True), NEIGHBOUR)
+
+    def try_padding(self, side: Side) -> None:
+        """A short sequence beside a long one, padded on a side, and alone; and other values in the padding."""
+        rows, short = self.subject.rows, self.subject.rows.short
+        if short is None:
+            return
+        both, of = [rows.long, short], self.subject.ahead
+        width = max(len(one) for name, one in rows.long.items() if name == of) if of is not None else 0
+        together, lone = as_they_are(both, side=side), as_they_are([short])
+        padded = as_they_are([short], side=side, width=width)
+        with self.trying(f"padded {side}"):
+            self.watched(both, side)
+            is_moved = side == "left" and self.subject.counts_columns
+            apart = [Promise(together, as_they_are([rows.long]), [Same(0, 0)]),
+                     Promise(together, lone, [Same(1, 0)])]  # fmt: skip
+            broken = [one for one in apart if self.judge.broken(one, locates=False)]
+            # A model may know padding by its token: other tokens there may change results, if those are right with it.
+            for number in (1, 2) if broken or is_moved else ():
+                filled = as_they_are(both, side=side, filler=number)
+                contents = Promise(together, filled, [Same(0, 0), Same(1, 1)], is_exact=True)
+                if self.unless_rounding("padding", contents, PADDING.format(side)):
+                    return
+            for one in broken:
+                severity: Severity = "info" if is_moved else "error"
+                if self.unless_rounding("batch", one, PADDED.format(side), severity=severity):
+                    return
+            if not is_moved:
+                self.unless_rounding("padding", Promise(padded, lone), PADDED_ALONE.format(side))
+
+    def try_future(self) -> None:
+        """The last positions replaced, alone and under every other form of mask; and a prefix by itself."""
+        subject = self.subject
+        if not subject.causal or subject.ahead is None:
+            return
+        ways = [(f",{said}" if said else "", rows, side, _as_it_is) for said, rows, side in self.forms()]
+        if not any(isinstance(module, BATCH_NORMS) for module in subject.model.modules()):
+            ways.append((", in training", [subject.rows.long], "right", _in_training))
+        ways.append((", eager", [subject.rows.long], "right", in_eager))
+        for said, rows, side, around in ways:
+            with self.trying(f"the last positions replaced{said}"):
+                length = len(rows[0][subject.ahead])
+                for place in cuts(length, []):
+                    says = FUTURE.format(f" ({said[2:]})" if said else "")
+                    if self._looks_ahead(rows, place, says, side, around):
+                        return
+        with self.trying("a prefix alone"):
+            self._prefix(subject.rows.long)
+
+    def _looks_ahead(
+        self, rows: Sequence[Sample], place: int, says: str, side: Side = "right", around: "Around | None" = None
+    ) -> bool:
+        around = around or _as_it_is
+        assert self.subject.ahead is not None
+        changed = [self.subject.changed(rows[0], slice(place, None)), *rows[1:]]
+        before, after = (within(around, as_they_are(one, side=side)) for one in (rows, changed))
+        same = Same(at=slice(place), other_at=slice(place), of=self.subject.ahead)
+        told = f"{self.subject.contents()} from position {place} on"
+        severity: Severity = "warning" if self.is_inferred else "error"
+        promise = Promise(before, after, [same], is_exact=True)
+        return self.unless_rounding("future", promise, says, severity=severity, told=told)
+
+    def _prefix(self, row: Sample) -> None:
+        assert self.subject.ahead is not None
+        half = slice(len(row[self.subject.ahead]) * 2 // 3)
+        part = as_they_are([self.subject.cut(row, half)])
+        self.unless_rounding(
+            "length", Promise(as_they_are([row]), part, [Same(at=half, of=self.subject.ahead)]), PREFIX
+        )
+
+    def try_documents(self) -> None:
+        """Each document of a packed row: under other contents of those before it, and alone."""
+        with self.trying("packed documents"):
+            if (packed := self.subject.packed()) is None:
+                raise UnsupportedError
+            if not self._unpacked(packed) and packed.is_given and packed.has_own_positions:
+                whole, alone = as_they_are([packed.row]), as_they_are([self.subject.cut(packed.row, packed.spans[-1])])
+                same = [Same(at=packed.spans[-1], of=self.subject.ahead)]
+                self.unless_rounding("documents", Promise(whole, alone, same), UNPACKED.format(packed.source))
+
+    def _unpacked(self, packed: PackedRow) -> bool:
+        """Add a finding if one document reaches another. That of a row which was made up here is a fault where other
+        layers tell the documents apart; a model that never does so takes no packed rows."""
+        whole = as_they_are([packed.row])
+        for at, beside in ((packed.spans[-1], slice(packed.spans[-1].start)), (packed.spans[0], packed.spans[-1])):
+            changed = as_they_are([self.subject.changed(packed.row, beside)])
+            promise = Promise(whole, changed, [Same(at=at, other_at=at, of=self.subject.ahead)], is_exact=True)
+            severity: Severity = "error" if packed.is_given or self._splits(packed) else "info"
+            says = DOCUMENTS.format(packed.source)
+            if self.unless_rounding("documents", promise, says, severity=severity):
+                return True
+        return False
+
+    def _splits(self, packed: PackedRow) -> bool:
+        """True if the attention of a layer tells the documents apart."""
+        torch.manual_seed(0)
+        with watch(self.subject.model) as seen:
+            self.subject.run([packed.row])
+        start = packed.spans[-1].start
+        size = packed.spans[-1].stop
+        for call in seen.calls:
+            if call.kind == "attention" and call.map is not None and call.map.shape[-2:] == (size, size):
+                block = call.map.block(range(start, size), range(size))
+                if not bool(block[..., :start].any()):
+                    return True
+        return False
+
+    def try_cache(self) -> None:
+        """Steps with a cache against the whole pass of each sequence alone: of prompts, of padded ones, in parts, and
+        after two sequences have changed places."""
+        rows, ahead = self.subject.rows, self.subject.ahead
+        if ahead is None:
+            return
+        length = len(rows.long[ahead])
+        last = length - length // 2
+        for chunk, said in ((1, "one position at a time"), (3, "three positions at a time")):
+            with self.trying(f"a cache, {said}"):
+                if self._reads_apart([rows.long], last, chunk, said):
+                    return
+        for side in self.subject.sides:
+            with self.trying(f"a cache, after a prompt padded {side}"):
+                if rows.short is None:
+                    raise UnsupportedError
+                # (The targets of pairs are of one length.)
+                short = rows.short if len(self.subject.sequences) == 1 else {**rows.short, ahead: rows.other[ahead]}
+                if self._reads_apart([rows.long, short], 3, 1, f"after a prompt padded {side}", side):
+                    return
+        with self.trying("a cache, reordered"):
+            said = "after two sequences have changed places"
+            self._reads_apart([rows.long, rows.other], 3, 1, said, turned=True)
+
+    def _reads_apart(
+        self, rows: Sequence[Sample], last: int, chunk: int, said: str, side: Side = "right", *, turned: bool = False
+    ) -> bool:
+        read = Way(lambda subject: subject.steps(rows, last, chunk, side=side, turned=turned), len(rows))
+        # Windows count the padding that stands between a prompt and its steps: only states are asked about it.
+        sure = self._states() if side == "right" and len(rows) > 1 and not turned else None
+        for number, row in enumerate(reversed(rows) if turned else rows):
+            promise = Promise(as_they_are([row]), read, [Same(0, number, of=self.subject.ahead)])
+            if self.unless_rounding("cache", promise, CACHE.format(said), sure=sure):
+                return True
+        return False
+
+    def _states(self) -> set[str]:
+        """The modules that mix positions by a state or a convolution."""
+        seen = self.seen[0][0]
+        return {call.name for call in seen.calls if call.kind != "attention"} | mixers_in(seen.record).keys()
+
+    def try_far(self) -> None:
+        """Sequences that pass the borders which the model names, cut before, at and after them."""
+        subject, named = self.subject, borders(self.subject.model)
+        ahead = subject.ahead
+        if ahead is None or not named:
+            return
+        length = len(subject.rows.long[ahead])
+        named = [one for one in named if beyond(one) > length]
+        if not named:
+            return
+        row, passed = self._longest(named, length)
+        if row is None:
+            return
+        if subject.causal:
+            with self.trying(f"the last of {len(row[ahead])} positions replaced, at borders"):
+                for place in cuts(len(row[ahead]), passed):
+                    if self._looks_ahead([row], place, FUTURE.format(f" of {len(row[ahead])} positions")):
+                        return
+            with self.trying(f"a prefix of {len(row[ahead])} positions alone"):
+                self._prefix(row)
+            with self.trying(f"a cache over {len(row[ahead])} positions"):
+                last = max(3, len(row[ahead]) - passed[-1] + 1)
+                if not self._reads_apart([row], min(last, MOST_STEPS), 1, f"over {len(row[ahead])} positions"):
+                    self._reads_apart([row], last, passed[-1] // 2 + 1, f"over {len(row[ahead])} positions, in parts")
+
+    def _longest(self, named: Sequence[int], length: int) -> tuple[Sample | None, list[int]]:
+        """A row that passes as many borders as a minute allows, and these borders."""
+        found: tuple[Sample | None, list[int]] = None, []
+        ahead, seconds, before = self.subject.ahead, self._seconds(self.subject.rows.long), length
+        assert ahead is not None
+        for number, border in enumerate(named):
+            long = beyond(border)
+            if seconds * max(1.0, long / before) ** 1.5 * PASSES > MINUTE:
+                self.unknown.append(f"the border at {border} was not passed: it would take over a minute")
+                break
+            try:
+                row = self.subject.made(long)
+                if len(row[ahead]) <= before:
+                    continue
+                seconds = self._seconds(row)
+            except Exception:
+                break
+            before, found = len(row[ahead]), (row, list(named[: number + 1]))
+        return found
+
+    def _seconds(self, row: Sample) -> float:
+        start = time.perf_counter()
+        as_they_are([row])(self.subject)
+        return time.perf_counter() - start
+
+    # -- the kernels -------------------------------------------------------------------------------------
+
+    def watched(self, rows: Sequence[Sample], side: Side = "right") -> SubjectRun:
+        torch.manual_seed(0)
+        with watch(self.subject.model) as seen:
+            run = self.subject.run(rows, side=side)
+        self.seen.append((seen, self.subject.keep(rows)))
+        return run
+
+    # -- the rest ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def trying(self, what: str) -> Iterator[None]:
+        """Name a trial. One that fails is reported, and is no fault of attention."""
+        self.tried.append(what)
+        try:
+            yield
+        except UnsupportedError:
+            self.tried.remove(what)
+        except Exception as error:
+            self.tried.remove(what)
+            said = f"{what}: {type(error).__name__}: {error}"[:300]
+            self.found.append(Finding("not checked", "info", said))
+
+    def unless_rounding(
+        self, reason: Reason, promise: Promise, says: str, *, least: float | None = None, severity: Severity = "error",
+        told: str = "", sure: Collection[str] | None = None,
+    ) -> bool:  # fmt: skip
+        """Add a finding if a promise does not hold; return True then."""
+        broken = self.judge.broken(promise, least)
+        if broken is None:
+            return False
+        numbers, at = dict(broken.numbers), broken.departed
+        says += f" (difference {numbers['difference']:.1e} of the largest output"
+        says += f"; replaced: {told})" if told else ")"
+        if at is not None:
+            severity = severity if sure is None or at.path in sure else "info"
+            numbers |= {"call": float(at.call), "position": float(at.position), "moved": at.difference}
+            says += (
+                f"; its inputs agree, and its output departs first, by {at.difference:.1e} at position {at.position}"
+            )
+        self.found.append(Finding(reason, severity, says, "" if at is None else at.path, numbers=numbers))
+        return True
+
+
+MOST_STEPS = 40
+"""The most single steps with a cache over a long sequence."""
+
+
+def _as_it_is(subject: Subject, way: Way) -> SubjectRun:
+    return way.run(subject)
+
+
+def in_eager(subject: Subject, way: Way) -> SubjectRun:
+    """Run with attention written out."""
+    with subject.eager():
+        return way.run(subject)
+
+
+def _in_training(subject: Subject, way: Way) -> SubjectRun:
+    """The same in training mode, whose code path may differ. Nothing is dropped: of a mixture of experts, each gets as
+    many random numbers as it has tokens, and other last tokens go to other experts."""
+    subject.model.train()
+    for one in subject.model.modules():
+        if isinstance(one, DROPOUTS):
+            one.eval()
+    try:
+        return way.run(subject)
+    finally:
+        subject.model.eval()
+
+
+Around = Callable[[Subject, Way], SubjectRun]
+
+
+def within(around: Around, way: Way) -> Way:
+    """The same way in another mode."""
+    return Way(lambda subject: around(subject, way), way.rows)
+
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

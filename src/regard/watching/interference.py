@@ -1,0 +1,312 @@
+"""Interference: two runs of a model, compared module by module in call order, at the positions that must agree.
+
+A run leaves a fingerprint of 8 bytes for each module, tensor and position: the sum of the values there, times fixed
+random numbers, in float64. Memory is linear in positions and modules. The axis of the positions is the one whose size
+falls with the length of a sequence; sizes that happen to be equal prove nothing.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.tensors.torch_private import tree_leaves
+
+NumberedCall = tuple[str, int]
+"""A module's path and the number of its call within a call of the model."""
+TensorPlace = tuple[NumberedCall, bool, str]
+"""A call, whether the tensor is of its outputs, and the tensor's name: that of an argument, and its number within."""
+PositionAxes = Mapping[TensorPlace, Sequence[tuple[int, str]]]
+"""The axes of positions of a tensor, each with the name of its sequence."""
+
+
+class Place(NamedTuple):
+    """Positions of one row of a batch."""
+
+    row: int
+    at: Tensor
+    """(n,), indices."""
+
+
+Places = Mapping[str, Place]
+"""The positions of each sequence by name."""
+
+
+class FollowedRun:
+    """A run of a model whose modules' calls are numbered."""
+
+    def __init__(self) -> None:
+        self.running: list[NumberedCall] = []
+        self._counts: Counter[str] = Counter()
+
+    @contextmanager
+    def through(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+        """Follow these modules."""
+        handles = []
+        for path, module in modules.items():
+            handles += [
+                module.register_forward_pre_hook(partial(self._begin, path), with_kwargs=True),
+                module.register_forward_hook(self._end),
+            ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begin(self, path: str, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not self.running:
+            self._counts.clear()
+        self.running.append((path, self._counts[path]))
+        self._counts[path] += 1
+        return self.entered(self.running[-1], (args, kwargs))
+
+    def _end(self, _: nn.Module, args: Any, output: Any) -> Any:
+        return self.left(self.running.pop(), output)
+
+    def entered(self, call: NumberedCall, inputs: Any) -> Any:
+        """The inputs in place of these, or None."""
+
+    def left(self, call: NumberedCall, output: Any) -> Any:
+        """The output in place of this one, or None."""
+
+
+class AxisPrints(NamedTuple):
+    """The fingerprints of a tensor along one axis of positions."""
+
+    sequence: str
+    values: Tensor
+    """(positions, rows), or (positions, 1) of a tensor for all rows, float64."""
+    features: int
+    """The number of values at a position."""
+
+
+class Mark(NamedTuple):
+    """The fingerprints of a tensor along its axes of positions, or of all of it where it has none."""
+
+    shape: tuple[int, ...]
+    along: tuple[AxisPrints, ...] = ()
+    whole: float | None = None
+
+
+TensorMarks = dict[str, Mark]
+"""Those of the tensors of a call, by name."""
+
+
+@dataclass(slots=True)
+class TracedCall:
+    """The fingerprints of a call."""
+
+    at: NumberedCall
+    inputs: "TensorMarks" = field(default_factory=dict)
+    outputs: "TensorMarks" = field(default_factory=dict)
+    parts: list["TracedCall"] = field(default_factory=list)
+
+
+class RunTrace(FollowedRun):
+    """The fingerprints of a run of a batch with some rows. Later calls of the model go on where the first ones end."""
+
+    def __init__(self, rows: int, axes: PositionAxes | None = None) -> None:
+        super().__init__()
+        self.rows, self.axes = rows, axes
+        self.calls: dict[NumberedCall, TracedCall] = {}
+        self.roots: list[TracedCall] = []
+        self._width = 0
+
+    def entered(self, call: NumberedCall, inputs: Any) -> None:
+        around = None if len(self.running) < 2 else self.calls[self.running[-2]]
+        if call not in self.calls:
+            self.calls[call] = TracedCall(call)
+            (self.roots if around is None else around.parts).append(self.calls[call])
+        one = self.calls[call]
+        args, kwargs = inputs
+        one.inputs = _continued(one.inputs, self._marks(call, False, {**dict(enumerate(args)), **kwargs}))
+
+    def left(self, call: NumberedCall, output: Any) -> None:
+        one = self.calls[call]
+        one.outputs = _continued(one.outputs, self._marks(call, True, output))
+
+    def _marks(self, call: NumberedCall, is_output: bool, given: Any) -> TensorMarks:
+        parts = (
+            given.items() if isinstance(given, Mapping) else enumerate(given if isinstance(given, tuple) else [given])
+        )
+        named = {f"{name}.{n}": x for name, part in parts for n, x in enumerate(tree_leaves(part))}
+        return {name: self._mark(x, (call, is_output, name)) for name, x in named.items() if _is_plain(x)}
+
+    @torch.no_grad()
+    def _mark(self, x: Tensor, place: TensorPlace) -> Mark:
+        if self.axes is None:
+            return Mark(tuple(x.shape))
+        found = [self._along(x, axis, of) for axis, of in self.axes.get(place, ()) if axis < x.dim()]
+        along = tuple(one for one in found if one is not None)
+        whole = None if along or x.numel() > MOST_VALUES else float(_product(x.reshape(1, -1)).sum())
+        return Mark(tuple(x.shape), along, whole)
+
+    def _along(self, x: Tensor, axis: int, sequence: str) -> AxisPrints | None:
+        moved = x.movedim(axis, 0)
+        rest = moved.shape[1:]
+        if axis == 1 and rest[0] == self.rows:
+            self._width = len(moved)
+        if not axis and self.rows > 1 and len(moved) == self.rows * self._width:
+            moved = x.unflatten(0, (self.rows, -1)).movedim(1, 0).flatten(2)
+        elif rest and self.rows > 1 and rest[0] % self.rows == 0 and not (axis == 0 and x.dim() == 2):
+            moved = moved.unflatten(1, (self.rows, -1)).flatten(2)
+        else:
+            moved = moved.reshape(len(moved), 1, -1)
+        return AxisPrints(sequence, _product(moved), moved.shape[-1]) if moved.numel() else None
+
+
+MOST_VALUES = 1 << 20
+"""The most values of a tensor without positions that are compared."""
+
+
+def _is_plain(x: object) -> bool:
+    return isinstance(x, Tensor) and not x.is_nested and x.layout == torch.strided and not x.is_meta
+
+
+def _product(x: Tensor) -> Tensor:
+    """The fingerprint of each last dimension."""
+    if x.is_complex():
+        x = torch.view_as_real(x).flatten(-2)
+    x = x.detach().double().nan_to_num(nan=1.7, posinf=2.3, neginf=-2.3)
+    return x @ _numbers(x.shape[-1]).to(x.device)
+
+
+@lru_cache(128)
+def _numbers(size: int) -> Tensor:
+    return torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
+
+
+def _continued(before: TensorMarks, now: TensorMarks) -> TensorMarks:
+    if not before:
+        return now
+    joined = {name: _joined(one, now[name]) for name, one in before.items() if name in now}
+    return {name: one for name, one in joined.items() if one is not None}
+
+
+def _joined(one: Mark, other: Mark) -> Mark | None:
+    pairs = list(zip(one.along, other.along, strict=False))
+    if len(one.along) != len(other.along) or any(a.features != b.features for a, b in pairs):
+        return None
+    if any(a.values.shape[1] != b.values.shape[1] for a, b in pairs):
+        return None
+    return Mark(one.shape, tuple(a._replace(values=torch.cat([a.values, b.values])) for a, b in pairs))
+
+
+def proved_axes(whole: RunTrace, shorter: Mapping[str, RunTrace], lengths: Mapping[str, int]) -> PositionAxes:
+    """The axes of positions: their sizes fall by one where a sequence is one position shorter."""
+    found: dict[TensorPlace, list[tuple[int, str]]] = {}
+    for sequence, trace in shorter.items():
+        shapes = dict(_shapes(trace))
+        for place, shape in _shapes(whole):
+            other = shapes.get(place)
+            if other is None or len(other) != len(shape):
+                continue
+            for axis, (size, less) in enumerate(zip(shape, other, strict=True)):
+                if size == lengths[sequence] and less == size - 1:
+                    found.setdefault(place, []).append((axis, sequence))
+    return found
+
+
+def _shapes(trace: RunTrace) -> Iterator[tuple[TensorPlace, tuple[int, ...]]]:
+    for call in trace.calls.values():
+        for is_output, marks in ((False, call.inputs), (True, call.outputs)):
+            yield from (((call.at, is_output, name), mark.shape) for name, mark in marks.items())
+
+
+class Departed(NamedTuple):
+    """The first call whose output departs, though its inputs agree."""
+
+    path: str
+    call: int
+    position: int
+    """The one that moved most, counted among those that must agree."""
+    difference: float
+    """By how much, as a share of the largest fingerprint."""
+
+
+class Comparison:
+    """Two traces of the same model, and the positions of each that must agree, in pairs."""
+
+    def __init__(
+        self, one: RunTrace, other: RunTrace, pairs: Sequence[tuple[Places, Places]], tolerance: float
+    ) -> None:
+        self.one, self.other, self.pairs, self.tolerance = one, other, pairs, tolerance
+
+    def first_departure(self) -> Departed | None:
+        """The first call, in call order, whose inputs agree and whose output departs: a module in which no part
+        departs does so by its own code. None if no output departs."""
+        return self._among(self.one.roots)
+
+    def _among(self, calls: Sequence[TracedCall], around: TracedCall | None = None) -> Departed | None:
+        moved: list[tuple[float, TracedCall]] = []
+        for call in calls:
+            twin = self.other.calls.get(call.at)
+            if twin is None:
+                continue
+            given, gives = self._apart(call.inputs, twin.inputs), self._apart(call.outputs, twin.outputs)
+            if around is not None and given is not None and given[0] > self.tolerance:
+                if gives is not None and gives[0] <= self.tolerance:
+                    continue
+                return Departed(*around.at, given[1], given[0])
+            fed = self._changed_wholes(call.inputs, twin.inputs)
+            if gives is None:
+                if (inner := self._among(call.parts, call)) is not None:
+                    return inner
+            elif gives[0] > self.tolerance:
+                if fed and around is not None:
+                    maker = next((of for whole, of in moved if whole in fed), around)
+                    return Departed(*maker.at, gives[1], gives[0])
+                return self._among(call.parts, call) or Departed(*call.at, gives[1], gives[0])
+            moved += [(whole, call) for whole in self._changed_wholes(call.outputs, twin.outputs)]
+        return None
+
+    def _apart(self, ones: TensorMarks, others: TensorMarks) -> tuple[float, int] | None:
+        """The largest difference of tensors with positions, and its position; None without such tensors."""
+        found = []
+        for name in ones.keys() & others.keys():
+            axes = [self._along(*pair) for pair in zip(ones[name].along, others[name].along, strict=False)]
+            told = [axis for axis in axes if axis is not None]
+            found += [min(told)] if told else []
+        return max(found, default=None)
+
+    def _along(self, one: AxisPrints, other: AxisPrints) -> tuple[float, int] | None:
+        if one.features != other.features or one.sequence != other.sequence:
+            return None
+        found = []
+        for mine, theirs in self.pairs:
+            if one.sequence not in mine or one.sequence not in theirs:
+                continue
+            (row, at), (its_row, its_at) = mine[one.sequence], theirs[one.sequence]
+            if not len(at) or int(at.max()) >= len(one.values) or int(its_at.max()) >= len(other.values):
+                continue
+            a = one.values[at.cpu().to(one.values.device), row % one.values.shape[1]]
+            b = other.values[its_at.cpu().to(other.values.device), its_row % other.values.shape[1]]
+            apart = (a - b.to(a.device)).abs() / max(float(one.values.abs().max()), 1e-30)
+            found.append((float(apart.max()), int(apart.argmax())))
+        return max(found, default=None)
+
+    @staticmethod
+    def _changed_wholes(ones: TensorMarks, others: TensorMarks) -> set[float]:
+        """The fingerprints of tensors without positions that differ."""
+        pairs = [(ones[name], others[name]) for name in ones.keys() & others.keys()]
+        return {
+            one.whole for one, other in pairs
+            if one.whole is not None and other.whole is not None and one.shape == other.shape
+            and one.whole != other.whole
+        }  # fmt: skip
+
+
+def traced(
+    model: nn.Module, run: Callable[[], Any], rows: int, axes: PositionAxes | None = None
+) -> tuple[RunTrace, Any]:
+    """Run a model, and keep the fingerprints; and the result of the run."""
+    trace = RunTrace(rows, axes)
+    with trace.through(dict(model.named_modules())):
+        result = run()
+    return trace, result

@@ -135,7 +135,7 @@ def _identity(tensor: Tensor) -> object | None:
     """A key equal for two views of the same memory, even if one of them is gone; None if there is none."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    if tensor.is_inference() or is_transformed():
+    if tensor.is_inference():
         return None
     # The weak reference does not keep the memory alive, but no other storage can get its address.
     storage = StorageWeakRef(tensor.untyped_storage())

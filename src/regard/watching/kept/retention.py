@@ -8,7 +8,6 @@ from torch import Tensor
 from regard.call.shapes import Sizes
 from regard.tensors.fingerprint import Fingerprint, first_changed
 from regard.tensors.fresh import Fresh, copied, is_of_parameter, may_be_overwritten
-from regard.tensors.guards import is_transformed
 from regard.tensors.torch_private import version_counter
 from regard.watching.kept.mask_reading import GivenMask, read_mask
 from regard.watching.kept.output_gradients import GradientLog

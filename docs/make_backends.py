@@ -31,16 +31,16 @@ def cases() -> dict[str, dict[str, object]]:
         "Bilinear": regard.Bilinear(torch.eye(4)),
         "Additive": regard.Additive(ones),
         "SoftCapped": regard.SoftCapped(regard.ScaledDot(), cap=30.0),
-        "Gaussian": regard.Gaussian(),
-        "Laplacian, Boxcar, Epanechnikov, Triangular, Constant": regard.Laplacian(),
+        "Gaussian": regard.call.scores.Gaussian(),
+        "Laplacian, Boxcar, Epanechnikov, Triangular, Constant": regard.call.scores.Laplacian(),
         "a function of one's own": lambda q, k: q @ k.mT,
     }
     normalizations = {
         "SoftmaxWithSink": regard.SoftmaxWithSink(),
         "Sigmoid": regard.Sigmoid(),
         "Sparsemax, Entmax15": regard.Sparsemax(),
-        "Unnormalized": regard.Unnormalized(),
-        "Softpick": regard.Softpick(),
+        "Unnormalized": regard.call.normalizations.Unnormalized(),
+        "Softpick": regard.call.normalizations.Softpick(),
     }
     masks = {
         "lengths, padding": regard.lengths(torch.tensor([2])),
@@ -53,7 +53,7 @@ def cases() -> dict[str, dict[str, object]]:
         "a learned tensor": learned,
         "ALiBi": regard.ALiBi(1),
         "T5Bias": regard.T5Bias(torch.zeros(32, 1, requires_grad=True)),
-        "Shaw": regard.Shaw(torch.zeros(3, 4, requires_grad=True)),
+        "Shaw": regard.call.biases.Shaw(torch.zeros(3, 4, requires_grad=True)),
     }
     found: dict[str, dict[str, object]] = {}
     for option, values in (("score", scores), ("normalization", normalizations), ("mask", masks), ("bias", biases)):

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/pictures.md: `python docs/make_pictures.py`."""
+"""Draw the pictures of docs/pictures.md, and that of the README: `python docs/make_pictures.py`."""
 
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,16 @@ def main() -> None:
         figures = pictures(theme)
         for name in shown:
             print(save_figure(figures[name.split("-")[0]], IMAGES / f"pictures-{name}.png"))
+    print(save_figure(first_picture(), IMAGES / "it-animal.png"))
+
+
+def first_picture() -> Any:
+    """The head of the README's first example, as its lines make it."""
+    readme = (IMAGES.parents[1] / "README.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(readme.partition("```python\n")[2].partition("```")[0], names)
+    words = names["words"]
+    return heatmap(names["head"], words, words).figure
 
 
 def pictures(theme: Theme) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def test_a_log_counts_from_the_first_word(monkeypatch: pytest.MonkeyPatch) -> No
     """The imports before it may take longer than ten seconds."""
     seconds, log = [0.0], io.StringIO()
     monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
-    with progress.telling(log, first="reading") as tell:
+    with progress.showing_progress(log, first="reading") as tell:
         for at in (60.0, 69.0, 71.0, 72.0):
             seconds[0] = at
             tell("bytes", int(at), None)

@@ -92,9 +92,10 @@ def test_a_nucleus_that_is_larger_than_what_is_looked_at_first(p: float) -> None
     # The last row is flat: its nucleus has thousands of tokens.
     logits = torch.stack([5 * torch.randn(5_000), 2 * torch.randn(5_000), 0.1 * torch.randn(5_000)])
     found = TopP(p)(logits, progress)
+    off = logits.shape[-1] ** 0.5 * torch.finfo(logits.dtype).eps  # of a sum of so many shares
     for row, kept in zip(logits.double().softmax(-1), found > -torch.inf, strict=True):
-        assert row[kept].sum() >= p - 1e-6
-        assert row[kept].sum() - row[kept].min() < p + 1e-6
+        assert row[kept].sum() >= p - off
+        assert row[kept].sum() - row[kept].min() < p + off
         assert not kept.any() or not (~kept).any() or row[kept].min() >= row[~kept].max()
     assert torch.equal(found[found > -torch.inf], logits[found > -torch.inf])
 

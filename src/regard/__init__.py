@@ -25,11 +25,7 @@ if TYPE_CHECKING:
     from regard import watching as watching
     from regard.call.biases.alibi import ALiBi as ALiBi
     from regard.call.biases.base import Bias as Bias
-    from regard.call.biases.disentangled import Disentangled as Disentangled
-    from regard.call.biases.shaw import Shaw as Shaw
     from regard.call.biases.t5 import T5Bias as T5Bias
-    from regard.call.biases.transformer_xl import TransformerXL as TransformerXL
-    from regard.call.checks import checking as checking
     from regard.call.masks.base import Mask as Mask
     from regard.call.masks.basic import causal as causal
     from regard.call.masks.basic import lengths as lengths
@@ -39,17 +35,12 @@ if TYPE_CHECKING:
     from regard.call.masks.patterns import blocks as blocks
     from regard.call.masks.patterns import documents as documents
     from regard.call.masks.patterns import prefix as prefix
-    from regard.call.masks.patterns import strided as strided
     from regard.call.masks.patterns import window as window
     from regard.call.normalizations import Entmax15 as Entmax15
     from regard.call.normalizations import Sigmoid as Sigmoid
     from regard.call.normalizations import Softmax as Softmax
     from regard.call.normalizations import SoftmaxWithSink as SoftmaxWithSink
-    from regard.call.normalizations import Softpick as Softpick
     from regard.call.normalizations import Sparsemax as Sparsemax
-    from regard.call.normalizations import Unnormalized as Unnormalized
-    from regard.call.normalizations import masked_softmax as masked_softmax
-    from regard.call.packing import Packed as Packed
     from regard.call.packing import pack as pack
     from regard.call.rotary.rotary import Rotary as Rotary
     from regard.call.scores.additive import Additive as Additive
@@ -58,25 +49,15 @@ if TYPE_CHECKING:
     from regard.call.scores.base import Dot as Dot
     from regard.call.scores.base import ScaledDot as ScaledDot
     from regard.call.scores.base import SoftCapped as SoftCapped
-    from regard.call.scores.kernels import Boxcar as Boxcar
-    from regard.call.scores.kernels import Constant as Constant
-    from regard.call.scores.kernels import Epanechnikov as Epanechnikov
-    from regard.call.scores.kernels import Gaussian as Gaussian
-    from regard.call.scores.kernels import Laplacian as Laplacian
-    from regard.call.scores.kernels import Triangular as Triangular
     from regard.edits.editing import edit as edit
     from regard.errors import RegardError as RegardError
-    from regard.functional import Attended as Attended
     from regard.functional import attention as attention
     from regard.functional import explain as explain
     from regard.functional import map_of as map_of
     from regard.maps.attention_map import AttentionMap as AttentionMap
     from regard.maps.sources.summary import Summarize as Summarize
     from regard.maps.statistics.divergence import divergence as divergence
-    from regard.maps.strictness import strict_maps as strict_maps
-    from regard.nn.linear_attention import Recurred as Recurred
     from regard.nn.linear_attention import linear_attention as linear_attention
-    from regard.views.html.page import page as page
     from regard.views.widget.view import view as view
     from regard.watching.checks.check_model import check as check
     from regard.watching.on_attention import on_attention as on_attention

@@ -18,8 +18,8 @@ from regard.call.scores.custom import as_score
 from regard.call.shapes import as_autocast, canonical, restore, without_autocast
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels import BACKENDS, choose_backend, execute, run
-from regard.kernels.as_sdpa import as_sdpa
 from regard.kernels.base import Backend, BackendName, Call, row_sum_error
+from regard.kernels.fused import as_sdpa
 from regard.lazy import Displayed, displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.loop import one_loop

@@ -160,7 +160,10 @@ _own(
     ),
     cuts=(3, 1, 3, 1, 1, 1, 1),
 )
-_own("strided", lambda layer, q, k, v, keep: regard.attention(q, k, v, mask=regard.causal() & regard.strided(3)))
+_own(
+    "strided",
+    lambda layer, q, k, v, keep: regard.attention(q, k, v, mask=regard.causal() & regard.call.masks.strided(3)),
+)
 _own(
     "a slope", lambda layer, q, k, v, keep: regard.attention(q, k, v, mask=regard.causal(), bias=regard.ALiBi(m.HEADS))
 )

@@ -21,6 +21,8 @@ class Fault:
     name: str
     reasons: frozenset[str]
     make: Callable[[bool], Made]
+    is_of_others: bool = False
+    """True for a kind that a user of the audit planted, and that it had missed."""
 
 
 FAULTS: list[Fault] = []

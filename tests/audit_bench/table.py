@@ -13,9 +13,12 @@ import regard
 from regard.watching.checks import Checked
 from tests import ROOT
 from tests.audit_bench.clean import CLEAN
-from tests.audit_bench.faults import FAULTS, Fault
+from tests.audit_bench.faults import FAULTS as OF_OURS
+from tests.audit_bench.faults import Fault
+from tests.audit_bench.faults_of_others import OTHERS
 
 PAGE = ROOT / "docs/uses/audit.md"
+FAULTS = [*OF_OURS, *OTHERS]
 BEGIN, END = "<!-- table of faults: tests/audit_bench/table.py -->", "<!-- end of the table -->"
 
 
@@ -65,12 +68,16 @@ def clean(name: str) -> Checked:
 
 def table(verdicts: list[Verdict], clean_runs: list[Checked]) -> str:
     """The page's table."""
-    lines = ["| kind of fault | planted | named |", "|---|---|---|"]
-    for kind in dict.fromkeys(one.fault.kind for one in verdicts):
-        same = [one for one in verdicts if one.fault.kind == kind]
-        lines.append(f"| {kind} | {len(same)} | {sum(one.is_named for one in same)} |")
-    named = sum(one.is_named for one in verdicts)
-    lines.append(f"| **all** | {len(verdicts)} | {named} ({named / len(verdicts):.0%}) |")
+    lines = ["| kind of fault | planted by us | named | of kinds that users planted | named |", "|---|---|---|---|---|"]
+    kinds = {
+        kind: [one for one in verdicts if one.fault.kind == kind] for kind in sorted({v.fault.kind for v in verdicts})
+    }
+    for kind, same in (kinds | {"**all**": verdicts}).items():
+        counts = []
+        for is_of_others in (False, True):
+            some = [one for one in same if one.fault.is_of_others is is_of_others]
+            counts += [len(some), sum(one.is_named for one in some)]
+        lines.append(f"| {kind} | {' | '.join(map(str, counts))} |")
     runs = [*clean_runs, *(one.of_twin for one in verdicts)]
     errors, warnings = sum(bool(one.errors) for one in runs), sum(bool(one.warnings) for one in runs)
     lines.append(f"\n{len(runs)} clean runs: {errors} with an error, {warnings} with a warning.")

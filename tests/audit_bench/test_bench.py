@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 from regard.watching.checks import Checked
 from tests.audit_bench import table
 from tests.audit_bench.clean import CLEAN
-from tests.audit_bench.faults import FAULTS
+from tests.audit_bench.table import FAULTS
 
 # transformers and torch say what they have deprecated; nothing of it is ours.
 pytestmark = [

@@ -37,7 +37,7 @@ Contract = Callable[[Case, str], bool]
 """Raises unless a backend keeps its word on a call; False where the backend says that it cannot run it."""
 
 
-def attend(case: Case, backend: str) -> regard.Attended | None:
+def attend(case: Case, backend: str) -> regard.functional.Attended | None:
     """Run a case, or nothing where the backend says that it cannot."""
     try:
         return regard.attention(*case.tensors(), **case.options(), backend=backend, return_weights=True)

@@ -103,12 +103,12 @@ SCORES: dict[str, Callable[[Callable[..., Tensor], int, int], Any]] = {
     "cosine": lambda normal, dim, heads: regard.Cosine(_width(normal, heads)),
     "bilinear": lambda normal, dim, heads: regard.Bilinear(normal(dim, dim)),
     "capped": lambda normal, dim, heads: regard.SoftCapped(regard.Dot(), cap=1.5),
-    "gaussian": lambda normal, dim, heads: regard.Gaussian(_width(normal, heads)),
-    "laplacian": lambda normal, dim, heads: regard.Laplacian(_width(normal, heads)),
-    "boxcar": lambda normal, dim, heads: regard.Boxcar(2.0),
-    "epanechnikov": lambda normal, dim, heads: regard.Epanechnikov(3 * _width(normal, heads)),
-    "triangular": lambda normal, dim, heads: regard.Triangular(3.0),
-    "constant": lambda normal, dim, heads: regard.Constant(),
+    "gaussian": lambda normal, dim, heads: regard.call.scores.Gaussian(_width(normal, heads)),
+    "laplacian": lambda normal, dim, heads: regard.call.scores.Laplacian(_width(normal, heads)),
+    "boxcar": lambda normal, dim, heads: regard.call.scores.Boxcar(2.0),
+    "epanechnikov": lambda normal, dim, heads: regard.call.scores.Epanechnikov(3 * _width(normal, heads)),
+    "triangular": lambda normal, dim, heads: regard.call.scores.Triangular(3.0),
+    "constant": lambda normal, dim, heads: regard.call.scores.Constant(),
     "custom": lambda normal, dim, heads: lambda q, k: -(q[..., :, None, :] - k[..., None, :, :]).abs().sum(-1),
 }
 """Each score, from `normal(*shape)`, the width D of queries and keys, and the number of heads."""
@@ -140,14 +140,14 @@ FORMULAS: dict[type, Callable[[Any, Tensor, Tensor], Tensor]] = {
     regard.Cosine: _cosine,
     regard.Bilinear: lambda score, q, k: q @ score.weight.double() @ k.mT,
     regard.SoftCapped: lambda score, q, k: 1.5 * (q @ k.mT / 1.5).tanh(),
-    regard.Gaussian: lambda score, q, k: -(_distance(q, k) ** 2) / (2 * _per_head(score.width, q) ** 2),
-    regard.Laplacian: lambda score, q, k: -_distance(q, k) / _per_head(score.width, q),
-    regard.Boxcar: lambda score, q, k: (_distance(q, k) < score.width).double().log(),
-    regard.Epanechnikov: lambda score, q, k: (
+    regard.call.scores.Gaussian: lambda score, q, k: -(_distance(q, k) ** 2) / (2 * _per_head(score.width, q) ** 2),
+    regard.call.scores.Laplacian: lambda score, q, k: -_distance(q, k) / _per_head(score.width, q),
+    regard.call.scores.Boxcar: lambda score, q, k: (_distance(q, k) < score.width).double().log(),
+    regard.call.scores.Epanechnikov: lambda score, q, k: (
         (1 - (_distance(q, k) / _per_head(score.width, q)) ** 2).clamp_min(0).log()
     ),
-    regard.Triangular: lambda score, q, k: (1 - _distance(q, k) / score.width).clamp_min(0).log(),
-    regard.Constant: lambda score, q, k: 0 * (q @ k.mT),
+    regard.call.scores.Triangular: lambda score, q, k: (1 - _distance(q, k) / score.width).clamp_min(0).log(),
+    regard.call.scores.Constant: lambda score, q, k: 0 * (q @ k.mT),
     FunctionType: lambda score, q, k: -(q[..., :, None, :] - k[..., None, :, :]).abs().sum(-1),
 }
 """Each score's formula in float64, for key heads already repeated."""

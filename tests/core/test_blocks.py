@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import regard
+from regard.call.biases import Shaw
 from regard.call.biases.relative import diagonal_sums
-from regard.call.normalizations import Normalization, Softmax
+from regard.call.masks import strided
+from regard.call.normalizations import Normalization, Softmax, Softpick
 from regard.call.scores.base import ScaledDot
 from regard.errors import BackendError
 from regard.functional import make_call
@@ -73,7 +75,7 @@ def test_small_blocks_give_the_reference(backend: str, kind: str, data: st.DataO
 RELATIVE = {
     "t5": lambda h: (regard.T5Bias(torch.randn(8, h, dtype=torch.float64).requires_grad_()), "table"),
     "alibi": lambda h: (regard.ALiBi(torch.rand(h, dtype=torch.float64).requires_grad_()), "slopes"),
-    "shaw": lambda h: (regard.Shaw(torch.randn(7, 4, dtype=torch.float64).requires_grad_()), "table"),
+    "shaw": lambda h: (Shaw(torch.randn(7, 4, dtype=torch.float64).requires_grad_()), "table"),
 }
 
 
@@ -81,7 +83,7 @@ RELATIVE = {
 @pytest.mark.parametrize(
     ("normalization", "mask"),
     each_once(
-        [regard.Softmax(), regard.Sigmoid(), regard.Entmax15(), regard.Softpick()],
+        [regard.Softmax(), regard.Sigmoid(), regard.Entmax15(), Softpick()],
         [None, regard.causal(), regard.window(5)],
     ),
     ids=str,
@@ -154,7 +156,7 @@ def test_joined_blocks_are_the_dense_mask(mask: regard.Mask, batch: int) -> None
 @given(st.data())
 def test_covers_and_is_relative_say_what_the_predicate_says(data: st.DataObject) -> None:
     masks = (
-        regard.causal(), regard.causal(-2), regard.window(3), regard.window(5, side="both"), regard.strided(2),
+        regard.causal(), regard.causal(-2), regard.window(3), regard.window(5, side="both"), strided(2),
         regard.lengths(torch.tensor([9])), regard.padding(torch.arange(12)[None] != 5), documents_of(5, 3, 4),
         regard.blocks(torch.tensor([[True, True, False], [False, True, True], [True, True, True]]), 4),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`regard.checking()`: off by default, and one clear error for each wrong value."""
+"""`regard.call.checks.checking()`: off by default, and one clear error for each wrong value."""
 
 import re
 import threading
@@ -45,7 +45,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[regard.RegardError], str]] = {
         NonFiniteError,
         "ALiBi.slopes of bias=[1] is nan",
     ),
-    "width": ({"score": regard.Gaussian(torch.tensor([1.0, 0.0, 1.0]))}, ArgumentError, "width of score=[1] is 0"),
+    "width": (
+        {"score": regard.call.scores.Gaussian(torch.tensor([1.0, 0.0, 1.0]))},
+        ArgumentError,
+        "width of score=[1] is 0",
+    ),
     "inner score": (
         {"score": regard.SoftCapped(regard.Additive(spoiled((2,), NAN, (4,))), 2.0)},
         NonFiniteError,
@@ -63,34 +67,34 @@ def attend(options: dict[str, Any]) -> Tensor:
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_value_is_named(name: str) -> None:
     options, error, message = WRONG[name]
-    with regard.checking(), pytest.raises(error, match=re.escape(message)):
+    with regard.call.checks.checking(), pytest.raises(error, match=re.escape(message)):
         attend(options)
 
 
 @pytest.mark.parametrize("name", [n for n in WRONG if n not in ("documents", "offset", "width")])
 def test_values_are_not_looked_at_unless_asked(name: str) -> None:
     attend(WRONG[name][0])
-    with regard.checking(), regard.checking(enabled=False):
+    with regard.call.checks.checking(), regard.call.checks.checking(enabled=False):
         attend(WRONG[name][0])
 
 
 def test_what_is_right_passes() -> None:
     mask = (regard.lengths(torch.tensor([0, 5])) | regard.window(2)) & regard.causal(torch.tensor([0, 1]))
     bias = torch.zeros(5, 5).index_fill(1, torch.tensor([2]), -INF)
-    with regard.checking():
-        attend({"mask": mask, "bias": bias, "score": regard.Gaussian(torch.ones(3))})
+    with regard.call.checks.checking():
+        attend({"mask": mask, "bias": bias, "score": regard.call.scores.Gaussian(torch.ones(3))})
         attend({"mask": torch.ones(5, 5, dtype=torch.bool), "score": lambda q, k: q @ k.mT})
 
 
 def test_it_ends_with_its_block_also_after_an_error() -> None:
-    with pytest.raises(NonFiniteError), regard.checking():
+    with pytest.raises(NonFiniteError), regard.call.checks.checking():
         attend(WRONG["value"][0])
     assert not attend(WRONG["value"][0]).isfinite().all()
 
 
 def test_it_holds_for_the_thread_that_entered_it() -> None:
     found = []
-    with regard.checking():
+    with regard.call.checks.checking():
         thread = threading.Thread(target=lambda: found.append(attend(WRONG["query"][0])))
         thread.start()
         thread.join()

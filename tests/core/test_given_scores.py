@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, ShapeError
 
 EVERY: list[Normalization] = [
     regard.Softmax(), regard.SoftmaxWithSink(0.5), regard.Sparsemax(), regard.Entmax15(), regard.Sigmoid(-1.0),
-    regard.Unnormalized(), regard.Softpick(),
+    regard.call.normalizations.Unnormalized(), regard.call.normalizations.Softpick(),
 ]  # fmt: skip
 
 
@@ -27,17 +27,19 @@ def test_the_masked_softmax_is_torchs(shape: tuple[int, ...]) -> None:
     expected = scores.masked_fill(~keep, -torch.inf).softmax(-1)
     given: Any
     for given in (scores, scores.numpy(), scores.tolist()):
-        torch.testing.assert_close(regard.masked_softmax(given, keep).double(), expected, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(regard.masked_softmax(scores), scores.softmax(-1))
+        torch.testing.assert_close(
+            regard.call.normalizations.masked_softmax(given, keep).double(), expected, atol=1e-6, rtol=1e-6
+        )
+    torch.testing.assert_close(regard.call.normalizations.masked_softmax(scores), scores.softmax(-1))
 
 
 def test_valid_lengths_as_in_the_textbook() -> None:
     """d2l.masked_softmax(X, valid_lens), with one length per sequence and one per query."""
     scores = torch.rand(2, 2, 4)
-    of_sequence = regard.masked_softmax(scores, regard.lengths(torch.tensor([2, 3])))
+    of_sequence = regard.call.normalizations.masked_softmax(scores, regard.lengths(torch.tensor([2, 3])))
     assert (of_sequence[0, :, 2:] == 0).all()
     assert (of_sequence[1, :, 3:] == 0).all()
-    of_query = regard.masked_softmax(scores, regard.lengths(torch.tensor([[1, 3], [2, 4]])))
+    of_query = regard.call.normalizations.masked_softmax(scores, regard.lengths(torch.tensor([[1, 3], [2, 4]])))
     assert (of_query > 0).sum(-1).tolist() == [[1, 3], [2, 4]]
     for weights in (of_sequence, of_query):
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2))
@@ -45,7 +47,9 @@ def test_valid_lengths_as_in_the_textbook() -> None:
 
 def test_a_row_without_keys_is_zero_and_has_a_gradient() -> None:
     scores = torch.zeros(2, 3, requires_grad=True)
-    weights = regard.masked_softmax(scores, torch.tensor([[True, True, False], [False, False, False]]))
+    weights = regard.call.normalizations.masked_softmax(
+        scores, torch.tensor([[True, True, False], [False, False, False]])
+    )
     assert weights.tolist() == [[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]
     weights[0, 0].backward()
     assert scores.grad is not None
@@ -70,7 +74,7 @@ def test_a_sink_for_each_head() -> None:
 @pytest.mark.parametrize("scores", [[1.0, 2.0], "ab", [[1], [2, 3]], torch.ones(2, 2, dtype=torch.bool), None, [[1j]]])
 def test_scores_that_are_none(scores: Any) -> None:
     with pytest.raises(ShapeError, match="scores must"):
-        regard.masked_softmax(scores)
+        regard.call.normalizations.masked_softmax(scores)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +87,7 @@ def test_scores_that_are_none(scores: Any) -> None:
 )
 def test_masks_that_do_not_fit(mask: Tensor, message: str) -> None:
     with pytest.raises(ShapeError) as caught:
-        regard.masked_softmax(torch.zeros(2, 2), mask)
+        regard.call.normalizations.masked_softmax(torch.zeros(2, 2), mask)
     assert message.replace("\\", "") in str(caught.value)
 
 
@@ -124,8 +128,8 @@ def test_normalizations_by_name(name: Any, made: Normalization) -> None:
     ("name", "made"),
     [
         ("dot", regard.Dot()), ("scaled dot", regard.ScaledDot()), ("scaled_dot", regard.ScaledDot()),
-        ("cosine", regard.Cosine()), ("gaussian", regard.Gaussian()), (regard.Dot, regard.Dot()),
-        (regard.ScaledDot, regard.ScaledDot()), ("boxcar", regard.Boxcar()),
+        ("cosine", regard.Cosine()), ("gaussian", regard.call.scores.Gaussian()), (regard.Dot, regard.Dot()),
+        (regard.ScaledDot, regard.ScaledDot()), ("boxcar", regard.call.scores.Boxcar()),
     ],
 )  # fmt: skip
 def test_scores_by_name(name: Any, made: Any) -> None:
@@ -153,4 +157,7 @@ def test_scores_that_are_no_score(wrong: Any) -> None:
 
 def test_numpy_masks_are_read_where_arrays_are() -> None:
     keep = np.array([[True, False], [True, True]])
-    assert regard.masked_softmax(np.zeros((2, 2)), torch.from_numpy(keep)).tolist() == [[1, 0], [0.5, 0.5]]
+    assert regard.call.normalizations.masked_softmax(np.zeros((2, 2)), torch.from_numpy(keep)).tolist() == [
+        [1, 0],
+        [0.5, 0.5],
+    ]

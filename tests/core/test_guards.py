@@ -20,7 +20,7 @@ NORMALIZATIONS = (
     regard.Softmax(),
     regard.SoftmaxWithSink(0.3),
     regard.Sparsemax(),
-    regard.Softpick(),
+    regard.call.normalizations.Softpick(),
     regard.Entmax15(),
     regard.Sigmoid(),
 )

@@ -76,7 +76,7 @@ print(memory("VmHWM") - before)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the resident memory is read from /proc")
 @pytest.mark.parametrize(
     ("mask", "heads", "grad"),
-    [("regard.predicate(lambda b, h, q, k: (q - k) % 7 > 0)", 2, True), ("regard.strided(3)", 1, False)],
+    [("regard.predicate(lambda b, h, q, k: (q - k) % 7 > 0)", 2, True), ("regard.call.masks.strided(3)", 1, False)],
 )
 def test_the_allocator_keeps_no_masks_that_are_done(mask: str, heads: int, grad: bool) -> None:
     """A block's mask has 16 MiB and its rendering 5; it was 200 to 500 MiB that a fresh process held at its peak."""

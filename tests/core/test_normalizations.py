@@ -44,8 +44,8 @@ def softpick_by_hand(scores: Tensor) -> Tensor:
 NORMALIZATIONS = {
     "sink": (regard.SoftmaxWithSink(), sink_by_hand),
     "sigmoid": (regard.Sigmoid(-1.0), lambda s: torch.sigmoid(s - 1)),
-    "unnormalized": (regard.Unnormalized(), torch.exp),
-    "softpick": (regard.Softpick(), softpick_by_hand),
+    "unnormalized": (regard.call.normalizations.Unnormalized(), torch.exp),
+    "softpick": (regard.call.normalizations.Softpick(), softpick_by_hand),
     "sparsemax": (regard.Sparsemax(), sparse_by_package(entmax.sparsemax)),
     "entmax": (regard.Entmax15(), sparse_by_package(entmax.entmax15)),
 }

@@ -48,7 +48,7 @@ def test_wrong_patterns_are_named() -> None:
         (lambda: regard.window(0), "at least 1"),
         (lambda: regard.window(4, side="both"), "odd for 'both'; got 4"),
         (lambda: regard.window(4, side=cast(Any, "up")), "one of left, right, both; got 'up'"),
-        (lambda: regard.strided(0), "at least 1, got 0"),
+        (lambda: regard.call.masks.strided(0), "at least 1, got 0"),
         (lambda: regard.documents(), "either ids or offsets"),
         (lambda: regard.documents(offsets=torch.tensor([1, 2])), r"rise from 0 .* got \[1, 2\]"),
         (lambda: regard.blocks(torch.ones(2, 2), 4), "bool pattern"),

@@ -70,8 +70,8 @@ MASKS: dict[str, Any] = {
     "wider window": lambda: regard.window(4),
     "window and causal": lambda: regard.window(4) & regard.causal(0),
     "not a window": lambda: ~regard.window(1),
-    "strided": lambda: regard.strided(2),
-    "wider strides": lambda: regard.strided(3),
+    "strided": lambda: regard.call.masks.strided(2),
+    "wider strides": lambda: regard.call.masks.strided(3),
     "prefix": lambda: regard.prefix(3),
     "lengths": lambda: regard.lengths(torch.tensor([3, 9])),
     "other lengths": lambda: regard.lengths(torch.tensor([9, 8])),
@@ -136,7 +136,7 @@ def test_what_calls_of_one_shape_differ_in() -> None:
             torch.testing.assert_close(regard.attention(q, q, q, score=regard.ScaledDot(scale)), right)
         with torch.autocast("cpu", torch.bfloat16):
             assert regard.attention(q, q, q).dtype == torch.bfloat16
-        with regard.checking(), pytest.raises(NonFiniteError):
+        with regard.call.checks.checking(), pytest.raises(NonFiniteError):
             regard.attention(q * torch.nan, q, q)
         assert regard.attention(q.double(), q.double(), q.double()).dtype == torch.float64
 

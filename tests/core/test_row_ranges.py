@@ -59,5 +59,5 @@ def test_documents_in_order_have_ranges_and_others_have_none() -> None:
         tensor = torch.tensor([ids])
         bound = regard.documents(tensor).bind(sizes, CPU)
         assert check(bound, (tensor[..., None] == tensor[:, None])[:, None], sizes) == is_in_order
-    strided = regard.strided(2).bind(sizes, CPU)
+    strided = regard.call.masks.strided(2).bind(sizes, CPU)
     assert RowRanges.of(strided, sizes, CPU) is None

@@ -37,9 +37,9 @@ def test_learned_parameters_take_gradients(name: str, backend: str) -> None:
         "additive": lambda w: regard.Additive(w[:2], query_weight=w[2:8].view(2, 3), key_weight=w[8:14].view(2, 3)),
         "cosine": lambda w: regard.Cosine(w[:2]),
         "bilinear": lambda w: regard.Bilinear(w[:9].view(3, 3)),
-        "gaussian": lambda w: regard.Gaussian(w[:2].abs() + 1),
-        "laplacian": lambda w: regard.Laplacian(w[:2].abs() + 1),
-        "epanechnikov": lambda w: regard.Epanechnikov(w[:2].abs() + 4),
+        "gaussian": lambda w: regard.call.scores.Gaussian(w[:2].abs() + 1),
+        "laplacian": lambda w: regard.call.scores.Laplacian(w[:2].abs() + 1),
+        "epanechnikov": lambda w: regard.call.scores.Epanechnikov(w[:2].abs() + 4),
     }[name]
     w = torch.randn(14, dtype=torch.float64, requires_grad=True)
 
@@ -122,10 +122,15 @@ def test_luongs_concat_is_additive_with_one_matrix() -> None:
 
 def test_the_gaussian_kernel_runs_fused_also_far_from_the_origin() -> None:
     q, k, v = 1000 + torch.randn(50, 3), 1000 + torch.randn(60, 3), torch.randn(60, 2)
-    output = regard.attention(q, k, v, score=regard.Gaussian(0.5), backend="fused")
-    exact = regard.attention(*(t.double() for t in (q, k, v)), score=regard.Gaussian(0.5), backend="reference")
+    output = regard.attention(q, k, v, score=regard.call.scores.Gaussian(0.5), backend="fused")
+    exact = regard.attention(
+        *(t.double() for t in (q, k, v)), score=regard.call.scores.Gaussian(0.5), backend="reference"
+    )
     torch.testing.assert_close(output.double(), exact, rtol=0, atol=1e-4)
-    assert regard.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), score=regard.Gaussian()).dtype == torch.bfloat16
+    assert (
+        regard.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), score=regard.call.scores.Gaussian()).dtype
+        == torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,10 @@ def run(code: str) -> str:
     return done.stdout
 
 
+def test_the_first_names_stay_few() -> None:
+    assert len(regard.__dict__["__all__"]) <= 40
+
+
 def test_importing_does_nothing() -> None:
     """Contract 8: in a fresh process, no optional package, no threads, no logging, no random numbers."""
     before = "import torch, logging, sys; s = torch.get_rng_state(); t = torch.get_num_threads(); m = set(sys.modules);"

@@ -40,7 +40,7 @@ def test_a_block_beyond_the_map_is_refused(weights: regard.AttentionMap, rows: r
         {"score": regard.SoftCapped(regard.ScaledDot(), 2.0)},
         {"backend": "tiled", "normalization": regard.Sparsemax()},
         {"score": regard.Additive(torch.randn(6, dtype=torch.float64))},
-        {"score": regard.Gaussian(torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)[:, None, None])},
+        {"score": regard.call.scores.Gaussian(torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)[:, None, None])},
     ],
     ids=["plain", "lengths", "lengths, causal, ALiBi", "sink", "capped", "sparsemax", "additive", "Gaussian"],
 )
@@ -178,7 +178,7 @@ def test_a_choice_of_a_choice_of_heads_keeps_what_each_head_has_for_its_own() ->
     q, k = torch.randn(2, 3, 4, 5, dtype=torch.float64), torch.randn(2, 3, 6, 5, dtype=torch.float64)
     own, x = torch.rand(3, dtype=torch.float64) + 0.5, torch.randn(6, 2, dtype=torch.float64)
     mask = regard.causal() & regard.lengths(torch.tensor([6, 2]))
-    for options in ({"score": regard.Laplacian(own)}, {"normalization": regard.SoftmaxWithSink(own)}):
+    for options in ({"score": regard.call.scores.Laplacian(own)}, {"normalization": regard.SoftmaxWithSink(own)}):
         weights = regard.attention(q, k, k, mask=mask, return_weights=True, **options).weights
         chosen, dense = weights[1][1:], weights.dense()[1][1:]
         torch.testing.assert_close(chosen.dense(), dense, rtol=0, atol=1e-14)
@@ -201,7 +201,9 @@ def near(query: Tensor, key: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "score", [regard.Boxcar(), regard.Epanechnikov(), regard.Triangular(), near], ids=["box", "square", "hat", "own"]
+    "score",
+    [regard.call.scores.Boxcar(), regard.call.scores.Epanechnikov(), regard.call.scores.Triangular(), near],
+    ids=["box", "square", "hat", "own"],
 )
 @pytest.mark.parametrize("is_short", [True, False])
 def test_a_query_that_no_key_is_near_has_zeros_without_a_mask(score: Any, is_short: bool) -> None:

@@ -43,7 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ALiBi": {"bias": regard.ALiBi(2), "mask": regard.causal()},
     "sigmoid": {"normalization": regard.Sigmoid()},
     "entmax": {"normalization": regard.Entmax15()},
-    "softpick": {"normalization": regard.Softpick()},
+    "softpick": {"normalization": regard.call.normalizations.Softpick()},
 }
 
 

@@ -43,7 +43,7 @@ CALLS: dict[str, Ask] = {
     "sparsemax": lambda q: regard.attention(q, q, q, mask=regard.causal(), normalization=regard.Sparsemax()),
     "ALiBi": lambda q: regard.attention(q, q, q, mask=regard.causal(), bias=regard.ALiBi(2)),
     "dropout": lambda q: regard.attention(q, q, q, mask=regard.causal(), dropout=0.1),
-    "Gaussian": lambda q: regard.attention(q, q, q, score=regard.Gaussian(1.0)),
+    "Gaussian": lambda q: regard.attention(q, q, q, score=regard.call.scores.Gaussian(1.0)),
 }
 
 

@@ -63,13 +63,13 @@ case("window", mask=regard.window(3))
 case("documents", mask=regard.documents(**DOCUMENTS))
 case("prefix", mask=regard.prefix(3))
 case("blocks", mask=regard.blocks(torch.eye(2, dtype=torch.bool), 4))
-case("strided, not", mask=~regard.strided(2))
+case("strided, not", mask=~regard.call.masks.strided(2))
 case("a bool tensor", mask=torch.rand(1, 1, 6, 7) < 0.6)
 case("a function", mask=regard.predicate(lambda b, h, q, k: (q + k) % 3 > 0))
 case("ALiBi", mask=regard.causal(), bias=regard.ALiBi(4))
 case("a bias per key", bias=torch.randn(1, 4, 1, 7))
-case("Gaussian", score=regard.Gaussian(0.9))
-case("Laplacian", score=regard.Laplacian(2.0))
+case("Gaussian", score=regard.call.scores.Gaussian(0.9))
+case("Laplacian", score=regard.call.scores.Laplacian(2.0))
 case("soft-capped", score=regard.SoftCapped(regard.ScaledDot(), 3.0), mask=regard.lengths(LENGTHS))
 case("one's own score", score=lambda q, k: -torch.cdist(q, k, p=1.0))
 case("sink", normalization=regard.SoftmaxWithSink(0.5))
@@ -78,7 +78,7 @@ case("sigmoid", normalization=regard.Sigmoid())
 vector, table, width, dense = parameter(8), parameter(32, 4), parameter(4), parameter(1, 4, 6, 7)
 case("additive", vector, score=regard.Additive(vector), mask=regard.lengths(LENGTHS))
 case("T5", table, bias=regard.T5Bias(table))
-case("learned width", width, score=regard.Gaussian(width))
+case("learned width", width, score=regard.call.scores.Gaussian(width))
 case("learned bias", dense, bias=dense)
 
 
@@ -108,7 +108,7 @@ def test_weights_can_be_asked_for_inside_a_graph() -> None:
     """The map comes out of the graph whole, and what is read from it carries gradients."""
     inputs = tensors()
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> regard.Attended:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> regard.functional.Attended:
         return regard.attention(q, k, v, mask=regard.causal() & regard.lengths(LENGTHS), return_weights=True)
 
     eager, compiled = attend(*inputs), torch.compile(attend, fullgraph=True, backend="aot_eager")(*inputs)

@@ -14,9 +14,14 @@ from torch import Tensor
 from regard.corpus import Measure, reading
 from regard.corpus.settings import MEANS, NAMED_STATISTICS
 from regard.errors import ArgumentError, NotSeenError
+from regard.tasks.viewing.choice import Choice
+from regard.tasks.viewing.foreign_model import ForeignModel
+from regard.tasks.viewing.view_input import ViewInput
+from regard.views.html.token_lists import layer_names
 from regard.watching.analysis.head_table import BY_QUERY
 from tests.corpus.conftest import PLACES, documents, save_words
 from tests.families.architectures import library
+from tests.viewing.foreign_folders import save_model
 
 DOCS = documents(12, seed=1)
 
@@ -244,3 +249,18 @@ def test_a_model_without_attention_is_refused(tmp_path: Path) -> None:
     transformers.RwkvForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(NotSeenError, match="no attention of RwkvForCausalLM was seen"):
         Measure(tmp_path, device="cpu")(table_of("cat sat"))
+
+
+def test_layers_of_a_module_that_is_called_for_each_have_its_numbers_everywhere(tmp_path: Path) -> None:
+    """In the table of `measure`, in `--layers`, and on a page."""
+    model = save_model("albert", tmp_path)
+    count = model.config.num_hidden_layers
+    save_words(tmp_path)
+    whole = Measure(tmp_path, device="cpu")(table_of("cat mat"))
+    assert sorted(set(whole.column("layer").to_pylist())) == list(range(count))
+    last = Measure(tmp_path, layers=[count - 1], device="cpu")(table_of("cat mat"))
+    assert set(last.column("layer").to_pylist()) == {count - 1}
+    attention = ForeignModel(tmp_path, device="cpu").attend(ViewInput(text="cat mat"))
+    assert [one.layer for one in layer_names(attention.maps).values()] == list(map(str, range(count)))
+    chosen = Choice(layers=[count - 1]).of(attention)
+    assert [one.layer for one in layer_names(chosen.maps).values()] == [str(count - 1)]

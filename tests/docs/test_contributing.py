@@ -30,7 +30,7 @@ def code_of(recipe: str) -> list[str]:
 
 def run(code: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "recipe"}
-    exec(compile(code, str(PAGE), "exec"), names)
+    exec(compile(code, "recipe", "exec"), names)  # pytest would look for statements of Python in the page
     return names
 
 

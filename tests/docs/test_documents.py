@@ -52,8 +52,17 @@ def test_the_page_on_masks_shows_what_it_prints(capsys: pytest.CaptureFixture[st
     shown = re.findall(r"```text\n(.*?)```", text, flags=re.DOTALL)
     assert len(shown) == 2
     assert all(block in printed for block in shown), printed
-    readme = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert shown[0] in readme
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_readme_shows_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    text, names = (ROOT / "README.md").read_text(encoding="utf-8"), dict[str, object]()
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(compile(block, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    shown = re.findall(r"```text\n(.*?)```", text, flags=re.DOTALL)
+    assert len(shown) == 2
+    assert all(block in printed for block in shown), printed
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "/uses/" in page])

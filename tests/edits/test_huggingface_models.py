@@ -11,67 +11,20 @@ import regard
 from regard.edits import AddBias, Edit, Knockout, ReplaceWeights, Reweight, ScaleHeads
 from regard.errors import ArgumentError
 from tests.edits import eager
+from tests.inspection.huggingface_families import FAMILIES
 
 transformers = pytest.importorskip("transformers")
 L = 9
-SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 50}
-PAIR = {"d_model": 24, "vocab_size": 50, "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1}
 
 
-def gpt2() -> Any:
-    config = transformers.GPT2Config(
-        vocab_size=50, n_embd=24, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2
-    )
-    return transformers.GPT2LMHeadModel(config)
-
-
-def llama() -> Any:
-    config = transformers.LlamaConfig(**SMALL, num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    return transformers.LlamaForCausalLM(config)
-
-
-def mistral() -> Any:
-    config = transformers.MistralConfig(
-        **SMALL, num_key_value_heads=2, head_dim=6, sliding_window=5, pad_token_id=0, bos_token_id=1, eos_token_id=2
-    )
-    return transformers.MistralForCausalLM(config)
-
-
-def bert() -> Any:
-    return transformers.BertModel(transformers.BertConfig(**SMALL, max_position_embeddings=32))
-
-
-def t5() -> Any:
-    config = transformers.T5Config(**PAIR, d_kv=6, d_ff=32, num_layers=2, num_heads=4)
-    return transformers.T5ForConditionalGeneration(config)
-
-
-def bart() -> Any:
-    config = transformers.BartConfig(
-        **PAIR, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=32, bos_token_id=1, forced_eos_token_id=None,
-    )  # fmt: skip
-    return transformers.BartForConditionalGeneration(config)
-
-
-def vit() -> Any:
-    sizes = {name: n for name, n in SMALL.items() if name != "vocab_size"}
-    return transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=12, patch_size=4))
-
-
-def made(build: Callable[[], Any]) -> Any:
-    torch.manual_seed(0)
-    model = build().double().eval()
-    for parameter in model.parameters():
-        # Weights as small as at the start make maps that are nearly even.
-        parameter.data = parameter.data * 3 if parameter.dim() > 1 else parameter.data
-    return model
+def made(name: str) -> Any:
+    return FAMILIES[name].build().double()
 
 
 def inputs(model: Any, *, padded: bool = False) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     if isinstance(model, transformers.ViTModel):
-        return {"pixel_values": torch.randn(2, 3, 12, 12, generator=generator).double()}
+        return {"pixel_values": torch.randn(2, 3, 16, 16, generator=generator).double()}
     ids = torch.randint(3, 50, (2, L), generator=generator)
     mask = torch.ones(2, L, dtype=torch.long)
     if padded:
@@ -112,24 +65,24 @@ CHAIN: list[Edit] = [
     ScaleHeads([1, 3], 0.5, queries=slice(1, 5)),
 ]
 MODELS = [
-    pytest.param(gpt2, ["transformer.h.0.attn", "transformer.h.1.attn"], id="gpt2"),
-    pytest.param(llama, ["model.layers.1.self_attn"], id="llama, grouped heads"),
-    pytest.param(mistral, ["model.layers.0.self_attn"], id="mistral, a window"),
-    pytest.param(bert, ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"], id="bert"),
+    pytest.param("gpt2", ["transformer.h.0.attn", "transformer.h.1.attn"], id="gpt2"),
+    pytest.param("llama", ["model.layers.1.self_attn"], id="llama, grouped heads"),
+    pytest.param("mistral", ["model.layers.0.self_attn"], id="mistral, a window"),
+    pytest.param("bert", ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"], id="bert"),
     pytest.param(
-        t5, ["encoder.block.0.layer.0.SelfAttention", "decoder.block.1.layer.1.EncDecAttention"], id="t5, cross"
+        "t5", ["encoder.block.0.layer.0.SelfAttention", "decoder.block.1.layer.1.EncDecAttention"], id="t5, cross"
     ),
-    pytest.param(bart, ["model.decoder.layers.0.encoder_attn", "model.decoder.layers.1.self_attn"], id="bart, cross"),
-    pytest.param(vit, ["layers.0.attention"], id="vit"),
+    pytest.param("bart", ["model.decoder.layers.0.encoder_attn", "model.decoder.layers.1.self_attn"], id="bart, cross"),
+    pytest.param("vit", ["layers.0.attention"], id="vit"),
 ]
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize(("build", "paths"), MODELS)
-def test_edits_are_those_written_into_eager_attention(build: Any, paths: list[str], padded: bool) -> None:
-    model = made(build)
-    names = [name for name, _ in model.named_modules()]
-    paths = [next(name for name in names if name.endswith(path)) for path in paths]
+@pytest.mark.parametrize(("name", "paths"), MODELS)
+def test_edits_are_those_written_into_eager_attention(name: str, paths: list[str], padded: bool) -> None:
+    model = made(name)
+    names = [path for path, _ in model.named_modules()]
+    paths = [next(one for one in names if one.endswith(path)) for path in paths]
     given, edits = inputs(model, padded=padded), dict.fromkeys(paths, CHAIN)
     with torch.no_grad():
         plain = final(model(**given))
@@ -165,17 +118,17 @@ def generated(model: Any, given: dict[str, Tensor], **settings: Any) -> Any:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(
-    ("build", "settings"),
+    ("name", "settings"),
     [
-        pytest.param(gpt2, {}, id="gpt2"),
-        pytest.param(llama, {}, id="llama"),
-        pytest.param(llama, {"cache_implementation": "static", "disable_compile": True}, id="llama, a static cache"),
-        pytest.param(mistral, {}, id="mistral, a sliding window"),
+        pytest.param("gpt2", {}, id="gpt2"),
+        pytest.param("llama", {}, id="llama"),
+        pytest.param("llama", {"cache_implementation": "static", "disable_compile": True}, id="llama, a static cache"),
+        pytest.param("mistral", {}, id="mistral, a sliding window"),
     ],
 )
-def test_edits_hold_in_every_step_at_positions_of_the_whole_text(build: Any, settings: Any, padded: bool) -> None:
+def test_edits_hold_in_every_step_at_positions_of_the_whole_text(name: str, settings: Any, padded: bool) -> None:
     """Every step of a generation with a cache against one eager run over all of the text, without one."""
-    model = made(build)
+    model = made(name)
     path = next(name for name, m in model.named_modules() if name.endswith((".attn", ".self_attn")))
     given = inputs(model, padded=padded)
     with regard.edit(model, {path: STEPS}) as run, regard.watch(model, path) as seen:
@@ -200,7 +153,7 @@ def test_edits_hold_in_every_step_at_positions_of_the_whole_text(build: Any, set
 
 
 def test_cross_attention_counts_its_queries_from_the_first_step() -> None:
-    model = made(bart)
+    model = made("bart")
     path = "model.decoder.layers.1.encoder_attn"
     edits: list[Edit] = [Reweight(2, 50.0, queries=[2, 3]), Knockout(keys=4, queries=slice(1, 3), heads=0)]
     given = inputs(model)
@@ -219,7 +172,7 @@ def test_cross_attention_counts_its_queries_from_the_first_step() -> None:
 
 
 def test_a_position_that_does_not_exist_yet_is_refused_unless_a_slice_names_it() -> None:
-    model, path = made(gpt2), "transformer.h.0.attn"
+    model, path = made("gpt2"), "transformer.h.0.attn"
     given = inputs(model)
     match = "there is no key 10, but 0 to 8 so far; a slice takes"
     with pytest.raises(ArgumentError, match=match), regard.edit(model, {path: Knockout(keys=10)}):
@@ -232,7 +185,7 @@ def test_a_position_that_does_not_exist_yet_is_refused_unless_a_slice_names_it()
 
 
 def test_edits_of_an_enabled_model_reach_its_attentions() -> None:
-    model = made(llama)
+    model = made("llama")
     given, path = inputs(model), "model.layers.0.self_attn"
     expected = final(by_eager(model, {path: CHAIN}, lambda: model(**given)))
     with regard.huggingface.enable(model), regard.edit(model, {path: CHAIN}), torch.no_grad():
@@ -243,7 +196,7 @@ def test_edits_of_an_enabled_model_reach_its_attentions() -> None:
 
 def test_weights_of_another_run_are_put_into_this_one() -> None:
     """Patching: with all weights of the other run, and its own values, a head gives what it gave there."""
-    model, path = made(gpt2), "transformer.h.1.attn"
+    model, path = made("gpt2"), "transformer.h.1.attn"
     clean, changed = inputs(model)["input_ids"], inputs(model)["input_ids"].flip(0)
     with torch.no_grad(), regard.watch(model) as seen:
         model(clean)
@@ -264,7 +217,7 @@ def test_weights_of_another_run_are_put_into_this_one() -> None:
 
 @pytest.mark.parametrize("implementation", ["eager", "flex_attention"])
 def test_what_transformers_runs_otherwise_is_refused_before_anything_runs(implementation: str) -> None:
-    model = made(llama)
+    model = made("llama")
     model.set_attn_implementation(implementation)
     with pytest.raises(ArgumentError, match=rf"'model.layers.0.self_attn' runs transformers' '{implementation}' att"):
         regard.edit(model, {"model.layers.*": Reweight(0, 2.0)})

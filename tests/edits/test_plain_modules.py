@@ -225,20 +225,6 @@ def test_a_call_of_a_module_is_named_by_its_number(model: Two) -> None:
     assert [float(seen["first", n].dense()[..., 0].max()) > 0 for n in range(3)] == [True, False, True]
 
 
-def test_edits_of_one_module_compose_in_the_order_given(model: Two) -> None:
-    given_ = dense_weights(0, (H,))
-    orders: list[list[Edit]] = [
-        [ReplaceWeights(given_, heads=[1, 2]), ScaleHeads(1, 3.0)],
-        [ScaleHeads(1, 3.0), ReplaceWeights(given_, heads=[1, 2])],
-    ]
-    outputs = []
-    for edits in orders:
-        with torch.no_grad(), regard.edit(model, {"first": edits}):
-            outputs.append(model(x()))
-        close(outputs[-1], model.second(model.first.expected(x(), edits)).detach())
-    assert not torch.allclose(*outputs)
-
-
 def test_runs_nest_and_the_inner_edits_come_after_the_outer_ones(model: Two) -> None:
     outer, inner = ReplaceWeights(dense_weights(1, (H,))), Reweight(2, 9.0, heads=[0, 3])
     with torch.no_grad():

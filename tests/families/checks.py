@@ -19,6 +19,8 @@ from tests.families.architectures import architectures, build, inputs_for, libra
 from tests.families.examine import Row, told
 
 TIES = "top-k among equal scores, which relu made 0: others win at another width; without relu the check is clean"
+PACKED = "attention tells packed documents apart by position_ids, and the recurrence or convolution does not"
+STATES = "a right-padded prompt leaves a wrong state for the next step"
 KNOWN: Mapping[str, Mapping[str, str]] = {
     # What stands in the padding changes results.
     "canine": {"padding": "unmasked convolutions over characters (modeling_canine.py:204, 262)"},
@@ -33,6 +35,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "(modeling_fastspeech2_conformer.py:522-527, 678)"
     },
     "funnel": {"padding": "pooling takes the last token and padding together (modeling_funnel.py:277, 309)"},
+    "nystromformer": {"padding": "landmarks are means with padding, and a convolution reaches it"},
     "rwkv": {"padding": "attention_mask is unused (modeling_rwkv.py:547)"},
     "sam3_lite_text_text_model": {"padding": "unmasked convolutions (modeling_sam3_lite_text.py:97-110, 136-148)"},
     "yoso": {
@@ -56,13 +59,21 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "prefix": "where a mask is made, it is causal",
     },
     # A cache gives other results.
-    "bamba": {"cache": "positions begin anew at each step (modeling_bamba.py:970)"},
-    "jamba": {"cache": "several tokens after a cache are scanned without its state (modeling_jamba.py:596-608)"},
+    "bamba": {"cache": "positions begin anew at each step (modeling_bamba.py:970)", "documents": PACKED},
+    "falcon_h1": {"documents": PACKED, "cache": STATES},
+    "qwen3_5_text": {"documents": PACKED, "cache": STATES},
+    "qwen3_next": {"documents": PACKED, "cache": STATES},
+    "recurrent_gemma": {"documents": PACKED, "padding": "its recurrence takes no mask of padding"},
+    "jamba": {
+        "documents": PACKED,
+        "cache": "several tokens after a cache are scanned without its state (modeling_jamba.py:596-608)",
+    },
     "kyutai_speech_to_text": {"cache": "the cache has the window of the config, and the mask has none (:593, 605)"},
     "moshi": {"cache": "the cache has the window of the config, and the mask has none (modeling_moshi.py:775, 787)",
               "window": "the same"},
     "nemo_speechlm": {"cache": "as nemotron_h, its model of text"},
     "nemotron_h": {
+        "documents": PACKED,
         "cache": "a step leaves out time_step_limit, which the scan of a whole sequence keeps "
         "(modeling_nemotron_h.py:563-577, 593)"
     },

@@ -47,8 +47,8 @@ NORMALIZATIONS: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
     "sigmoid": (regard.Sigmoid(-0.5), lambda s: (s - 0.5).sigmoid()),
     "sparsemax": (regard.Sparsemax(), lambda s: _threshold(s, torch.relu)),
     "entmax": (regard.Entmax15(), lambda s: _threshold(s / 2, lambda x: x.relu().square())),
-    "softpick": (regard.Softpick(), _softpick),
-    "unnormalized": (regard.Unnormalized(), torch.exp),
+    "softpick": (regard.call.normalizations.Softpick(), _softpick),
+    "unnormalized": (regard.call.normalizations.Unnormalized(), torch.exp),
 }
 SCORES: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
     "scaled": (regard.ScaledDot(), lambda s: s / D**0.5),

@@ -24,7 +24,7 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
     ("ground", "seed", "cases"),
     [
         ("core", 0, 20),
-        ("maps", 0, 20),
+        ("maps", 0, 60),
         ("parts", 0, 40),
         ("watch", 1, 10),
         ("paths", 0, 60),

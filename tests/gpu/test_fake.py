@@ -18,9 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.kernels import cuda_kernels
-from regard.kernels.additive_masks import AdditiveMask
 from regard.kernels.cuda_kernels import CudaEfficient, CudaFlash
-from regard.kernels.fused_kernels import Kernel, OneBlock
+from regard.kernels.fused_kernels import AdditiveMask, Kernel, OneBlock
 
 pytestmark = pytest.mark.fake_gpu
 if torch.version.cuda is None:

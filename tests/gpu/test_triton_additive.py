@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.call.scores import additive, additive_kernel
+from regard.call.scores import additive
 from tests.gpu.planted import planted
 
 pytest.importorskip("triton", reason="Triton comes with the builds of torch for CUDA: make interpret")
@@ -20,7 +20,7 @@ MASKS: dict[str, Any] = {
     "none": None,
     "causal": regard.causal(),
     "lengths": regard.lengths(torch.tensor([0, 15])),
-    "strided": regard.strided(3),
+    "strided": regard.call.masks.strided(3),
 }
 
 
@@ -28,7 +28,7 @@ MASKS: dict[str, Any] = {
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     for name in ("scores_by_kernel", "pulled_by_kernel"):
-        real = getattr(additive_kernel, name)
+        real = getattr(additive, name)
 
         def watched(*given: Any, _name: str = name, _real: Any = real, **options: Any) -> Any:
             found.append(_name)

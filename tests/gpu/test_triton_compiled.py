@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard
-from regard.call.scores.additive_kernel import BLOCK
+from regard.call.scores.additive import BLOCK
 from regard.maps.loop import triton_plan
 from regard.tensors.triton_use import Launch
 from tests.gpu.absent_card import absent_card

@@ -255,7 +255,7 @@ def test_what_goes_by_tiles_and_explain_says_so(answered: Calls) -> None:
         return answered.copy()
 
     q = torch.randn(1, 2, 20, 4)
-    for mask, reason in ((regard.strided(3), "not one range"), (regard.causal(), None)):
+    for mask, reason in ((regard.call.masks.strided(3), "not one range"), (regard.causal(), None)):
         with torch.no_grad():
             weights = regard.attention(q, q, q, mask=mask, return_weights=True).weights
         assert asked(weights, *USUAL) == [reason is None]

@@ -95,7 +95,7 @@ KINDS: list[tuple[str, regard.Mask | None, str]] = [
     ("image", regard.causal() | (regard.documents(ids(0, 1, 2, 2, 2, 3, 4))),
      "causal, with blocks of both directions"),
     ("upside down", ~regard.causal(), "inverted"),
-    ("strided", regard.strided(2), "dense of no known kind"),
+    ("strided", regard.call.masks.strided(2), "dense of no known kind"),
     ("chosen", regard.chosen(torch.tensor([[0, -1], [0, 1], [0, 2], [1, 3], [0, 1], [3, 5], [0, 6]])),
      "2 of the causal keys, chosen for each query; 1 key chosen by no query"),
     ("unlike choices", regard.chosen(torch.tensor([[0, -1], [0, 1], [0, 2], [1, 3], [0, 1], [3, -1], [0, 6]])),
@@ -173,7 +173,8 @@ def dense_shares(weights: Tensor, keep: Tensor | None = None, offset: int = 0) -
 
 @pytest.mark.parametrize("written_out", [False, True])
 @pytest.mark.parametrize(
-    "mask", [None, regard.prefix(3), regard.window(3, side="both"), regard.strided(2), regard.lengths(ids(7, 4))]
+    "mask",
+    [None, regard.prefix(3), regard.window(3, side="both"), regard.call.masks.strided(2), regard.lengths(ids(7, 4))],
 )
 def test_shares_are_those_of_the_dense_map(mask: regard.Mask | None, written_out: bool) -> None:
     dense = None if mask is None else mask.dense(Sizes((B,), H, H, T, T, True))

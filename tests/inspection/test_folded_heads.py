@@ -11,7 +11,8 @@ from torch.nn import functional as F
 import regard
 from regard.errors import ShapeError
 from regard.watching import head_table, rollout
-from tests.inspection.huggingface_families import BART, Family, both_sides, pixels, tokens
+from tests.families import architectures, examine
+from tests.inspection.huggingface_families import Family, tokens
 
 B, H, T, D = 3, 4, 7, 5
 
@@ -175,74 +176,26 @@ def test_a_batch_of_single_heads_stays_as_it_is() -> None:
         assert seen.maps[0].average(0).shape == (3, 3)
 
 
-SPEECH = {
-    "vocab_size": 61, "hidden_size": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48,
-    "decoder_layers": 2, "decoder_ffn_dim": 48, "decoder_attention_heads": 4, "conv_dim": (16,), "conv_stride": (4,),
-    "conv_kernel": (4,), "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2,
-}  # fmt: skip
-VITS = {
-    "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48,
-    "flow_size": 32, "spectrogram_bins": 17, "upsample_initial_channel": 32, "upsample_rates": [4, 4],
-    "upsample_kernel_sizes": [8, 8],
-    "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1]], "prior_encoder_num_wavenet_layers": 1,
-    "posterior_encoder_num_wavenet_layers": 1, "duration_predictor_num_flows": 2, "depth_separable_num_layers": 1,
-    "wavenet_kernel_size": 3,
-}  # fmt: skip
-VITDET = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 16, "patch_size": 4,
-    "window_size": 2, "window_block_indices": [0], "residual_block_indices": [], "pretrain_image_size": 16,
-}  # fmt: skip
 XGLM = Family(
     "XGLMForCausalLM", "XGLMConfig",
     {"vocab_size": 61, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48, "pad_token_id": 0},
 )  # fmt: skip
-LONG = {**BART, "attention_window": 4, "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64}
-DECODER = ("decoder_attentions", "cross_attentions")
-FOLDING = {
-    "xglm": XGLM,
-    "fsmt": Family(
-        "FSMTForConditionalGeneration",
-        "FSMTConfig",
-        {**BART, "langs": ["en", "de"], "src_vocab_size": 61, "tgt_vocab_size": 61},
-        both_sides,
-        ("encoder_attentions", *DECODER),
-    ),
-    "led": Family("LEDForConditionalGeneration", "LEDConfig", LONG, both_sides, DECODER),
-    "speecht5": Family(
-        "SpeechT5ForSpeechToText",
-        "SpeechT5Config",
-        SPEECH,
-        lambda: {
-            "input_values": torch.randn(2, 40, generator=torch.Generator().manual_seed(2)),
-            "decoder_input_ids": both_sides()["decoder_input_ids"],
-        },
-        ("encoder_attentions", *DECODER),
-    ),
-    "vitdet": Family("VitDetModel", "VitDetConfig", VITDET, pixels),
-    "vits": Family("VitsModel", "VitsConfig", VITS, lambda: tokens(None)),
-    "trocr": Family(
-        "TrOCRForCausalLM",
-        "TrOCRConfig",
-        {"vocab_size": 61, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48},
-        lambda: tokens(None),
-    ),
-}
-
-
 for_transformers = pytest.mark.filterwarnings(*(f"ignore::{kind}Warning" for kind in ("Deprecation", "Future", "User")))
 
 
 @for_transformers
-@pytest.mark.parametrize("name", FOLDING)
+@pytest.mark.parametrize("name", ["xglm", "fsmt", "led", "speecht5", "vitdet", "vits", "trocr"])
 def test_families_that_fold_their_heads(name: str) -> None:
+    """As docs/families.md builds them."""
     pytest.importorskip("transformers")
-    family = FOLDING[name]
-    model: Any = family.build()
-    with torch.no_grad():
-        with regard.watch(model) as seen:
-            model(**family.inputs())
-        told = model(**family.inputs(), output_attentions=True)
-    told = [weights for field in family.attentions for weights in told[field]]
+    kind = getattr(architectures.library(), architectures.architectures()[name])
+    model = architectures.build(kind, architectures.tiny_config(name))
+    inputs = architectures.inputs_for(name, model)
+    with torch.no_grad(), regard.watch(model) as seen:
+        examine.run(model, inputs)
+    told = examine.own_weights(model, kind, name, inputs)["reported"]
+    if name == "led":  # its encoder attends in blocks
+        told = [weights for weights in told if any(m.shape == weights.shape for m in seen.maps)]
     for expected in told:
         found = [m for m in seen.maps if m.shape == expected.shape]
         assert min((m.dense() - expected).abs().max() for m in found) < 1e-6
@@ -253,7 +206,7 @@ def test_families_that_fold_their_heads(name: str) -> None:
 @for_transformers
 def test_the_steps_of_a_generation_with_folded_heads() -> None:
     pytest.importorskip("transformers")
-    model: Any = FOLDING["xglm"].build()
+    model: Any = XGLM.build()
     inputs = tokens(None)
     with torch.no_grad(), regard.watch(model) as seen:
         ids = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, num_beams=2, num_return_sequences=2)

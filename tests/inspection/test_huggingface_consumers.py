@@ -108,7 +108,7 @@ def test_the_lazy_loss_makes_no_matrix() -> None:
     student, _ = both(bert(2, 2), grad=True)
     ids = torch.randint(0, 40, (2, 11))
     maps = [m(ids, output_attentions=True).attentions for m in (student, teacher)]
-    with regard.strict_maps():
+    with regard.maps.strict_maps():
         divergence(*maps).backward()
         with pytest.raises(regard.errors.TooLargeError, match=r"clamp\(\).*test_huggingface_consumers.py:\d+"):
             minilm(*maps)

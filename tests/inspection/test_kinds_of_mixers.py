@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import regard
 from regard.errors import NotSeenError, ShapeError
-from regard.maps.sources.convolution import Convolution
 from regard.watching import compare, head_table, relevance, rollout
+from regard.watching.readers.convolution_calls import Convolution
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -11,7 +11,7 @@ import regard
 from regard.errors import ArgumentError
 from regard.watching import AttentionMonitor
 from regard.watching.analysis.measured_heads import measured_heads
-from regard.watching.worst_head import write_picture, writers_of_lightning, writers_of_trainer
+from regard.watching.monitor import write_picture, writers_of_lightning, writers_of_trainer
 
 
 def encoder(dropout: float = 0.0) -> nn.TransformerEncoder:
@@ -38,7 +38,7 @@ def trained(model: Any, monitor: AttentionMonitor | None, steps: int = 4) -> lis
 def test_the_first_step_and_every_nth_are_measured_and_training_keeps_its_bits() -> None:
     plain, watched = encoder(dropout=0.2), encoder(dropout=0.2)
     trained(plain, None)
-    monitor = AttentionMonitor(every=2)
+    monitor = AttentionMonitor(every=2, causal=False)
     found = trained(watched, monitor)
     assert [bool(scalars) for scalars in found] == [True, True, False, True]
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
@@ -47,7 +47,7 @@ def test_the_first_step_and_every_nth_are_measured_and_training_keeps_its_bits()
 
 
 def test_the_numbers_are_those_of_dense_weights_and_the_worst_head_is_named() -> None:
-    model, monitor, x = encoder(), AttentionMonitor(sequences=2), torch.randn(3, 6, 8)
+    model, monitor, x = encoder(), AttentionMonitor(sequences=2, causal=False), torch.randn(3, 6, 8)
     with torch.no_grad():
         model.layers[1].self_attn.in_proj_weight[12:16] *= 40.0  # the keys of head 1
     monitor.begin(model, 1)
@@ -90,14 +90,14 @@ class WrittenOut(nn.Module):
 
 
 def test_weights_that_the_model_made_have_no_logits() -> None:
-    monitor, model = AttentionMonitor(), WrittenOut(heads=True)
+    monitor, model = AttentionMonitor(causal=False), WrittenOut(heads=True)
     monitor.begin(model, 1)
     model(torch.randn(2, 5, 4))
     assert {name.rpartition("/")[2] for name in monitor.end()} == {"entropy", "first_key", "dead", "uniform"}
 
 
 def test_a_layer_that_cannot_be_measured_is_named_and_ends_no_run() -> None:
-    monitor, model = AttentionMonitor(), WrittenOut(heads=False)
+    monitor, model = AttentionMonitor(causal=False), WrittenOut(heads=False)
     monitor.begin(model, 1)
     model(torch.randn(2, 5, 4))
     assert monitor.end() == {}
@@ -135,7 +135,7 @@ def test_numbers_out_of_range_are_refused() -> None:
 
 
 def measured() -> AttentionMonitor:
-    model, monitor = encoder(), AttentionMonitor()
+    model, monitor = encoder(), AttentionMonitor(causal=False)
     with torch.no_grad():
         model.layers[1].self_attn.in_proj_weight[12:16] *= 40.0  # the keys of head 1
     monitor.begin(model, 1)
@@ -145,7 +145,7 @@ def measured() -> AttentionMonitor:
 
 
 def test_the_worst_head_has_the_map_of_its_first_sequence() -> None:
-    model, monitor, x = encoder(), AttentionMonitor(), torch.randn(3, 6, 8)
+    model, monitor, x = encoder(), AttentionMonitor(causal=False), torch.randn(3, 6, 8)
     with torch.no_grad():
         model.layers[1].self_attn.in_proj_weight[12:16] *= 40.0  # the keys of head 1
     monitor.begin(model, 1)
@@ -160,7 +160,7 @@ def test_the_worst_head_has_the_map_of_its_first_sequence() -> None:
 
 
 def test_a_long_map_is_pooled_to_the_size_of_a_picture() -> None:
-    model, monitor = encoder(), AttentionMonitor()
+    model, monitor = encoder(), AttentionMonitor(causal=False)
     monitor.begin(model, 1)
     model(torch.randn(1, 500, 8))
     monitor.end()

@@ -30,7 +30,7 @@ BATCH = {"ids": torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]]), "attention_mask": to
 
 
 def test_a_sound_model_passes() -> None:
-    assert_sound(Tokens(hands_on=True), BATCH)
+    assert_sound(Tokens(hands_on=True), BATCH, causal=False)
 
 
 def test_a_lost_mask_is_told_with_its_module_its_share_and_its_remedy() -> None:
@@ -46,10 +46,38 @@ def test_a_lost_mask_is_told_with_its_module_its_share_and_its_remedy() -> None:
 
 def test_only_intended_reasons_are_ignored() -> None:
     reasons = {one.reason for one in regard.check(Tokens(hands_on=False), BATCH).faults}
-    assert_sound(Tokens(hands_on=False), BATCH, ignore=reasons)
+    assert_sound(Tokens(hands_on=False), BATCH, causal=False, ignore=reasons)
     for left in reasons:
         with pytest.raises(AssertionError):
             assert_sound(Tokens(hands_on=False), BATCH, ignore=reasons - {left})
+
+
+def test_a_check_that_looked_at_nothing_passes_nothing() -> None:
+    """Nothing says whether it is causal, it attends to nothing, another copy ran, or a word is wrong."""
+    with pytest.raises(AssertionError, match="not known to be sound: whether it is causal is not known: tell causal="):
+        assert_sound(Tokens(hands_on=True), BATCH)
+    with pytest.raises(AssertionError, match="no attention was seen"):
+        assert_sound(nn.Linear(4, 4), torch.randn(2, 5, 4), causal=False)
+    with regard.watch(Tokens(hands_on=True)) as seen:
+        Tokens(hands_on=True)(**BATCH)
+    assert "nothing found; no attention was seen" in repr(seen.audit())
+    wrong: Any = "no"
+    for ask in (lambda: regard.check(Tokens(hands_on=True), BATCH, causal=wrong), lambda: seen.audit(causal=wrong)):
+        with pytest.raises(ArgumentError, match="causal= takes True, False or None, got 'no'"):
+            ask()
+
+
+def test_both_doors_take_the_same_words() -> None:
+    class Named(Tokens):
+        def forward(self, ids: torch.Tensor, attention_mask: Any = None) -> Any:
+            return super().forward(ids, torch.ones_like(ids))
+
+    keep = BATCH["attention_mask"].bool()
+    checked = regard.check(Named(hands_on=True), {"ids": BATCH["ids"]}, causal=False, padding=keep)
+    assert {one.reason for one in checked.errors} >= {"padding"}
+    documents = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1]])
+    checked = regard.check(Named(hands_on=True), {"ids": BATCH["ids"]}, causal=False, documents=documents)
+    assert {one.reason for one in checked.errors} == {"documents"}
 
 
 def test_a_model_without_inputs_is_refused_as_by_check() -> None:

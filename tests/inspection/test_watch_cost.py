@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 import regard
-from regard.tensors.reused_memory import Arena
 from regard.watching.hooks.this_thread import this_thread
 from regard.watching.readers.kernel_lse import KERNELS, KernelLse, run_with_lse
 
@@ -246,29 +243,6 @@ def test_a_method_of_a_module_of_ours_is_a_call_of_that_module() -> None:
 
 
 # -- late copies -----------------------------------------------------------------------------------------
-
-
-@given(
-    st.lists(st.integers(1, 5), min_size=1, max_size=5),
-    st.randoms(use_true_random=False),
-    st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int8]),
-    st.booleans(),
-)
-@settings(max_examples=60, deadline=None)
-def test_a_copy_is_laid_out_as_a_clone(shape: list[int], random: Any, dtype: torch.dtype, has_gaps: bool) -> None:
-    order = random.sample(range(len(shape)), len(shape))
-    whole = torch.arange(2 * torch.Size(shape).numel()).view([*(shape[d] for d in order), 2]).to(dtype)
-    tensor = (whole[..., 0] if has_gaps else whole[..., 0].clone()).permute([order.index(d) for d in range(len(shape))])
-    arena = Arena()
-    copies = [arena.copied(tensor + n) for n in range(3)]
-    for n, copy in enumerate(copies):
-        made, cloned = copy.tensor(), (tensor + n).clone()
-        assert torch.equal(made, cloned)
-        assert [s for s, size in zip(made.stride(), shape, strict=True) if size > 1] == [
-            s for s, size in zip(cloned.stride(), shape, strict=True) if size > 1
-        ]
-        assert made.untyped_storage().nbytes() == made.numel() * made.element_size()
-        assert made._base is None
 
 
 class Projected(nn.Module):

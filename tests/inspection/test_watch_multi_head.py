@@ -295,7 +295,7 @@ def test_our_attention_on_every_backend(backend: str, context: type[Any]) -> Non
 
 def test_scores_and_normalizations_of_ours() -> None:
     class Ours(nn.Module):
-        def forward(self, x: Tensor) -> regard.Attended:
+        def forward(self, x: Tensor) -> regard.functional.Attended:
             sink = regard.SoftmaxWithSink(torch.zeros(3))
             x = regard.attention(x, x, x, normalization=sink, score=regard.Cosine(3.0), dropout=0.1)
             return regard.attention(x, x, x, normalization=regard.Sparsemax(), return_weights=True)

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 import regard
 from regard.errors import ArgumentError, NotKeptError, NotSeenError
 from regard.watching.analysis.rollout import rollout
-from regard.watching.kept import stored_weights
 from regard.watching.readers import written_out
 from regard.watching.watch import Seen
 from tests import each_once
@@ -82,6 +81,9 @@ CHANGED: dict[str, Weights] = {
     "the difference of two": lambda m, s: s.softmax(-1) - 0.8 * (2 * s).softmax(-1),
     "keys left out by a fill": lambda m, s: s.softmax(-1).masked_fill(s < 0, 0.0),
     "a choice": lambda m, s: torch.where(s > 0, s.softmax(-1), torch.zeros(())),
+    "rows written into a new tensor": lambda m, s: torch.slice_scatter(
+        torch.zeros_like(s), s.softmax(-1)[:, :, :-1], 2, 0, s.shape[2] - 1
+    ),
     "in another layout": lambda m, s: (s.softmax(-1).transpose(1, 2) * 2).transpose(1, 2),
 }
 
@@ -172,7 +174,7 @@ def test_rows_that_do_not_sum_to_one() -> None:
 
 def test_verify_catches_weights_that_are_not_those_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """The softmax is kept in place of the operand, as it was once."""
-    real = stored_weights.stored
+    real = written_out.stored
 
     def planted(kept: Any, *rest: Any) -> Any:
         return real((kept / kept.sum(-1, keepdim=True)).contiguous(), *rest)

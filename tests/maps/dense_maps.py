@@ -18,8 +18,8 @@ NORMALIZATIONS = {
     "sparsemax": regard.Sparsemax(),
     "entmax": regard.Entmax15(),
     "sigmoid": regard.Sigmoid(-0.5),
-    "softpick": regard.Softpick(),
-    "unnormalized": regard.Unnormalized(),
+    "softpick": regard.call.normalizations.Softpick(),
+    "unnormalized": regard.call.normalizations.Unnormalized(),
 }
 
 
@@ -63,7 +63,9 @@ def sums_asked(weights: AttentionMap, rows: int, columns: int) -> dict[str, Tens
     }
 
 
-def check(weights: Any, dense: Tensor, *, tolerance: float, k: int, rows: int, columns: int, p: float) -> None:
+def check(
+    weights: Any, dense: Tensor, *, tolerance: float, k: int, rows: int, columns: int, p: float, is_part: bool = False
+) -> None:
     """A map against its dense weights in float64: every statistic, product and block."""
     dense = dense.detach()
     queries, keys = dense.shape[-2:]
@@ -87,6 +89,10 @@ def check(weights: Any, dense: Tensor, *, tolerance: float, k: int, rows: int, c
     }
     together = weights.summary(*asked, "top_weight", rows=rows, columns=columns)
     for name, theirs in written.items():
+        if name == "distance" and is_part:  # it is at the places of its whole
+            close(weights.distance(keys - queries), theirs, factor[name])
+            close(together[name], asked[name], factor[name])
+            continue
         close(asked[name], theirs, factor.get(name, 1.0))
         close(together[name], theirs, factor.get(name, 1.0))
     close(weights.received("mean"), dense.mean(-2))

@@ -30,7 +30,9 @@ def test_whole_files_answer_every_question(exhibit: Exhibit, tmp_path: Path) -> 
 def square(tmp_path: Path) -> Path:
     q = torch.randn(2, 3, 4, 5)
     path = tmp_path / "map.safetensors"
-    regard.attention(q, q, q, mask=regard.causal() & regard.strided(2), return_weights=True).weights.save(path)
+    regard.attention(q, q, q, mask=regard.causal() & regard.call.masks.strided(2), return_weights=True).weights.save(
+        path
+    )
     return path
 
 
@@ -82,7 +84,7 @@ def test_deep_trees_are_neither_read_nor_written(tmp_path: Path) -> None:
         regard.AttentionMap.load(path)
     mask, q = regard.causal(), torch.randn(3, 2)
     for _ in range(60):
-        mask = ~(mask & regard.strided(2))
+        mask = ~(mask & regard.call.masks.strided(2))
     weights = regard.attention(q, q, q, mask=mask, return_weights=True).weights
     before = path.read_bytes()
     with pytest.raises(ArgumentError, match=r"cannot be saved: .*levels deep"):

@@ -103,7 +103,7 @@ def test_what_stays_lazy(**case: Any) -> None:
     names = made(**case)
     dense = densely(names)
     for idiom in idioms(LAZY):
-        with regard.strict_maps():
+        with regard.maps.strict_maps():
             found = said(idiom, names)
         if "argmax" not in idiom and "[1]" not in idiom[-3:]:  # of equal weights torch may take any
             same(idiom, found, said(idiom, dense))
@@ -117,5 +117,8 @@ def test_what_needs_the_matrix(**case: Any) -> None:
     for idiom in idioms(DENSE):
         same(idiom, said(idiom, names), said(idiom, dense))
         # The line is that of the idiom; the functions of torch on the way to it are passed over.
-        with regard.strict_maps(), pytest.raises(TooLargeError, match=r"at <string>:1; maps are strict here: .*dense"):
+        with (
+            regard.maps.strict_maps(),
+            pytest.raises(TooLargeError, match=r"at <string>:1; maps are strict here: .*dense"),
+        ):
             said(idiom, names)

@@ -49,7 +49,7 @@ def test_a_saved_map_is_the_same_map(tmp_path: Path, dtype: torch.dtype, case: C
         {"bias": regard.ALiBi(4), "mask": regard.causal()},
         {"bias": regard.T5Bias(torch.randn(32, 4))},
         {"mask": regard.documents(torch.arange(9) // 4)},
-        {"score": regard.Epanechnikov(torch.rand(4) + 2)},
+        {"score": regard.call.scores.Epanechnikov(torch.rand(4) + 2)},
     ],
     ids=["sink", "entmax", "ALiBi", "T5", "documents", "Epanechnikov"],
 )
@@ -144,8 +144,8 @@ def test_a_file_is_as_small_as_the_factors(tmp_path: Path) -> None:
     assert (tmp_path / "map").stat().st_size < 2 * (q.numel() + k.numel()) + 4 * 4 * 300 + 2500
 
 
-@pytest.mark.parametrize("score", [None, regard.Laplacian(torch.ones(3))], ids=["dot", "laplacian"])
-def test_another_device_and_no_graph(score: regard.Laplacian | None) -> None:
+@pytest.mark.parametrize("score", [None, regard.call.scores.Laplacian(torch.ones(3))], ids=["dot", "laplacian"])
+def test_another_device_and_no_graph(score: regard.call.scores.Laplacian | None) -> None:
     """The meta device has no numbers, but the whole tree must get there."""
     q = torch.randn(2, 3, 4, 5, requires_grad=True)
     options = {} if score is None else {"score": score}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import ShapeError
-from regard.maps.strictness import strict_maps
+from regard.maps.tensor_like import strict_maps
 
 INDICES: dict[str, Any] = {
     "integers of NumPy": (0, 1, np.int64(3), np.int32(-1)),
@@ -84,7 +84,7 @@ def test_what_is_read_of_an_index_alone_is_computed(monkeypatch: pytest.MonkeyPa
     """Pairs of a long map are read one by one, and slices of it stay lazy: neither makes its matrix."""
     x = torch.randn(1, 2, 20_000, 2)
     weights: Any = regard.attention(x, x, x, return_weights=True).weights
-    with regard.strict_maps():
+    with regard.maps.strict_maps():
         rows = weights[0, :, 1:, :-1]
         assert isinstance(rows, regard.AttentionMap)
         points = weights[0, :, torch.tensor([1, 7]), torch.tensor([0, 19_999])]
@@ -98,7 +98,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "tiled": {"backend": "tiled"},
     "reference": {"backend": "reference"},
     "sigmoid": {"normalization": regard.Sigmoid()},
-    "Gaussian": {"score": regard.Gaussian(1.0)},
+    "Gaussian": {"score": regard.call.scores.Gaussian(1.0)},
     "lengths": {"mask": regard.lengths(torch.zeros(0, dtype=torch.long))},
     "documents": {"mask": regard.documents(torch.zeros(0, 5, dtype=torch.long))},
     "offsets": {"mask": regard.causal(torch.zeros(0, dtype=torch.long))},

@@ -102,7 +102,7 @@ LONG_MASKS = [
     regard.window(9) & regard.padding(torch.arange(170) < torch.tensor([[160], [120]])),
     regard.documents(torch.arange(150) // 40, key_ids=torch.arange(170) // 40),
     regard.blocks(torch.rand(20, 20, generator=torch.Generator().manual_seed(1)) < 0.4, 16),
-    regard.causal() & regard.strided(3),
+    regard.causal() & regard.call.masks.strided(3),
     ~regard.causal(3) | regard.lengths(torch.tensor([3, 5])),
 ]
 
@@ -405,7 +405,11 @@ def test_statistics_in_half_precision_with_a_bias_that_reads_the_vectors(bias: s
     """Without gradients tiles have buffers of their own; the vectors that a bias reads must not round there."""
     q, k = (torch.randn(2, 3, 20, 8).bfloat16() for _ in range(2))
     u, r = torch.randn(3, 8).bfloat16(), torch.randn(3, 20, 8).bfloat16()
-    added = regard.Shaw(torch.randn(9, 8).bfloat16()) if bias == "Shaw" else regard.TransformerXL(u, u, r)
+    added = (
+        regard.call.biases.Shaw(torch.randn(9, 8).bfloat16())
+        if bias == "Shaw"
+        else regard.call.biases.TransformerXL(u, u, r)
+    )
     with torch.no_grad():
         weights = regard.attention(q, k, k, mask=regard.causal(), bias=added, return_weights=True).weights
         for asked in (

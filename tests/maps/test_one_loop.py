@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
+from regard.call.masks import strided
 from regard.maps.loop import one_loop, row_tiles
 from regard.maps.sources.dot_scores import DotScores
-from regard.tensors import thread_team
 from regard.watching.analysis.head_table import BY_QUERY, query_values
 from tests import each_once
 from tests.core.random_calls import DTYPES, Case, cases
@@ -341,7 +341,7 @@ def test_tiles_are_kept_for_equal_masks_alone(answered: Answered, monkeypatch: p
     monkeypatch.setattr(row_tiles, "kept_batches", {})
     masks = [
         regard.causal(), regard.causal(offset=3), regard.window(30), regard.window(40), regard.window(31, side="both"),
-        regard.causal() & regard.window(30), regard.strided(3), regard.strided(4), regard.causal() | regard.window(8),
+        regard.causal() & regard.window(30), strided(3), strided(4), regard.causal() | regard.window(8),
         regard.documents(torch.arange(200) // 50), regard.documents(torch.arange(200) // 40), None,
     ]  # fmt: skip
     for keys in (200, 150):
@@ -372,7 +372,7 @@ def test_few_tiles_are_kept_and_no_large_ones(answered: Answered, monkeypatch: p
         assert [key[1] for key in row_tiles.kept_batches] == list(range(33, 33 + row_tiles.MOST_KEPT))
         q = torch.randn(1, 1, 600, 4)
         answered.clear()
-        regard.attention(q, q, q, mask=regard.strided(2), return_weights=True).weights.summary("received", "top_key")
+        regard.attention(q, q, q, mask=strided(2), return_weights=True).weights.summary("received", "top_key")
         assert answered == [True]
     assert all(batch[1].numel() <= row_tiles.KEPT_ELEMENTS for batch in row_tiles.kept_batches.values())
     assert 600 not in [key[1] for key in row_tiles.kept_batches]
@@ -427,7 +427,7 @@ def test_without_the_threads_of_openmp_those_of_python_share_the_work(monkeypatc
     with torch.no_grad():
         weights = regard.attention(q, q, q, return_weights=True).weights
         expected = weights.summary("received", "top_weight")
-        monkeypatch.setattr(thread_team, "openmp", lambda: None)
+        monkeypatch.setattr(one_loop, "openmp", lambda: None)
         torch.set_num_threads(3)
         try:
             found = weights.summary("received", "top_weight")
@@ -594,3 +594,15 @@ def test_where_nothing_can_be_kept_each_process_compiles(monkeypatch: pytest.Mon
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     doubled = compiled_function(types.int64(types.int64))(lambda x: 2 * x)
     assert doubled.ctypes(21) == 42
+
+
+def test_numbers_in_new_memory_are_not_read(answered: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(1, 8, 512, 16)
+    weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True)[1]
+    names = ("received", "entropy", "distance", "top_weight", "pooled_mean", "pooled_max")
+    right, real = weights.summary(*names), torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: real(*size, **options).fill_(7))
+    found = weights.summary(*names)
+    assert all(answered)
+    for name in names:
+        torch.testing.assert_close(found[name], right[name], rtol=0, atol=0)

@@ -45,6 +45,6 @@ def test_closed_forms_are_numbers_and_other_masks_have_no_ranges() -> None:
     assert (found.lower, found.upper) == (S - T - 3, S - T + 1)
     assert found.first is found.stop is found.keep is None
     assert RowRanges.of(None, sizes, cpu).lower == -FAR
-    strided = regard.strided(2).bind(sizes, cpu)
+    strided = regard.call.masks.strided(2).bind(sizes, cpu)
     assert RowRanges.of(strided, sizes, cpu) is None
     assert RowRanges.of((regard.padding(torch.ones(2, S) > 0) | regard.causal()).bind(sizes, cpu), sizes, cpu) is None

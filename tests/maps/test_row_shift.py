@@ -156,8 +156,8 @@ def test_torchs_own_gradients_of_such_a_row_are_wrong() -> None:
 
 
 SCORES = {
-    "of a compact kernel": regard.Boxcar(4.0),
-    "that falls off": regard.Gaussian(),
+    "of a compact kernel": regard.call.scores.Boxcar(4.0),
+    "that falls off": regard.call.scores.Gaussian(),
     "soft-capped": regard.SoftCapped(regard.ScaledDot(), 5.0),
     "of angles": regard.Cosine(),
     "a function": lambda query, key: (query[..., :, None, :] - key[..., None, :, :]).abs().mean(-1),
@@ -194,9 +194,9 @@ def test_a_map_that_a_compiled_function_made_is_read_outside_of_it() -> None:
     query, key, value, bias = inputs(-1e9)
 
     @torch.compile(fullgraph=True, backend="eager")
-    def made(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> regard.Attended:
+    def made(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> regard.functional.Attended:
         found = regard.attention(query, key, value, bias=bias, return_weights=True)
-        return regard.Attended(found.output, found.weights)
+        return regard.functional.Attended(found.output, found.weights)
 
     close(made(query, key, value, bias).weights.dense(), written_out(query, key, bias, None), 2e-6)
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from regard.call.positions import sinusoidal
 from regard.call.rotary import rotary as rotary_file
-from regard.call.rotary.layouts import Half, Interleaved, Layout
-from regard.call.rotary.rotary import Rotary
+from regard.call.rotary.rotary import Half, Interleaved, Layout, Rotary
 from regard.call.rotary.scalings import DynamicNTK, PositionInterpolation, Scaling, plain_frequencies
 from regard.nn import SinusoidalPositions, embeddings
 from regard.tensors.guards import KeptPlace, may_be_kept

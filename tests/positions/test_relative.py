@@ -109,7 +109,7 @@ def t5_decoder(offset: int | None = None) -> Case:
 def shaw(offset: int | None = None) -> Case:
     table = normal(5, DIM)
     by_hand = pair_by_pair(lambda h, d, q, k: q @ table[clip(d, 2) + 2] / math.sqrt(DIM), offset)
-    return Case(regard.Shaw(table, offset=offset), (table,), by_hand)
+    return Case(regard.call.biases.Shaw(table, offset=offset), (table,), by_hand)
 
 
 def transformer_xl(offset: int | None = None) -> Case:
@@ -118,7 +118,7 @@ def transformer_xl(offset: int | None = None) -> Case:
     by_hand = pair_by_pair(
         lambda h, d, q, k: (q @ r[h, 10 - d] + k @ u[h] + r[h, 10 - d] @ v[h]) / math.sqrt(DIM), offset
     )
-    return Case(regard.TransformerXL(u, v, r, first=-10, offset=offset), (u, v, r), by_hand)
+    return Case(regard.call.biases.TransformerXL(u, v, r, first=-10, offset=offset), (u, v, r), by_hand)
 
 
 def disentangled(offset: int | None = None) -> Case:
@@ -127,7 +127,7 @@ def disentangled(offset: int | None = None) -> Case:
     by_hand = pair_by_pair(
         lambda h, d, q, k: (q @ keys[h, 4 + clip(-d, 3)] + k @ queries[h, 4 + clip(-d, 3)]) / math.sqrt(DIM), offset
     )
-    return Case(regard.Disentangled(keys, queries, None, 32, offset), (keys, queries), by_hand)
+    return Case(regard.call.biases.Disentangled(keys, queries, None, 32, offset), (keys, queries), by_hand)
 
 
 @pytest.mark.parametrize(("reach", "longest"), [(4, 32), (8, 20), (256, 512)])
@@ -362,7 +362,7 @@ def test_transformer_xl_is_the_papers_section_3_3() -> None:
             weights = (torch.stack(a) / math.sqrt(dim)).softmax(-1)
             expected[n, i] = weights @ (h[: memory + i + 1] @ w_v[n])
     query, key, value = h[None, None, memory:] @ w_q, h @ w_ke, h @ w_v
-    bias = regard.TransformerXL(u, v, big_r @ w_kr)
+    bias = regard.call.biases.TransformerXL(u, v, big_r @ w_kr)
     for backend in ("reference", "tiled"):
         for mask in (regard.causal(), None):  # without a mask: there is no r for a key after its query
             output = regard.attention(query, key[None], value[None], mask=mask, bias=bias, backend=backend)
@@ -420,8 +420,8 @@ def test_position_biases_take_memory_linear_in_the_lengths(
     rows = torch.randn(heads, 2 * length - 1, dim, requires_grad=True)
     biases = [
         regard.T5Bias(torch.randn(32, heads, requires_grad=True)),
-        regard.Shaw(table),
-        regard.TransformerXL(vectors_, vectors_, rows, first=1 - length),
+        regard.call.biases.Shaw(table),
+        regard.call.biases.TransformerXL(vectors_, vectors_, rows, first=1 - length),
         regard.ALiBi(torch.rand(heads, requires_grad=True)),
     ]
     for bias in biases:
@@ -450,15 +450,15 @@ def test_errors_say_what_to_do() -> None:
     with pytest.raises(ArgumentError, match="must be above that, got 8"):
         regard.T5Bias(torch.zeros(32, 2), max_distance=8)
     with pytest.raises(ShapeError, match=r"2k \+ 1 rows, for the distances -k to k; got 4"):
-        regard.Shaw(torch.zeros(4, 4))
+        regard.call.biases.Shaw(torch.zeros(4, 4))
     with pytest.raises(ShapeError, match=r"as wide as the query, 4, got \(5, 3\)"):
-        attend(q, q, q, bias=regard.Shaw(torch.zeros(5, 3)))
+        attend(q, q, q, bias=regard.call.biases.Shaw(torch.zeros(5, 3)))
     with pytest.raises(ShapeError, match=r"a content_bias of shape \(2, 4\), got \(3, 4\)"):
-        regard.TransformerXL(torch.zeros(3, 4), row, heads)
+        regard.call.biases.TransformerXL(torch.zeros(3, 4), row, heads)
     with pytest.raises(
         ShapeError, match="up to distance 2, from the last query to the first key: 3 rows from distance 0 on, got 2"
     ):
-        attend(q, q, q, bias=regard.TransformerXL(row, row, heads[:, :2]))
+        attend(q, q, q, bias=regard.call.biases.TransformerXL(row, row, heads[:, :2]))
     with pytest.raises(ArgumentError, match="has not met a call yet"):
         regard.ALiBi(2).value(torch.tensor(0), torch.tensor(0), torch.tensor(0), q, q)
 

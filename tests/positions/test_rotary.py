@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.call.rotary.layouts import Half, Interleaved, Layout
-from regard.call.rotary.rotary import Rotary
+from regard.call.rotary.rotary import Half, Interleaved, Layout, Rotary
 from regard.call.rotary.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Scaling, YaRN
 from regard.errors import ArgumentError, ShapeError
 

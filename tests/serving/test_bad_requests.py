@@ -11,6 +11,7 @@ import pytest
 from regard.errors import ArgumentError
 from regard.serving.guard import refuse_open
 from regard.serving.served import Served
+from regard.tasks.translation.options import TranslationOptions
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
 
 GOOD = {"q": "we see two cats", "source": "en", "target": "fr"}
@@ -181,3 +182,22 @@ def test_nothing_of_a_request_is_printed(
     time.sleep(0.05)
     assert (capfd.readouterr(), [one for one in logged if one.levelname == "ERROR"]) == (("", ""), [])
     assert TRANSLATOR in server.desk.models
+
+
+def test_a_sentence_longer_than_those_of_training_is_refused_at_every_door(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `translate` refuses it: the limit of a server is no other one."""
+    text = "we see two cats and stars"
+    served: Any = server.desk.models[TRANSLATOR]
+    longest = len(served.translator.source_tokenizer.encode_batch([text])[0])
+    monkeypatch.setattr(served.translator, "longest", longest)
+    (said,) = {one.problem for one in served.translator.translate_window([text], TranslationOptions())}
+    look = {"text": text, "model": TRANSLATOR}
+    asked = {"/translate": GOOD | {"q": text}, "/regard/v1/attention": look, "/regard/v1/view": {"subjects": [look]}}
+    for path, question in asked.items():
+        status, body, _ = server.ask(path, question)
+        assert (status, json.loads(body)["error"]) == (400, said), path
+    assert said.encode() in server.ask("/regard/v1/answer", look)[1]
+    monkeypatch.setattr(served.translator, "longest", longest + 1)
+    assert server.ask("/regard/v1/attention", look)[0] == 200

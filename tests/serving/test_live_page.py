@@ -187,8 +187,11 @@ def test_two_models_answer_side_by_side(browser: Chromium, server: Running) -> N
 def test_the_page_keeps_within_its_policy_and_tells_errors(browser: Chromium, server: Running) -> None:
     opened(browser, server)
     settle(browser)
-    browser.run("document.getElementById('text').value = ''; document.getElementById('go').click();")
+    shown = "return ['regard', 'heads'].map((id) => document.getElementById(id).hidden);"
+    assert browser.run(shown) == [False, False]
+    browser.run("document.getElementById('text').value = ' '; document.getElementById('go').click();")
     browser.until("document.getElementById('status').textContent.includes('empty')")
+    assert browser.run(shown) == [True, True]  # nothing of the text before
     broken = [one for one in browser.errors if "400" not in one]
     assert broken == []
 

@@ -19,7 +19,7 @@ def kills_between_events() -> None:
     [
         ("soak:main", ("transformer",), 2),
         pytest.param("soak:main", ("transformer", "language-model"), 4, marks=pytest.mark.slow),
-        pytest.param("test_soak:kills_between_events", ("transformer",), 3, marks=pytest.mark.slow),
+        pytest.param("test_soak:kills_between_events", ("transformer",), 12, marks=pytest.mark.slow),
     ],
 )
 def test_kills_lose_nothing(function: str, kinds: tuple[str, ...], kills: int) -> None:

@@ -94,7 +94,9 @@ def test_it_is_as_if_the_batch_had_not_been_there(tmp_path: Path, by: float) -> 
     steps = [event for event in events if isinstance(event, Stepped)]
     assert [event.step for event in steps] == list(range(1, 13))  # as many updates as were asked for
     assert [event.skipped_batches for event in steps][:5] == [0, 0, 1, 2, 2]
-    assert events[-1] == Finished(step=12, reason="steps", skipped_batches=2)
+    end = events[-1]
+    assert isinstance(end, Finished)
+    assert (end.step, end.reason, end.skipped_batches) == (12, "steps", 2)
     assert Checkpoints(tmp_path / "skip").position("last").skipped_batches == 2
 
 
@@ -102,7 +104,9 @@ def test_all_that_was_accumulated_is_passed_over(tmp_path: Path) -> None:
     _, events = run(tmp_path, Poisoned(4), replace(CONFIG, accumulate=3, steps=4))
     (bad,) = (event for event in events if isinstance(event, Skipped))
     assert (bad.step, bad.first, bad.last) == (2, 3, 5)
-    assert events[-1] == Finished(step=4, reason="steps", skipped_batches=3)
+    end = events[-1]
+    assert isinstance(end, Finished)
+    assert (end.step, end.reason, end.skipped_batches) == (4, "steps", 3)
 
 
 def test_an_infinite_gradient_of_a_finite_loss_is_passed_over(tmp_path: Path) -> None:
@@ -167,7 +171,7 @@ def test_it_is_said_where_and_how_many(tmp_path: Path) -> None:
     lines = file.getvalue().splitlines()
     assert "step       3  passed over: the loss is nan at step 3 (epoch 0, batch 2)" in lines
     assert "  1 passed over" in lines[-2]
-    assert lines[-1] == "step      12  done; 1 batch passed over"
+    assert lines[-1].startswith("step      12  done; 1 batch passed over")
 
 
 def test_checkpoints_are_not_written_between_a_bad_batch_and_the_next_step(tmp_path: Path) -> None:

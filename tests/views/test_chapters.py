@@ -99,9 +99,7 @@ def test_a_row_that_cannot_be_drawn() -> None:
 
 @pytest.mark.parametrize("layout", ["Half", "Interleaved"])
 def test_rotations_turn_by_their_frequency(layout: str) -> None:
-    from regard.call.rotary import layouts
-
-    rotary = regard.Rotary(8, layout=getattr(layouts, layout)())
+    rotary = regard.Rotary(8, layout=getattr(regard.call.rotary, layout)())
     figure = rotations(rotary, 5, [0, 1])
     for plane, ax in enumerate(figure.axes):
         tips = [note.xy for note in ax.texts if hasattr(note, "xy")]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.call.biases import Shaw, TransformerXL
 from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError
 from regard.functional import Attended
@@ -55,8 +56,8 @@ def pictures() -> dict[str, Any]:
     return {
         **{f"map {shape}": weights(*shape) for shape in ((), (2,), (2, 3), (2, 1, 3))},
         "causal": regard.causal(), "joined masks": regard.window(2) & regard.causal(), "watch": seen(),
-        "ALiBi": regard.ALiBi(8), "T5": regard.T5Bias(torch.randn(8, 2)), "Shaw": regard.Shaw(torch.randn(9, 8)),
-        "Transformer-XL": regard.TransformerXL(torch.randn(2, 8), torch.randn(2, 8), torch.randn(2, 12, 8)),
+        "ALiBi": regard.ALiBi(8), "T5": regard.T5Bias(torch.randn(8, 2)), "Shaw": Shaw(torch.randn(9, 8)),
+        "Transformer-XL": TransformerXL(torch.randn(2, 8), torch.randn(2, 8), torch.randn(2, 12, 8)),
         "T5's module": RelativeBias(4), "sines": SinusoidalPositions(16), "learned positions": LearnedPositions(9, 8),
         "rotary": regard.Rotary(8), "attended": attended(), "a row": arithmetic_of_row(x := torch.randn(5, 4), x, x, 2),
         "example": model_example([weights(2)]), "map of a page": Map(weights(2).dense(), list("abcde")),

@@ -136,6 +136,8 @@ def test_a_grid_of_sentences_keeps_panels_apart() -> None:
     figure = heatmap_grid(panels, title="Alignments")
     drawn(figure)
     wide = heatmap_grid([np.eye(2)], title="Attention of a model with a long name, mean of 4 heads")
+    wider = [heatmap_grid([Panel(np.eye(2), title="x" * n)], title="x" * n).get_size_inches()[0] for n in (60, 300)]
+    assert wider[0] == pytest.approx(wider[1], rel=0.05)
     drawn(wide)
     assert wide.texts[0].get_window_extent().x1 < wide.bbox.x1 - 10
     assert len(figure.axes) == 14  # And the colour bar.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard.call.normalizations import Normalization
-from regard.call.rotary.layouts import Layout
+from regard.call.rotary.rotary import Layout
 from regard.call.rotary.scalings import Scaling
 from regard.call.scores.base import Score
 from regard.edits import Edit

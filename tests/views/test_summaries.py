@@ -46,7 +46,7 @@ def image_of(figure: Any) -> npt.NDArray[np.floating[Any]]:
 def test_the_picture_that_a_summary_keeps_is_drawn() -> None:
     whole, kept = seen_by("factors", "summary", length=300)
     figure = model_grid(kept, how="mean", sequence=1)
-    np.testing.assert_allclose(image_of(figure), image_of(model_grid(whole, how="mean", sequence=1)), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(image_of(figure), image_of(model_grid(whole, how="mean", sequence=1)), rtol=0, atol=1e-5)
     assert figure.texts[0].get_text() == "(mean of 2.34 × 2.34 weights a dot)"
 
 
@@ -57,7 +57,7 @@ def test_a_coarser_picture_is_drawn_where_a_finer_one_would_be_welcome(how: Any)
     expected = image_of(model_grid(whole, how=how, cells=CELLS))
     assert drawn.shape == expected.shape  # Both fill the same room with the 16 values that were kept.
     side = (drawn.shape[1] + 6) // 4 - 6  # four heads, and 6 dots between two
-    np.testing.assert_allclose(drawn[:side, :side], expected[:side, :side], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(drawn[:side, :side], expected[:side, :side], rtol=0, atol=1e-5)
 
 
 def test_heatmaps_and_grids_of_pictures() -> None:
@@ -66,14 +66,14 @@ def test_heatmaps_and_grids_of_pictures() -> None:
     for pooling in ("max", "mass"):
         one = picture(kept[name][0, 3], pooling=pooling)
         other = picture(whole[name][0, 3], max_cells=CELLS, pooling=pooling)
-        np.testing.assert_allclose(one.values, other.values, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(one.values, other.values, rtol=0, atol=1e-5)
         assert (one.rows, one.columns, one.grid) == (other.rows, other.columns, other.grid)
     axes = heatmap(kept[name][0, 3], title="head 3")
     assert axes.get_title(loc="left") == "head 3 (max of up to 5 × 5 weights a cell)"
     assert len(heatmap_grid(head_panels(kept[name][1])).axes) == 5
     mean = picture(kept[name].average()[0], pooling="mass").values
     expected = picture(whole[name].average()[0], max_cells=CELLS, pooling="mass").values
-    np.testing.assert_allclose(mean, expected, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(mean, expected, rtol=0, atol=1e-5)
 
 
 def test_a_page_of_what_was_kept() -> None:
@@ -101,8 +101,8 @@ def test_a_short_map_is_kept_whole_and_drawn_by_every_view() -> None:
     """With fewer tokens than blocks each block is one weight: its mean is its largest weight."""
     whole, kept = seen_by("factors", "summary", length=9)
     name = next(iter(kept))
-    np.testing.assert_allclose(image_of(model_grid(kept)), image_of(model_grid(whole)), rtol=0, atol=2e-6)
-    np.testing.assert_allclose(picture(kept[name][0, 1]).values, whole[name][0, 1].dense(), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(image_of(model_grid(kept)), image_of(model_grid(whole)), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(picture(kept[name][0, 1]).values, whole[name][0, 1].dense(), rtol=0, atol=1e-5)
     (labels,) = embedded(page([model_example(kept, list("abcdefghi"))]).text)["examples"][0]["labels"]
     assert labels["texts"] == list("abcdefghi")
 

@@ -322,7 +322,7 @@ def test_the_page_that_a_view_saves_can_be_recomputed_where_it_is_short(tmp_path
     data = embedded(made.save(tmp_path / "page.html").read_text(encoding="utf-8"))
     assert data["title"] == "saved"
     assert set(data["examples"][0]["maps"][0]["factors"]["heads"]) == {"0", "1"}
-    from regard.views.widget.kept_factors import maps_with_factors
+    from regard.views.widget.view import maps_with_factors
 
     assert maps_with_factors([Example("", {"short": Map(short[0]), "long": Map(long[0])})], 1.0) == ["short"]
     assert json.dumps(made.data)  # type: ignore[attr-defined]

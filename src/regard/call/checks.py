@@ -1,7 +1,7 @@
 """`checking`: check the values of every call, not only the shapes.
 
 A check of values costs a pass over every tensor, synchronises a GPU and would break a compiled graph. So calls check
-shapes alone, and values too under `regard.checking()`.
+shapes alone, and values too under `regard.call.checks.checking()`.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from regard.call.masks.basic import Causal, Lengths
 from regard.call.masks.patterns import Documents, Window
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
 
-IS_CHECKING: ContextVar[bool] = ContextVar("regard.checking", default=False)
+IS_CHECKING: ContextVar[bool] = ContextVar("regard.call.checks.checking", default=False)
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def checking(enabled: bool = True) -> Iterator[None]:
 
     >>> import regard
     >>> x = torch.tensor([[0.0, 1.0], [2.0, torch.nan]])
-    >>> with regard.checking():
+    >>> with regard.call.checks.checking():
     ...     regard.attention(x, x, x)
     Traceback (most recent call last):
     regard.errors.NonFiniteError: query[1, 1] is nan: find where it comes from; padding must be finite, masked or not

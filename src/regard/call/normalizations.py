@@ -58,10 +58,10 @@ class Normalization(ABC):
         return self
 
     def __call__(self, scores: Any, mask: Mask | Tensor | None = None) -> Tensor:
-        """The weights of given scores (..., T, S) where the mask allows, as in `regard.masked_softmax`.
+        """The weights of given scores (..., T, S) where the mask allows, as in `masked_softmax`.
 
         Raises:
-            ShapeError: as in `regard.masked_softmax`.
+            ShapeError: as in `regard.call.normalizations.masked_softmax`.
 
         >>> Sparsemax()([[1.0, 0.5, 9.0]], torch.tensor([[True, True, False]]))
         tensor([[0.7500, 0.2500, 0.0000]])

@@ -111,6 +111,8 @@ def _unrecognized(tokens: Sequence[str], known: Known) -> str:
 
     >>> _unrecognized(["--bem", "2"], Known(flags=["--beam", "--nbest"]))
     'Unrecognized options: --bem 2; perhaps you meant --beam'
+    >>> _unrecognized(["-Hello."], Known(flags=["--beam"]))
+    'Unrecognized options: -Hello.; a text that begins with - stands after --'
     >>> _unrecognized(["trian"], Known(commands=["train", "view"]))
     "unknown command 'trian': train?"
     >>> _unrecognized(["fly"], Known(commands=["train", "view"]))
@@ -121,6 +123,8 @@ def _unrecognized(tokens: Sequence[str], known: Known) -> str:
         every = f"expected one of {', '.join(known.commands)}"
         return f"unknown command {tokens[0]!r}: {f'{meant[0]}?' if meant else every}"
     said = f"Unrecognized options: {' '.join(tokens)}"
+    if re.match("-[^-]", tokens[0]):
+        return f"{said}; a text that begins with - stands after --"
     words = [token.partition("=")[0].replace("_", "-") for token in tokens]
     meant = [found for word in words for found in get_close_matches(word, known.flags, n=1, cutoff=0.7)]
     return f"{said}; perhaps you meant {', '.join(meant)}" if meant else said

@@ -11,8 +11,8 @@ from regard.cli.progress import reading
 from regard.cli.shared import Command, Device
 from regard.errors import ArgumentError
 from regard.files.model_folder import is_huggingface, snapshot_of
+from regard.tasks.progress import OnProgress
 from regard.tasks.registry import task_of
-from regard.tasks.telling import Tell
 
 if TYPE_CHECKING:
     from regard.watching.checks.targets import Target
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CheckCommand(Command):
-    """Check that a model attends to what it should; the exit status is 1 if it does not.
+    """Check that a model attends to what it should; the exit status is 1 if it does not, and 2 if that is not known.
 
     It runs on made-up sequences, and the masks that reached its kernels are compared with its arguments and its config.
     Then it runs again: short and long, alone and together, padded on either side, with a cache and without,
@@ -34,7 +34,7 @@ class CheckCommand(Command):
     module, or (module, batch) with the arguments of one call."""
     _: KW_ONLY
     causal: bool | None = None
-    """whether the model should be causal; by default its config says so, and a plain module need not be."""
+    """whether the model should be causal; by default its config says so, or the masks of most of its layers."""
     reference: str | None = None
     """a second implementation with the same weights, named as the model is: the first attention call that departs from
     it is told, with how it departs."""
@@ -59,8 +59,8 @@ class CheckCommand(Command):
             reference=None if other is None else other.to(device),
         )  # fmt: skip
         print(checked.to_json() if self.json else checked)
-        if checked.faults:
-            raise SystemExit(1)
+        if checked.faults or checked.unknown:
+            raise SystemExit(1 if checked.faults else 2)
 
 
 def _read(words: str) -> "Target":
@@ -72,7 +72,7 @@ def _read(words: str) -> "Target":
         return _target(words, folder, tell)
 
 
-def _target(words: str, folder: Path, tell: Tell) -> "Target":
+def _target(words: str, folder: Path, tell: OnProgress) -> "Target":
     from regard.watching.checks.targets import Target, of_function
 
     if not folder.is_dir():

@@ -23,6 +23,7 @@ from regard.cli.shared import Command
 from regard.cli.train import TRAINERS
 from regard.cli.translate import TranslateCommand
 from regard.cli.view import ViewCommand
+from regard.errors import ArgumentError
 from regard.tasks.training.fit_config import FitConfig
 
 DESCRIPTION = (
@@ -57,6 +58,8 @@ def chosen_command(arguments: Sequence[str]) -> Command:
     """
     if list(arguments[:2]) == ["measure", "--compare"]:
         arguments = ["atlas", *arguments[2:]]
+        if any(one.startswith("-") for one in [*arguments[1:3], "-", "-"][:2]) and "--help" not in arguments:
+            raise ArgumentError("--compare must be followed by two folders of statistics")
     with told_in_one_line(partial(_known, arguments)), printed_in_lines():
         refuse_bare_lists(arguments, _known(arguments))
         beginning = Beginning.of(arguments[1:] if arguments[:1] == ["train"] else [])
@@ -93,13 +96,11 @@ def in_flags(message: str, arguments: Sequence[str]) -> str:
 
 
 def _help_of(command: type[Command], name: str, arguments: Sequence[str]) -> str:
-    """The whole help of the command in the arguments, and a line about every other."""
     asked = list(arguments[: name.count(" ") + 1]) == name.split()
     return documented(command, name) if asked else (inspect.getdoc(command) or "").split("\n")[0]
 
 
 def _known(arguments: Sequence[str]) -> Known:
-    """The flags and commands for arguments like these."""
     match arguments:
         case ["train", task, *_] if task in TRAINERS:
             return _known_of(TRAINERS[task])
@@ -119,7 +120,10 @@ def _known_of(command: type[Command], commands: Sequence[str] = ()) -> Known:
 def _flags(described: Any, prefix: str = "--") -> Iterator[tuple[str, Any]]:
     """tyro's flags of a command or of settings, each with the type of its value; `headings` drops prefixes."""
     kinds, is_command = get_type_hints(described), issubclass(described, Command)
+    typed = get_type_hints(described, include_extras=True)
     for one in fields(described):
+        if tyro.conf.Positional in getattr(typed[one.name], "__metadata__", ()):
+            continue
         flag, kind = prefix + one.name.replace("_", "-"), kinds[one.name]
         if is_dataclass(kind):
             yield from _flags(kind, prefix if is_command or kind is FitConfig else f"{flag}.")

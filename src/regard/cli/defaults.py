@@ -20,8 +20,6 @@ from regard.tasks.training.fit_config import FitConfig
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading in the help of `regard train`, and the settings under it."""
-
     name: str
     text: str
     settings: tuple[str, ...] = ()

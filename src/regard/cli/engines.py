@@ -25,8 +25,6 @@ OWN = "regard"
 
 @dataclass(frozen=True, slots=True)
 class OwnSearch:
-    """Regard's own search, in float32."""
-
     reason: str | None = None
     """Why CTranslate2 does not search: a line on standard error says so once the search begins."""
 
@@ -35,15 +33,12 @@ class OwnSearch:
 
     @contextmanager
     def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> Iterator[str]:
-        """Search for a translator in the block, and give the name of the engine."""
         _say(self.reason)
         yield OWN
 
 
 @dataclass(frozen=True, slots=True)
 class CTranslate2Search:
-    """CTranslate2's search, by the export in a run."""
-
     precision: SearchPrecision
     insists: bool
     """Whether an error is told; otherwise regard searches in its place, and a line says why."""
@@ -80,8 +75,6 @@ SearchBy = OwnSearch | CTranslate2Search
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
-    """The flags of the engine."""
-
     engine: Engine | None
     """None for CTranslate2 where it is installed and can."""
     precision: SearchPrecision | None
@@ -143,7 +136,6 @@ class SearchCommand(Command):
         return self.part(EngineFlags)
 
     def refuse_search(self) -> None:
-        """Refuse impossible flags of the search."""
         penalty = self.length_penalty
         refuse_first(
             below("--beam", self.size),

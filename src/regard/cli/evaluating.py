@@ -6,14 +6,14 @@ from functools import partial
 from typing import Any
 
 from regard.cli.engines import OwnSearch, SearchBy
-from regard.cli.progress import telling
+from regard.cli.progress import showing_progress
 from regard.cli.shared import print_table
 from regard.tasks.exports.engine import refuse_run
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
 from regard.tasks.names import TRANSLATION
+from regard.tasks.progress import OnProgress
 from regard.tasks.registry import TASKS
-from regard.tasks.telling import Tell
 from regard.tasks.text.lines import Reader
 from regard.tasks.text.references import read_judged, read_references
 from regard.tasks.text.texts import RunningText
@@ -25,19 +25,18 @@ ScoreRow = tuple[str, ...]
 
 
 def evaluate(asked: Any) -> None:
-    """Score a run on a test set, and print a table."""
     task = asked.task
     search_by: SearchBy = OwnSearch()
     if task == TRANSLATION:
         search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
     load: Any = TASKS[task].load
     model = load(asked.run, device=asked.device)
-    with telling() as tell:
+    with showing_progress() as tell:
         rows = _translations(asked, model, search_by, tell) if task == TRANSLATION else _next_tokens(asked, model, tell)
     print_table(rows)
 
 
-def _translations(asked: Any, model: Translator, search_by: SearchBy, tell: Tell) -> list[ScoreRow]:
+def _translations(asked: Any, model: Translator, search_by: SearchBy, tell: OnProgress) -> list[ScoreRow]:
     reader = _judged(asked)
     judged: list[Any] = list(reader)  # read once: it may be a pipe
     with search_by.searching(model, asked.run):
@@ -75,13 +74,12 @@ def _unknown(share: float, of: str) -> list[ScoreRow]:
 
 
 def _judged(asked: Any) -> Reader[Any]:
-    """Read sources and their references, in any of the forms."""
     if asked.references:
         return read_references(asked.data[0], asked.references, bad_lines=asked.bad_lines)
     return read_judged(asked.data, **asked.reading)
 
 
-def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[ScoreRow]:
+def _next_tokens(asked: Any, model: LanguageModel, tell: OnProgress) -> list[ScoreRow]:
     found = model.evaluate(text := RunningText(asked.data, **asked.reading), stride=asked.stride, tell=tell)
     asked.tell(text)
     return [

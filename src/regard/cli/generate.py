@@ -90,7 +90,6 @@ class GenerateCommand(Command):
         print(flush=True)
 
     def _filters(self) -> list["Filter"]:
-        """The filters of the flags, in the order in which they are applied."""
         from regard.tasks.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP
 
         filters: list[Filter] = []

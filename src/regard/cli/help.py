@@ -80,12 +80,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def described(text: str, examples: Sequence[str]) -> str:
-    """A description with examples under it."""
     return "\n\n".join([text, "\n".join(["For example:", *(f"  {line}" for line in examples)])])
 
 
 def documented(command: type, name: str) -> str:
-    """The docstring of a command with examples."""
     text = inspect.getdoc(command) or ""
     if name.startswith("train "):
         text += " --help shows the flags that a first run needs, and --help-all shows all."

@@ -8,12 +8,12 @@ from typing import Annotated
 import tyro
 
 from regard.cli.loading import loading, speaks
-from regard.cli.progress import telling
+from regard.cli.progress import showing_progress
 from regard.cli.shared import Command, Device, PositionalPath, refuse_first
 from regard.corpus.settings import USUAL_STATISTICS, CorpusEngine, CorpusJob, MeasureSettings, extra_package
 from regard.errors import ArgumentError
 from regard.files.model_folder import is_huggingface
-from regard.tasks.telling import tell_nothing
+from regard.tasks.progress import no_progress
 
 MeasuredModel = Annotated[
     PositionalPath,
@@ -86,9 +86,9 @@ class MeasureCommand(Command):
             from regard.corpus.into_folder import measure_corpus
 
         job = self.job
-        with telling() as tell:
+        with showing_progress() as tell:
             given = {one.name: getattr(job, one.name) for one in fields(job)}
-            found = measure_corpus(**given, tell=tell if speaks() else tell_nothing)
+            found = measure_corpus(**given, tell=tell if speaks() else no_progress)
         if not speaks():
             return
         print(self.out)

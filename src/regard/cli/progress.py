@@ -11,15 +11,15 @@ from typing import IO
 
 from regard.errors import needs
 from regard.files.model_folder import family_of
+from regard.tasks.progress import OnProgress
 from regard.tasks.runs.foreign_folders import check_weights
-from regard.tasks.telling import Tell
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 """The least time between two lines."""
 
 
 @contextmanager
-def telling(file: IO[str] | None = None, *, first: str = "") -> Iterator[Tell]:
+def showing_progress(file: IO[str] | None = None, *, first: str = "") -> Iterator[OnProgress]:
     """A function to show the progress of the block, on standard error unless another file is given."""
     out, live = file or sys.stderr, (file or sys.stderr).isatty()
     width = get_terminal_size().columns - 1 if live else None
@@ -71,7 +71,7 @@ LARGE = 50_000_000
 
 
 @contextmanager
-def reading(folder: Path | None) -> Iterator[Tell]:
+def reading(folder: Path | None) -> Iterator[OnProgress]:
     """Show that a downloaded model is read, and how far, from before torch and transformers are imported.
 
     A terminal has one line, gone at the end. Elsewhere, large weights have a line of their own once their headers are
@@ -84,7 +84,7 @@ def reading(folder: Path | None) -> Iterator[Tell]:
         if size >= LARGE and not sys.stderr.isatty():
             check_weights(folder)
             print(line, file=sys.stderr, flush=True)
-    with telling(first=line) as tell, warnings.catch_warnings(record=True) as told:
+    with showing_progress(first=line) as tell, warnings.catch_warnings(record=True) as told:
         yield tell
     for one in told:
         warnings.showwarning(one.message, one.category, one.filename, one.lineno)

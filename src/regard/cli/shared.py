@@ -116,7 +116,6 @@ def below(flag: str, value: int | None, least: int = 1) -> tuple[bool, str]:
 
 
 def refuse_first(*wrongs: tuple[bool, str]) -> None:
-    """Check some conditions, each with its error message."""
     for is_wrong, message in wrongs:
         if is_wrong:
             raise ArgumentError(message)
@@ -138,7 +137,6 @@ KINDS = {
 
 
 def require_task(run: Path, task: str) -> None:
-    """Refuse a run of another task."""
     found = task_name_of(run)
     if found != task:
         kind, use = KINDS[found]
@@ -146,11 +144,9 @@ def require_task(run: Path, task: str) -> None:
 
 
 def say(line: str) -> None:
-    """Say a line about the work on standard error."""
     print(f"regard: {line}", file=sys.stderr, flush=True)
 
 
 def print_table(rows: Iterable[tuple[str, ...]]) -> None:
-    """Print rows with tabs between their cells."""
     for row in rows:
         print("\t".join(row))

@@ -34,7 +34,6 @@ from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
 
 def translate(asked: Any) -> None:
-    """Translate sentences, a file or standard input as the flags say."""
     search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
     translator = Translator.load(asked.run, device=asked.device)
     options = _options(asked, translator)
@@ -97,7 +96,6 @@ def _engine_line(asked: Any, translator: Translator, searcher: str) -> str:
 
 
 def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | None) -> None:
-    """Write a file to its end, and show the progress; None is a whole file."""
     if unfinished is None:
         print("the file is whole: there is nothing left to do", file=sys.stderr)
         return
@@ -115,7 +113,6 @@ def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | 
 
 
 def as_table(number: int, translation: Translation) -> str:
-    """A row for each translation: the number of its line, its score and its text."""
     return "\n".join(
         f"{number}\t{one.score:.4f}\t{one_line(one.text)}" + ("" if one.finished else "\tcut off")
         for one in translation.candidates
@@ -123,7 +120,6 @@ def as_table(number: int, translation: Translation) -> str:
 
 
 def as_json(_number: int, translation: Translation) -> str:
-    """One object for each line."""
     candidates = [_candidate_as_json(one) for one in translation.candidates]
     return json.dumps({"source": translation.source_labels, "translations": candidates}, ensure_ascii=False)
 

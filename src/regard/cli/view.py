@@ -13,9 +13,9 @@ from regard.cli.progress import reading
 from regard.cli.shared import Command, Device, PositionalPath, refuse_first, say
 from regard.errors import DataError
 from regard.files.model_folder import family_of, is_huggingface
+from regard.tasks.progress import OnProgress
 from regard.tasks.registry import task_name_of, task_of
 from regard.tasks.runs.foreign_folders import check_texts
-from regard.tasks.telling import Tell
 from regard.tasks.viewing.view_input import ViewInput, said_of_unknown
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class ViewCommand(Command):
         for path in save_pictures(seen, files, title=title, scale=self.scale):
             print(path)
 
-    def _model(self, tell: Tell) -> "ForeignModel | OwnModel":
+    def _model(self, tell: OnProgress) -> "ForeignModel | OwnModel":
         from regard.tasks.viewing.foreign_model import ForeignModel
         from regard.tasks.viewing.own_model import OwnModel
 

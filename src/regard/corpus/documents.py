@@ -34,8 +34,6 @@ class Document(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """Some documents in a row of one file."""
-
     number: int
     documents: list[Document]
 
@@ -202,8 +200,6 @@ def shards(files: Sequence[Path], *, text: str, id: str, size: int) -> Iterator[
 
 
 class CheckedCorpus(NamedTuple):
-    """Checked files: what they hold."""
-
     files: list[dict[str, Any]]
     """The name, the bytes, the documents and a digest of the ids of each."""
     shards: int

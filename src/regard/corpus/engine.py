@@ -28,7 +28,7 @@ from regard.corpus.settings import CorpusJob
 from regard.corpus.shard_work import AHEAD, measure_shard, records_of
 from regard.errors import DataError, EngineError, RegardError, RunFolderError
 from regard.files.model_folder import is_huggingface
-from regard.tasks.telling import Tell
+from regard.tasks.progress import OnProgress
 from regard.tasks.training.distributed.devices import find_device, join_ranks
 from regard.tasks.training.distributed.ranks import Ranks
 
@@ -38,10 +38,8 @@ START = "forkserver" if sys.platform == "linux" else "spawn"
 
 @dataclass(slots=True)
 class WorkDone:
-    """Counts of the documents so far."""
-
     total: int
-    tell: Tell
+    tell: OnProgress
     most_errors: int | None
     counts: CorpusCounts = field(default_factory=CorpusCounts)
     _begun: float = 0.0
@@ -64,7 +62,7 @@ class WorkDone:
             self.tell(told, so_far.documents, self.total)
 
 
-def run_job(job: CorpusJob, tell: Tell) -> CorpusCounts:
+def run_job(job: CorpusJob, tell: OnProgress) -> CorpusCounts:
     """See `regard.corpus.measure_corpus`."""
     device = find_device(job.measure.device)
     join_ranks(torch.device("cpu"))
@@ -145,7 +143,6 @@ def _work(
 
 
 def cores() -> int:
-    """The cores of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -92,7 +92,6 @@ class Examples:
                 self._take(place, one)
 
     def table(self) -> Any:
-        """The examples, by layer, head and statistic, the strongest first."""
         rows = [
             {**one, "layer": layer, "head": head, "statistic": name, "rank": rank}
             for (layer, head, name), kept in sorted(self._of.items())

@@ -33,8 +33,6 @@ MERGED = "part-00000.parquet"
 
 
 class StatisticsFolder:
-    """A folder of statistics at `path`."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.success = path / SUCCESS
@@ -91,11 +89,9 @@ class StatisticsFolder:
         return self.path / "heads" / f"part-{number:05d}.parquet"
 
     def beside(self, number: int, kind: str) -> Path:
-        """The totals or the examples of a shard."""
         return self.path / "_parts" / f"{number:05d}.{kind}.parquet"
 
     def finish_shard(self, number: int, record: CorpusCounts) -> None:
-        """Say that the files of a shard are whole; the last of its steps."""
         path = self.path / "_done" / f"{number:05d}.json"
         about: dict[str, Any] = {**record._asdict(), "heads": checksum_of_file(self.part(number))}
         with file_errors(path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from regard.corpus.measured_document import CorpusCounts
 from regard.corpus.settings import CorpusEngine, CorpusJob, MeasureSettings
-from regard.tasks.telling import Tell, tell_nothing
+from regard.tasks.progress import OnProgress, no_progress
 
 
 def measure_corpus(
@@ -20,7 +20,7 @@ def measure_corpus(
     examples: int = 5,
     max_errors: int | None = None,
     engine: CorpusEngine = "processes",
-    tell: Tell = tell_nothing,
+    tell: OnProgress = no_progress,
 ) -> CorpusCounts:
     """Measure every head on every document of a corpus, into a folder: `regard measure` calls this function.
 

@@ -7,8 +7,6 @@ from regard.tasks.viewing.view_input import said_of_unknown
 
 
 class LayerNumbers(NamedTuple):
-    """The statistics of a layer's heads on a document."""
-
     layer: int
     heads: Any
     """The numbers of the heads, (H,)."""

@@ -37,7 +37,6 @@ class MeasuredFolder:
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> "MeasuredFolder":
-        """Read the totals of a folder."""
         extra_package("pyarrow", extra="measure")
         from pyarrow import parquet
 

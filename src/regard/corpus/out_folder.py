@@ -27,12 +27,10 @@ def refuse_out(path: Path, *, resume: bool) -> None:
 
 
 def holds_statistics(path: Path) -> bool:
-    """Whether `regard measure` has begun to write to a folder."""
     return (path / SETTINGS_FILE).is_file() and (path / "_done").is_dir()
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    """The settings with which statistics were begun."""
     try:
         return parse_toml((path / SETTINGS_FILE).read_bytes())
     except DataError as error:

@@ -25,6 +25,7 @@ from regard.tasks.viewing.choice import Choice
 from regard.tasks.viewing.foreign_model import ForeignModel
 from regard.tasks.viewing.own_model import OwnModel
 from regard.tasks.viewing.view_input import ViewInput
+from regard.views.html.token_lists import layer_names
 from regard.watching.analysis.head_table import QueryValues, TopOfQueries, query_values_and_top
 from regard.watching.analysis.tables import named
 
@@ -103,7 +104,9 @@ def _of_layers(
 ) -> list[LayerNumbers]:
     chosen, tokens = Choice(measure.layers, measure.heads).of(attention), torch.tensor(ids)
     layers, strong = [], []
-    numbers = {path: number for number, path in enumerate(attention.maps)}
+    numbers = {path: layer.number for path, layer in layer_names(attention.maps).items()}
+    if len(set(numbers.values())) < len(numbers):  # several kinds have a layer of one number
+        numbers = {path: number for number, path in enumerate(attention.maps)}
     for path, given in chosen.maps.items():
         ((_, weights),) = named({path: given})
         most = STRONGEST if examples is not None else 0

@@ -114,6 +114,5 @@ def _refuse_below(name: str, value: int | None, least: int) -> None:
 
 
 def extra_package(name: str, *, extra: str) -> Any:
-    """A package of an extra."""
     with needs(name, extra=extra):
         return import_module(name)

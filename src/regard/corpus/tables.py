@@ -20,7 +20,6 @@ METADATA = b"regard"
 
 
 def heads_schema(measure: MeasureSettings) -> Any:
-    """The columns of `heads/`."""
     keys = [("top_keys", pa.list_(pa.int32()))] if "top_keys" in measure.statistics else []
     return pa.schema(
         [
@@ -31,7 +30,6 @@ def heads_schema(measure: MeasureSettings) -> Any:
 
 
 def heads_table(measure: MeasureSettings, documents: Sequence[MeasuredDocument]) -> Any:
-    """A row for each head of each document; one row for a document with an error."""
     schema = heads_schema(measure)
     rows = [max(1, sum(len(part.heads) for part in one.layers)) for one in documents]
     of_row = np.repeat(np.arange(len(documents)), rows)
@@ -104,7 +102,6 @@ def totals_of(heads: Any, statistics: Sequence[str]) -> Any:
 
 
 def merged_totals(tables: Iterable[Any]) -> Any:
-    """Add totals in the order in which they come."""
     rows: dict[tuple[int, int, str], int] = {}
     sums, histogram = [np.zeros(0, np.int64), np.zeros(0), np.zeros(0)], np.zeros((0, BINS), np.int64)
     for table in tables:

@@ -1,23 +1,26 @@
 """A run of a model with edits, made by `regard.edit`."""
 
+import inspect
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.edits.base import Edit
 from regard.edits.call_place import CallPlace
 from regard.edits.edited_weights import EditedCall
 from regard.edits.functions import EDITABLE, CallEdits
-from regard.edits.refusals import refuse_edits, with_parents
 from regard.errors import ArgumentError
 from regard.kernels.base import Call
 from regard.lazy import Displayed
 from regard.maps.sources.call import CallSource
+from regard.watching.checks.roles import config_of
 from regard.watching.hooks.open_threads import OpenThreads
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.retention import RetentionPolicy
@@ -25,7 +28,7 @@ from regard.watching.kept.sequences import CallSequence, Moment, Sequences
 from regard.watching.module_names import chooser, modules_of
 from regard.watching.report import count
 from regard.watching.running.interceptor import Interceptor, has_compiled
-from regard.watching.running.module_kinds import TORCHS
+from regard.watching.running.module_kinds import TORCHS, forward_of
 from regard.watching.running.observed_call import ObservedCall
 from regard.watching.running.thread_state import is_in_backward
 
@@ -311,3 +314,69 @@ def _are_related(one: str, other: str) -> bool:
 
 SILENT = "no attention was seen in it that could be edited (a linear attention, or a formula of its own?)"
 """The reason for modules that mix positions without an observed call."""
+
+
+RUN_BY = ("sdpa", "regard")
+"""Prefixes of transformers' implementations that call editable functions: keys of its table, and no modules."""
+
+
+def refuse_edits(modules: dict[str, nn.Module], wanted: Set[str]) -> None:
+    """Raise ArgumentError for a model, or a module of the wanted paths, without editable attention."""
+    around = with_parents(wanted)
+    for path, module in modules.items():
+        if path not in around:
+            continue
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ArgumentError(
+                f"{_said(path)} is TorchScript, whose calls cannot be edited: edit the model it was made of"
+            )
+        # (An unflattened program can only come from a module of torch that has been imported.)
+        unflattened = getattr(sys.modules.get("torch.export.unflatten"), "InterpreterModule", torch.fx.GraphModule)
+        if isinstance(module, torch.fx.GraphModule | unflattened):
+            raise ArgumentError(
+                f"{_said(path)} is a graph (exported or traced), in which modules and heads are not told apart: "
+                "edit the model that it was made of"
+            )
+        if path in wanted and _has_implementation(module):
+            _refuse_implementation(modules, path)
+
+
+def with_parents(paths: Set[str]) -> set[str]:
+    """The paths of some modules, and of all modules around them.
+
+    >>> sorted(with_parents({"layers.0.attn"}))
+    ['', 'layers', 'layers.0', 'layers.0.attn']
+    """
+    found = set(paths)
+    for path in paths:
+        parts = path.split(".")
+        found |= {".".join(parts[:n]) for n in range(len(parts))}
+    return found
+
+
+def _has_implementation(module: nn.Module) -> bool:
+    """True if the forward of a module takes a function from the table of transformers' implementations."""
+    table = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", None)
+    forward = forward_of(module)
+    code = inspect.unwrap(forward) if callable(forward) else None
+    if table is None or not inspect.isfunction(code):
+        return False
+    return any(code.__globals__.get(name) is table for name in code.__code__.co_names)
+
+
+def _refuse_implementation(modules: dict[str, nn.Module], path: str) -> None:
+    """Refuse transformers implementations out of the edits' reach."""
+    config = getattr(modules[path], "config", None)
+    config = config if hasattr(config, "_attn_implementation") else config_of(modules, path)
+    name = getattr(config, "_attn_implementation", None)
+    if not isinstance(name, str) or name.startswith(RUN_BY):
+        return
+    raise ArgumentError(
+        f"{_said(path)} runs transformers' {name!r} attention, which "
+        f"{'is written out and can only be watched' if name == 'eager' else 'cannot be edited'}: call "
+        "model.set_attn_implementation('sdpa') or regard.huggingface.enable(model) first, where the model has either"
+    )
+
+
+def _said(path: str) -> str:
+    return repr(path) if path else "the model"

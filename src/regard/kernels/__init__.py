@@ -5,13 +5,34 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.call.shapes import without_autocast
+from regard.call.shapes import repeated, without_autocast
 from regard.errors import ArgumentError
 from regard.kernels.base import Backend, BackendName, Call
 from regard.kernels.fused import Fused
-from regard.kernels.reference import Reference
 from regard.kernels.tiled import Tiled
 from regard.tensors.guards import State, is_recorded, look
+
+
+class Reference(Backend):
+    """The specification: $O = \\mathrm{drop}(P) V$, with P in full: T x S weights for each head.
+
+    Scores and weights are computed in at least float32 and the output is returned in the input's dtype.
+    All other backends are checked against it in float64.
+    """
+
+    name = "reference"
+
+    def why_not(self, call: Call, state: State) -> str | None:
+        return None
+
+    def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
+        scores = call.scores(range(call.sizes.queries), range(call.sizes.keys))
+        weights, state = call.normalization.normalize(scores)
+        weights = torch.dropout(weights, call.dropout, train=call.dropout > 0)
+        dtype = value.dtype
+        value = repeated(value.to(call.compute_dtype), call.sizes.heads)
+        return (weights @ value).to(dtype), state
+
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), Tiled(), Reference())}
 """All backends by name, in the order of choice for `backend=None`."""

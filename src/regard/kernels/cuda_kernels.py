@@ -25,7 +25,6 @@ from torch import Tensor
 from regard.call.shapes import Sizes, repeated
 from regard.kernels.fused_kernels import Extras, Gradients, Kernel, OneBlock, Residuals, summed
 from regard.kernels.fused_plan import Plan
-from regard.tensors.devices import capability_of
 from regard.tensors.readable import row_contiguous
 from regard.tensors.torch_private import (
     cudnn_cuda,
@@ -36,6 +35,7 @@ from regard.tensors.torch_private import (
     flash_cuda_backward,
     missing,
 )
+from regard.tensors.triton_use import capability_of
 
 NEWEST = (9, 0)
 """The assumed compute capability without a GPU."""

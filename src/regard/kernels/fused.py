@@ -6,18 +6,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from regard.call.biases.base import Bias
-from regard.call.masks.base import Mask
+from regard.call.masks.base import And, Mask
+from regard.call.masks.basic import causal_offset
 from regard.call.normalizations import Normalization, Softmax, any_coarse
 from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes
 from regard.errors import BackendError
-from regard.kernels.additive_masks import NOTHING_ADDED, Buffer
 from regard.kernels.base import BACKWARD, Backend, Call, Snapshot
 from regard.kernels.cuda_kernels import cuda_kernel
-from regard.kernels.fused_kernels import CPU_FLASH, Kernel, OneBlock
-from regard.kernels.fused_plan import Block, Plan, plan
+from regard.kernels.fused_kernels import (
+    CPU_FLASH,
+    NOTHING_ADDED,
+    Buffer,
+    Kernel,
+    OneBlock,
+    one_width,
+    with_positive_scale,
+)
+from regard.kernels.fused_plan import Block, Plan, excluding_factors, plan
 from regard.kernels.tiled import Tiled
 from regard.tensors.guards import State, can_look, in_transform, is_compiling, is_recorded
 from regard.tensors.torch_private import Missing, missing
@@ -355,3 +364,44 @@ def _forward_block(
     one = OneBlock(kernel, scale, block.is_causal, covering.additive(block, buffer))
     output, lse, extras = one.forward(query, key, value)
     return _whole(output, block), _whole(lse, block), extras
+
+
+def as_sdpa(call: Call, value: Tensor) -> Tensor | None:
+    """The output (B, H, T, E) by torch's own function, the form in compiled and exported graphs.
+
+    None if torch's function would compute something else.
+
+    It is equivalent for dot products under softmax without dropout, if the call either is causal from the first key on
+    or has only masks and biases by key (lengths, padding, one bias per key), but not both. torch runs the same kernel
+    as the backend `fused`, so the bits are equal.
+    """
+    scale = call.score.dot_scale(call.query.shape[-1])
+    if scale is None or type(call.normalization) is not Softmax or call.dropout > 0:
+        return None
+    factors = excluding_factors(call)
+    others = tuple(m for m in factors if causal_offset(m) != 0)
+    is_causal = len(others) < len(factors)
+    if any("query" in m.depends_on() for m in others) or (is_causal and (others or call.bias is not None)):
+        return None
+    additive = None
+    if others:
+        # A range would fix the number of keys in an exported graph.
+        keys = torch.arange(call.sizes.keys, device=call.query.device)
+        additive = call.allowed(And(others), range(1), keys)
+    if call.bias is not None:
+        per_key = call.bias.per_key
+        # torch's kernels give no gradient to a bias.
+        if per_key is None or per_key.requires_grad:
+            return None
+        bias = per_key.to(call.query.dtype).expand(*per_key.shape[:-1], call.sizes.keys)
+        additive = bias if additive is None else bias.masked_fill(~additive, -torch.inf)
+    dtype, width = value.dtype, value.shape[-1]
+    # For unequal widths, torch's function computes the weights in full.
+    query, key, value = one_width(call.query, call.key, value.to(call.query.dtype))
+    query, scale = with_positive_scale(query, scale)
+    # A comparison of symbolic sizes is no bool, which torch's function takes; a branch on it is.
+    grouped = {"enable_gqa": True} if call.group > 1 else {}
+    output = scaled_dot_product_attention(
+        query, key, value, attn_mask=additive, is_causal=is_causal, scale=scale, **grouped
+    )
+    return output[..., :width].to(dtype)

@@ -26,8 +26,8 @@ from regard.call.biases.base import Bias, DenseBias
 from regard.call.masks.base import And, Mask
 from regard.call.masks.basic import causal_offset
 from regard.call.shapes import Sizes
-from regard.kernels.additive_masks import CHUNK_ELEMENTS, NOTHING_ADDED, AdditiveMask, Buffer, by_chunks
 from regard.kernels.base import Call
+from regard.kernels.fused_kernels import CHUNK_ELEMENTS, NOTHING_ADDED, AdditiveMask, Buffer, by_chunks
 from regard.tensors.guards import can_look, is_compiling, look
 from regard.tensors.tensor_tree import tensors_of_tree
 from regard.tensors.tile_sizes import fitting, ranges

@@ -7,5 +7,6 @@ from regard.maps.files import save_summary as save_summary
 from regard.maps.sources.source import Source as Source
 from regard.maps.statistics.definitions import TopKeys as TopKeys
 from regard.maps.statistics.pooling import Grid as Grid
+from regard.maps.tensor_like import strict_maps as strict_maps
 
-__all__ = ["AttentionMap", "Grid", "Source", "TopKeys", "load_summary", "save_summary", "stack"]
+__all__ = ["AttentionMap", "Grid", "Source", "TopKeys", "load_summary", "save_summary", "stack", "strict_maps"]

@@ -11,8 +11,7 @@ from regard.call.masks.base import Mask
 from regard.call.masks.patterns import window
 from regard.call.rotary.rotary import Rotary
 from regard.errors import require
-from regard.models.config import OneStackConfig
-from regard.models.layer_pattern import read_layers
+from regard.models.config import OneStackConfig, read_layers
 from regard.models.parts import MakeAttention, Maker, OneStackParts
 from regard.models.protocol import OutputLoss, RecordMap
 from regard.models.stack import SelfAttentionLayer, attention_of, make_stack, shared_bias

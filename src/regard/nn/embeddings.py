@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.call.biases.t5 import T5Bias
 from regard.call.positions import require_even, sinusoidal
-from regard.call.rotary.layouts import Half, Interleaved, Layout
+from regard.call.rotary.rotary import Half, Interleaved, Layout
 from regard.errors import ArgumentError, ShapeError
 from regard.lazy import Displayed
 from regard.nn.arguments import require_sizes

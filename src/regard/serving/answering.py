@@ -25,7 +25,6 @@ class Ending:
         self.at = float("inf")
 
     def within(self, seconds: float) -> None:
-        """Let running requests go on for so long."""
         self.at = min(self.at, time.monotonic() + seconds)
 
 
@@ -128,10 +127,8 @@ def refused(error: Exception) -> Refused:
 
 
 def sse(content: Any, event: str = "") -> list[bytes]:
-    """An event of a stream, whose data is JSON."""
     return [f"event: {event}\n".encode() if event else b"", b"data: ", msgspec.json.encode(content), b"\n\n"]
 
 
 def json_answer(content: Any, status: int = 200) -> Response:
-    """An answer of JSON."""
     return Response(msgspec.json.encode(content), status, media_type="application/json")

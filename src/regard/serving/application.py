@@ -30,8 +30,6 @@ JSON, FORM, STREAM, BYTES = (
 
 
 class Address(NamedTuple):
-    """An address of the server."""
-
     path: str
     act: Callable[[Request], Any]
     summary: str
@@ -42,12 +40,10 @@ class Address(NamedTuple):
 
     @property
     def method(self) -> str:
-        """GET without a question, else POST."""
         return "GET" if self.takes is None else "POST"
 
 
 def served_addresses(desk: Desk) -> list[Address]:
-    """All that programs may ask."""
     translate, completions, own = TranslateApi(desk), CompletionsApi(desk), OwnApi(desk)
     s = shapes
     return [

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from regard.serving.answering import Ending, HttpAnswer
 from regard.serving.guard import Guard
-from regard.serving.looking import Looks
+from regard.serving.recent_views import RecentViews
 from regard.serving.served import Served
 from regard.serving.settings import RequestLimits
 from regard.serving.ticket import Refused, Ticket
@@ -36,8 +36,6 @@ def question_of(found: Any, kind: type[S], *, strict: bool = True) -> S:
 
 
 class Desk:
-    """What the addresses share."""
-
     guard: Guard
     """Set by the application that it stands before."""
 
@@ -46,10 +44,9 @@ class Desk:
         self.workers = {
             name: Worker(name, most_waiting=limits.max_waiting, searches=one.searches) for name, one in models.items()
         }
-        self.looks = {name: Looks(self.models) for name in models}
+        self.recent = {name: RecentViews(self.models) for name in models}
 
     def close(self) -> None:
-        """End the threads."""
         for worker in self.workers.values():
             worker.close()
 
@@ -58,7 +55,6 @@ class Desk:
         return bool(request.state.is_known)
 
     async def asked(self, request: Request, kind: type[S]) -> S:
-        """The question in the body of a request."""
         given = body_type(request)
         if given != "application/json":
             raise Refused(415, f"the body must be application/json, got {given or 'no type':.100}")
@@ -73,18 +69,14 @@ class Desk:
         return self.models[name]
 
     def check_text(self, *texts: str) -> None:
-        """Refuse texts that are too long together."""
         if (length := sum(map(len, texts))) > self.limits.max_text:
             raise Refused(400, f"texts have at most {self.limits.max_text:,} characters, got {length:,}")
 
     def answered(self, served: Served, work: RequestWork | SharedWork, **how: Any) -> HttpAnswer:
-        """Submit a work, and answer with it."""
         self.workers[served.name].submit(work)
         return HttpAnswer(work.ticket, seconds=self.limits.max_seconds, ending=self.ending, **how)
 
     def once(self, served: Served, do: Callable[[], Any], **how: Any) -> HttpAnswer:
-        """Do one thing in the thread of a model, and answer with it."""
-
         def steps() -> Iterator[Any]:
             yield do()
 

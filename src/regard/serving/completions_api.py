@@ -20,21 +20,16 @@ USUAL_TOKENS = 16
 
 
 class CompletionsApi:
-    """Models and completions as OpenAI's clients ask for them."""
-
     def __init__(self, desk: Desk) -> None:
         self._desk, self._made = desk, int(time.time())
 
     async def models(self, _: Request) -> Response:
-        """All models."""
         return json_answer(ModelCards(data=[self._card(name) for name in self._desk.models]))
 
     async def one_model(self, request: Request) -> Response:
-        """One model."""
         return json_answer(self._card(self._desk.model(request.path_params["name"]).name))
 
     async def complete(self, request: Request) -> Any:
-        """Continue prompts, as a whole or as a stream."""
         asked = await self._desk.asked(request, Complete)
         served = self._desk.model(asked.model)
         if not isinstance(served, ServedLanguageModel):
@@ -77,8 +72,6 @@ def _steps(
 
 
 class _Form:
-    """The form of an answer."""
-
     def __init__(self, model: str, prompts: list[str], asked: Complete, seed: int) -> None:
         self._model, self._prompts, self._asked, self._seed = model, prompts, asked, seed
         self._id, self._created = f"cmpl-{token_hex(12)}", int(time.time())
@@ -103,7 +96,6 @@ class _Form:
         return self._prompts[index // (self._asked.n or 1)]
 
     def whole(self, events: list[Any]) -> Response:
-        """The answer as one object."""
         done = [one for one in events if isinstance(one, Done)]
         for one in done:
             self._count(one)
@@ -114,7 +106,6 @@ class _Form:
         return json_answer(self._completion(choices, self._usage))
 
     def events(self, event: AnswerPiece | Done) -> list[bytes]:
-        """An event of the stream."""
         text = self._echo(event.place)
         if isinstance(event, AnswerPiece):
             return sse(self._completion([CompletionChoice(text=text + event.text, index=event.place)]))

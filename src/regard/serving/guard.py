@@ -41,8 +41,6 @@ class _NoReader(Exception):
 
 
 class Guard:
-    """An ASGI application before another one."""
-
     def __init__(self, app: Any, entrance: Entrance, limits: RequestLimits) -> None:
         self._app, self._entrance, self._limits = app, entrance, limits
 
@@ -137,17 +135,14 @@ def allowed_hosts(host: str, named: Iterable[str]) -> frozenset[str]:
 
 
 def too_large(most: int) -> Refused:
-    """The refusal of a body."""
     return Refused(413, f"a request has at most {most:,} bytes")
 
 
 def unknown() -> Refused:
-    """The refusal of a request without the token."""
     return Refused(401, "send the token of this server: Authorization: Bearer TOKEN")
 
 
 def refusal(error: Refused, *, openai: bool = False) -> JSONResponse:
-    """The answer of a refusal, in LibreTranslate's form or in OpenAI's."""
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     content = {"message": str(error), "type": kind, "code": None, "param": None} if openai else str(error)
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}

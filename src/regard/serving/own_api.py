@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from regard.serving.answering import json_answer, sse
 from regard.serving.asking import Desk
-from regard.serving.looking import Looks, reply_bytes
+from regard.serving.recent_views import RecentViews, reply_bytes
 from regard.serving.served import AnswerPiece, Done, Served
 from regard.serving.shapes import AnswerQuestion, AttentionQuestion, LookedAt, ViewQuestion, WeightsQuestion
 from regard.serving.ticket import Ticket
@@ -15,8 +15,6 @@ from regard.serving.worker import RequestWork
 
 
 class OwnApi:
-    """What the live page asks, and programs that want attention."""
-
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
@@ -29,22 +27,20 @@ class OwnApi:
         return self._desk.answered(served, work, event=_event)
 
     async def attention(self, request: Request) -> Any:
-        """Numbers of heads."""
         asked = await self._desk.asked(request, AttentionQuestion)
         served = self._checked(asked)
-        looks = self._desk.looks[served.name]
+        looks = self._desk.recent[served.name]
         return self._desk.once(served, lambda: looks.numbers(asked), render=lambda events: json_answer(events[0]))
 
     async def view(self, request: Request) -> Any:
-        """The data of the page for some texts, without weights."""
         asked = await self._desk.asked(request, ViewQuestion)
-        served, looks = self._looks(asked)
+        served, looks = self._recent(asked)
         return self._desk.once(served, lambda: looks.view(asked.subjects), render=lambda events: json_answer(events[0]))
 
     async def weights(self, request: Request) -> Any:
         """Weights of a view: rows, columns and tiles, when the page asks for them."""
         asked = await self._desk.asked(request, WeightsQuestion)
-        served, looks = self._looks(asked)
+        served, looks = self._recent(asked)
 
         def render(events: list[Any]) -> Response:
             return Response(events[0], media_type="application/octet-stream")
@@ -53,9 +49,9 @@ class OwnApi:
             served, lambda: reply_bytes(looks.weights(asked.subjects, asked.question)), render=render
         )  # fmt: skip
 
-    def _looks(self, asked: ViewQuestion) -> tuple[Served, Looks]:
+    def _recent(self, asked: ViewQuestion) -> tuple[Served, RecentViews]:
         served, *_ = [self._checked(one) for one in asked.subjects]
-        return served, self._desk.looks[served.name]
+        return served, self._desk.recent[served.name]
 
     def _checked(self, asked: LookedAt) -> Served:
         """The model of a subject, whose name is then in it."""

@@ -1,5 +1,6 @@
 """The models of a server: a translator or a language model, with all that is asked of it, and texts to try it with."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -20,7 +21,7 @@ from regard.files.atomic import read_json
 from regard.nn.residual import Residual
 from regard.serving.settings import RequestLimits
 from regard.serving.shapes import AnswerQuestion, HeadEdit, LookedAt
-from regard.serving.ticket import Refused, Ticket, check_at_work
+from regard.serving.ticket import Refused, Ticket, check_current_ticket
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.downloaded import Downloaded
 from regard.tasks.generation.filters import Filter, ForcedPrefix, Progress, Temperature, TopK, TopP
@@ -35,8 +36,9 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.codec import finished_text, unknown_texts
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import held_out_pairs
-from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
+from regard.tasks.translation.options import Draft, Request, TranslationOptions, drafts_of
 from regard.tasks.translation.results import Translation
+from regard.tasks.translation.searching import Search
 from regard.tasks.translation.translator import ALTERNATIVES, Translator
 from regard.watching.report import layers_of
 from regard.watching.watch import watch
@@ -87,16 +89,12 @@ T = TypeVar("T")
 
 
 class AnswerPiece(NamedTuple):
-    """A piece of an answer."""
-
     text: str
     place: int = 0
     """Of several answers, which one."""
 
 
 class Done(NamedTuple):
-    """The end of an answer."""
-
     text: str
     tokens: list[int]
     """Those that `LookedAt.tokens` takes."""
@@ -114,20 +112,21 @@ class Done(NamedTuple):
 
 
 def drawn_seed() -> int:
-    """A seed for a question without one."""
     return randbelow(2**32)
 
 
 def checked_logits(logits: Tensor, progress: Progress) -> Tensor:
     """A filter that changes nothing, and ends the work of a request that has left."""
-    check_at_work()
+    check_current_ticket()
     return logits
 
 
 @contextmanager
 def checking_layers(module: nn.Module) -> Iterator[None]:
     """End the work of a request that has left before the next sublayer of a model."""
-    hooks = [one.register_forward_pre_hook(check_at_work) for one in module.modules() if isinstance(one, Residual)]
+    hooks = [
+        one.register_forward_pre_hook(check_current_ticket) for one in module.modules() if isinstance(one, Residual)
+    ]
     try:
         yield
     finally:
@@ -147,8 +146,6 @@ def checked_steps(module: nn.Module, steps: Iterator[T]) -> Iterator[T]:
 
 
 class Served(ABC):
-    """A model under its name."""
-
     task: str
     languages: tuple[str, str] | None = None
     """The codes of a translator's languages."""
@@ -204,8 +201,8 @@ class Served(ABC):
 
     def limit(self, wanted: int | None, usual: int) -> int:
         """The most tokens of an answer; raises Refused for more than the server allows."""
-        if wanted is not None and wanted > self.limits.max_length:
-            raise Refused(400, f"max_tokens must be at most {self.limits.max_length}, got {wanted}")
+        if wanted is not None and wanted > self.limits.most_tokens:
+            raise Refused(400, f"max_tokens must be at most {self.limits.most_tokens}, got {wanted}")
         return usual if wanted is None else wanted
 
     @staticmethod
@@ -224,8 +221,6 @@ class Sentences(NamedTuple):
 
 
 class ServedTranslator(Served):
-    """A translator, with the codes of its languages."""
-
     task = TRANSLATION
     languages: tuple[str, str]
 
@@ -236,15 +231,18 @@ class ServedTranslator(Served):
         self._learn(lambda: self._forced(*ends))
 
     def options(self, alternatives: int = 0) -> TranslationOptions:
-        """How texts and documents are translated."""
         size = min(max(Beam().size, alternatives + 1), self.limits.max_beam)
         return TranslationOptions(
             beam=Beam(size, num_best=min(size, alternatives + 1)), labels=False,
-            max_length=self.limits.max_length, max_target_length=self.limits.max_length,
+            max_length=self.limits.max_length or self.translator.longest or self.limits.most_tokens,
+            max_target_length=self.limits.max_length,
         )  # fmt: skip
 
+    def most_written(self, draft: Draft) -> int:
+        """The most tokens of the translation of a draft, as of `translate`."""
+        return Search(self.translator, Beam(), longest=self.limits.max_length).limit_of(draft.search_input)
+
     def translate(self, asked: Sequence[Sentences]) -> list[list[Translation] | Exception]:
-        """The translations of the lines of several requests, whose options are the same."""
         options = self.options(asked[0].alternatives)
         lines = [line._replace(is_wanted=one.ticket.is_wanted) for one in asked for line in one.lines]
         found = iter(self.translator.translate_window(lines, options))
@@ -253,8 +251,8 @@ class ServedTranslator(Served):
     @torch.inference_mode()
     def answer(self, asked: AnswerQuestion) -> Iterator[AnswerPiece | Done | None]:
         """A greedy or drawn translation, by our own modules."""
-        translator, options = self.translator, TranslationOptions(max_length=self.limits.max_length)
-        (draft,) = drafts_of(translator, [Request(asked.text, asked.prefix)], options)
+        translator = self.translator
+        (draft,) = drafts_of(translator, [Request(asked.text, asked.prefix)], self.options())
         if draft.problem:
             raise Refused(400, draft.problem)
         seed = drawn_seed() if asked.seed is None else asked.seed
@@ -263,7 +261,7 @@ class ServedTranslator(Served):
             return
         marks, tokenizer = translator.target_tokenizer.marks, translator.target_tokenizer
         source = torch.tensor([[*draft.ids, translator.source_tokenizer.marks.end_id]], device=translator.device)
-        usual = min(2 * source.shape[1] + 50 + len(draft.prefix), self.limits.max_length, translator.limit or 10**9)
+        usual = self.most_written(draft)
         tokens: list[int] = []
         written = ""
         with self.edited(asked.edits):
@@ -290,13 +288,14 @@ class ServedTranslator(Served):
     @torch.no_grad()
     def look(self, asked: LookedAt) -> TextMaps:
         translator = self.translator
-        (draft,) = drafts_of(translator, [asked.text], TranslationOptions(max_length=self.limits.max_length))
+        (draft,) = drafts_of(translator, [asked.text], self.options())
         if draft.problem or not draft.ids:
             raise Refused(400, draft.problem or "there is nothing to look at in an empty text")
         with self.edited(asked.edits):
             tokens = asked.tokens or self._target(asked, draft.asked.source)
-            if len(tokens) > min(self.limits.max_length, translator.limit or 10**9):
-                raise Refused(400, f"an answer has at most {self.limits.max_length} tokens, got {len(tokens)}")
+            most = min(max(self.most_written(draft), self.limits.most_tokens), translator.limit or sys.maxsize)
+            if len(tokens) > most:
+                raise Refused(400, f"an answer has at most {most} tokens, got {len(tokens)}")
             if max(tokens) >= len(translator.target_tokenizer):
                 raise Refused(400, f"the model has tokens below {len(translator.target_tokenizer)}, got {max(tokens)}")
             with checking_layers(self.module):
@@ -306,11 +305,10 @@ class ServedTranslator(Served):
         if asked.target is not None:
             (ids,) = self.translator.target_tokenizer.encode_batch([asked.target])
             return [*ids, self.translator.target_tokenizer.marks.end_id]
-        own = TranslationOptions(max_length=self.limits.max_length, max_target_length=self.limits.max_length)
         translator = copy(self.translator)
         if asked.edits:  # another engine would search without them
             translator.searcher = None
-        return translator.hypotheses([text], own)[0][0].tokens
+        return translator.hypotheses([text], self.options())[0][0].tokens
 
     def _forced(self, written: list[int], ids: Sequence[int]) -> TextMaps:
         one = self.translator
@@ -320,8 +318,6 @@ class ServedTranslator(Served):
 
 
 class ServedLanguageModel(Served):
-    """A language model."""
-
     task = LANGUAGE_MODEL
 
     def __init__(self, name: str, model: LanguageModel, limits: RequestLimits) -> None:
@@ -346,11 +342,10 @@ class ServedLanguageModel(Served):
         self, prompt: str, *, most: int, temperature: float, seed: int, top_p: float = 1.0,
         stop: Sequence[str] = (), place: int = 0,
     ) -> Iterator[AnswerPiece | Done | None]:  # fmt: skip
-        """A text, piece by piece."""
         model, tokens, cut = self.model, list[int](), Event()
         begun = model.language.prompt(prompt)
-        if len(begun) > self.limits.max_length:
-            raise Refused(400, f"a prompt has at most {self.limits.max_length} tokens, got {len(begun)}")
+        if len(begun) > self.limits.most_tokens:
+            raise Refused(400, f"a prompt has at most {self.limits.most_tokens} tokens, got {len(begun)}")
         text = ""
         pieces = model.generate(
             prompt, max_tokens=most, filters=[checked_logits, *self._filters(temperature, top_p)], stop=stop,

@@ -29,8 +29,6 @@ BACKLOG = 512
 
 
 class ListeningPlace(NamedTuple):
-    """Where a server listens."""
-
     host: str
     port: int
     grace: float
@@ -142,7 +140,6 @@ def serve_forever(
     limits: RequestLimits,
     begun: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C."""
     with ExitStack() as stack:
         desk = Desk(models, limits, version=__version__)
         server = _Server(_uvicorn(application(desk, entrance), place), desk, place.grace)

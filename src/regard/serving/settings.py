@@ -5,6 +5,9 @@ from typing import Any
 
 from regard.errors import ArgumentError, MissingExtraError
 
+MOST_TOKENS = 512
+"""The most tokens of a prompt and of an answer, unless others are given."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
@@ -16,8 +19,9 @@ class RequestLimits:
 
     max_text: int = 5_000
     """the most characters of the texts of a request."""
-    max_length: int = 512
-    """the most tokens of a sentence or prompt, and of an answer."""
+    max_length: int | None = None
+    """the most tokens of a sentence or prompt, and of an answer; unless given, 512, and of a translator as many as
+    `translate` takes and writes."""
     max_beam: int = 16
     """the most hypotheses of a search."""
     max_body: int = 2**20
@@ -29,14 +33,17 @@ class RequestLimits:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not 1 <= value < float("inf"):
+            if value is not None and not 1 <= value < float("inf"):
                 raise ArgumentError(f"{name} must be at least 1 and finite, got {value}")
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens where no model says another number."""
+        return MOST_TOKENS if self.max_length is None else self.max_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrance:
-    """Who may come in."""
-
     hosts: frozenset[str]
     """The names in the Host header that are answered, in lower case and without a port."""
     token: str | None = None

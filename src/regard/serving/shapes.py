@@ -82,7 +82,7 @@ class Complete(Question):
     seed: int | None = None
     echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1, le=1)] | None = None
-    logprobs: Literal[0] | None = None
+    logprobs: None = None
     suffix: Literal[""] | None = None
     presence_penalty: Annotated[float, Meta(ge=0, le=0)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=0, le=0)] | None = None

@@ -16,7 +16,7 @@ class Refused(RegardError):
         self.status, self.retry_after = status, retry_after
 
 
-class Left(Exception):
+class ClientGone(Exception):
     """Raised in a worker's thread at the first step after the request has ended: its client has left, or was told."""
 
 
@@ -38,29 +38,25 @@ class Ticket:
         self._gone = threading.Event()
 
     def leave(self) -> None:
-        """Stop the work at its next step."""
         self._gone.set()
 
     # -- in the thread of a worker -----------------------------------------------------------------------
 
     def is_wanted(self) -> bool:
-        """Whether the request still waits for its answer."""
         return not self._gone.is_set()
 
     def check(self) -> None:
-        """Raise `Left` after the end of the request."""
+        """Raise `ClientGone` after the end of the request."""
         if self._gone.is_set():
-            raise Left
+            raise ClientGone
 
     def tell(self, event: Any) -> None:
-        """Hand an event to the request."""
         if self._loop is None:
             return
         with suppress(RuntimeError):  # its loop has ended
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     def end(self, error: Exception | None = None) -> None:
-        """Say that no event follows."""
         self.tell(_LastEvent(error))
 
     # -- in the event loop -------------------------------------------------------------------------------
@@ -75,11 +71,11 @@ class Ticket:
         return ENDED
 
 
-AT_WORK = threading.local()
+CURRENT_TICKET = threading.local()
 """Its `ticket` is that of the request for which a thread works."""
 
 
-def check_at_work(*_: Any) -> None:
-    """Raise `Left` if the request is over that this thread works for. It may be called as a hook of a module."""
-    if (ticket := getattr(AT_WORK, "ticket", None)) is not None:
+def check_current_ticket(*_: Any) -> None:
+    """Raise `ClientGone` if the request is over that this thread works for. It may be called as a hook of a module."""
+    if (ticket := getattr(CURRENT_TICKET, "ticket", None)) is not None:
         ticket.check()

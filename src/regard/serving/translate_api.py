@@ -31,7 +31,6 @@ class TranslateApi:
         self._desk = desk
 
     async def translate(self, request: Request) -> Any:
-        """Translate texts line by line."""
         is_json = body_type(request) == "application/json"
         asked = question_of(await self._fields(request), TranslateQuestion, strict=is_json)
         self._admit(request, asked.api_key)
@@ -62,7 +61,6 @@ class TranslateApi:
         return self._desk.answered(served, SharedWork(ticket, sentences, key, served.translate), render=render)
 
     async def languages(self, request: Request) -> Response:
-        """The languages of the models."""
         fields = {} if self._desk.knows(request) else await self._fields(request)
         self._admit(request, fields.get("api_key"))
         targets: dict[str, list[str]] = {}
@@ -71,7 +69,6 @@ class TranslateApi:
         return json_answer([Language(code=code, name=code, targets=some) for code, some in targets.items()])
 
     async def health(self, _: Request) -> Response:
-        """Say that the server answers."""
         return json_answer(Health(status="ok"))
 
     def _translators(self) -> list[ServedTranslator]:
@@ -122,7 +119,6 @@ def cut_text(text: str) -> CutText:
 
 
 def put_together(cut: CutText, translations: Sequence[str]) -> str:
-    """The whole text, with the translations of its lines in order."""
     left = iter(translations)
     return "".join(one if isinstance(one, str) else next(left) for one in cut)
 

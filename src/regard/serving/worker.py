@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regard.serving.ticket import AT_WORK, Left, Refused, Ticket
+from regard.serving.ticket import CURRENT_TICKET, ClientGone, Refused, Ticket
 
 GATHER_SECONDS = 0.005
 """How long the first of several works that can run together waits for others."""
@@ -19,8 +19,6 @@ IN_TURN = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestWork:
-    """The work of a request."""
-
     ticket: Ticket
     steps: Callable[[], Iterator[Any]]
     """Does the work: each `next` is one step, and gives an event for the ticket or None."""
@@ -172,7 +170,7 @@ class Worker:
         if not wanted:
             return
         begun = time.monotonic()
-        AT_WORK.ticket = None  # each of its lines knows its own request
+        CURRENT_TICKET.ticket = None  # each of its lines knows its own request
         try:
             answers = wanted[0].run([one.asked for one in wanted])
         except Exception as error:  # whatever it is, each request gets it
@@ -189,11 +187,11 @@ class Worker:
         """One step; whether there are more."""
         try:
             work.ticket.check()
-            AT_WORK.ticket = work.ticket
+            CURRENT_TICKET.ticket = work.ticket
             event = next(steps)
         except Exception as error:
             getattr(steps, "close", lambda: None)()
-            work.ticket.end(None if isinstance(error, StopIteration | Left) else error)
+            work.ticket.end(None if isinstance(error, StopIteration | ClientGone) else error)
             return False
         if event is not None:
             work.ticket.tell(event)

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from regard.tensors.devices import capability_of
 from regard.tensors.guards import is_compiling
 
 T = TypeVar("T")
@@ -112,3 +111,14 @@ class Launch:
             kernel = self.program.warmup(*given, *self.rest, grid=self.grid, num_warps=self.warps)
             self.kept[key] = kernel
         kernel[self.grid](*given, *self.rest)
+
+
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """The compute capability of a CUDA device; None before CUDA starts, as under `FakeTensorMode`.
+
+    >>> capability_of(torch.device("cpu")) is None
+    True
+    """
+    if device.type != "cuda" or not torch.cuda.is_initialized():
+        return None
+    return torch.cuda.get_device_capability(device)

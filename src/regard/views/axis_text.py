@@ -13,6 +13,8 @@ LABEL_COLUMNS = 24
 """The longest label in columns of text. The rest of a longer label becomes "…"."""
 APART = 0.035
 """The least inches between two labels."""
+LONGEST_TITLE = 60
+"""The most characters of a title: a longer one would widen the picture."""
 LINE = 0.16
 """Inches of a line of text, for labels of FONT_POINTS."""
 _STACKED_LINE = 0.15
@@ -79,3 +81,12 @@ def room(count: int, side: float) -> float:
 def room_above(labels: Sequence[AxisLabel], side: float) -> float:
     """Inches of the column labels over a map of that width."""
     return max(label.height(room(len(labels), side)) for _, label in shown(labels, side))
+
+
+def short_title(title: str) -> str:
+    """The title, cut to its most characters.
+
+    >>> len(short_title("a sentence " * 9))
+    60
+    """
+    return title if len(title) <= LONGEST_TITLE else f"{title[: LONGEST_TITLE - 1]}…"

@@ -1,6 +1,7 @@
 """Objects in a notebook: maps, masks and biases as pictures, records as tables, reports as text, beside their repr."""
 
 from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from html import escape
@@ -8,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from regard.call.biases.base import Bias
 from regard.call.biases.shaw import Shaw
@@ -30,7 +32,6 @@ from regard.views.heatmap import head_panels, heatmap, heatmap_grid
 from regard.views.html.contents import Example, Map
 from regard.views.html.numbers import as_heads
 from regard.views.html.page import Page
-from regard.views.html_tables import record_html, table_html
 from regard.views.model import model_grid
 from regard.views.rotations import rotations
 from regard.views.row_arithmetic import RowArithmetic, draw_arithmetic
@@ -39,9 +40,9 @@ from regard.watching.analysis.attn_lrp import AttentionRelevance
 from regard.watching.analysis.relevance import AttentionStep, Relevance
 from regard.watching.analysis.tables import HeadTable
 from regard.watching.checks.finding import Finding
+from regard.watching.monitor import WorstHead
 from regard.watching.report import count
 from regard.watching.watch import Seen
-from regard.watching.worst_head import WorstHead
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -281,3 +282,36 @@ def _(shown: HeadTable) -> Bundle:
     rest = [line for line, row in zip(lines, rows, strict=True) if len(row) != len(names)]
     below = "".join(f"<p>{escape(line)}</p>" for line in rest)
     return {"text/html": table_html(names, islice(cells, MOST_ROWS)) + below}, {}
+
+
+FEW, LONGEST = 8, 120
+"""The most elements of a tensor that are printed one by one, and the most characters of another value."""
+
+
+def table_html(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of texts.
+
+    >>> table_html(["a"], [["<"]])
+    '<table><thead><tr><th>a</th></tr></thead><tbody><tr><td>&lt;</td></tr></tbody></table>'
+    """
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def record_html(fields: Mapping[str, Any]) -> str:
+    """A line for each field, and of each tensor its shape and its numbers, or their range."""
+    return table_html(["", ""], [(name.replace("_", " "), _said(value)) for name, value in fields.items()])
+
+
+def _said(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        said = f"{value:.4g}" if isinstance(value, float) else str(value) or repr(value)
+        return said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…"
+    shape = " x ".join(map(str, value.shape))
+    if value.numel() <= FEW:
+        return ", ".join(f"{number:.4g}" for number in value.flatten().tolist()) + (f" ({shape})" if shape else "")
+    if value.is_complex() or value.device.type == "meta":
+        return shape
+    numbers = value.detach().double().nan_to_num()
+    return f"{shape}: from {float(numbers.min()):.4g} to {float(numbers.max()):.4g}, mean {float(numbers.mean()):.4g}"

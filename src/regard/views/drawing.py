@@ -12,7 +12,7 @@ from regard.call.masks.base import Mask
 from regard.errors import ArgumentError, ShapeError, require
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
-from regard.views.axis_text import AxisLabel, measured
+from regard.views.axis_text import AxisLabel, measured, short_title
 from regard.views.labels import right_to_left
 from regard.views.masked import Cells, hidden_cells
 from regard.views.reading_order import visual_order
@@ -104,7 +104,7 @@ def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) ->
     columns = [shown.columns[place] for place in order]
     return Drawn(
         values[:, order], hidden[:, order], counted[:, order],
-        measured(shown.rows), measured(columns), order, _titled(panel.title, shown, pooling),
+        measured(shown.rows), measured(columns), order, _titled(short_title(panel.title), shown, pooling),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.call.masks.base import Mask
 from regard.errors import ArgumentError, ShapeError, require
-from regard.views.axis_text import FONT_POINTS, LINE, TITLE_POINTS, AxisLabel, room, shown
+from regard.views.axis_text import FONT_POINTS, LINE, TITLE_POINTS, AxisLabel, room, short_title, shown
 from regard.views.cell_text import write_weights
 from regard.views.drawing import Colouring, Drawn, Panel, drawn, limits_of
 from regard.views.figures import (
@@ -184,6 +184,7 @@ def heatmap_grid(
     if not panels or (across is not None and across < 1):
         raise ArgumentError(f"a grid needs panels and at least 1 across; got {len(panels)} and {across}")
     maps = [drawn(panel, look, max_cells=max_cells, pooling=pooling) for panel in panels]
+    title = short_title(title)
     wide = heading_inches(title) if title else 0.0
     placed = flow([size_of(one, IN_GRID) for one in maps], across=across, title=wide, has_bar=colour_bar)
     figure, axes = new_figure(*placed, theme)

@@ -7,7 +7,7 @@ import numpy as np
 
 from regard.errors import ArgumentError, NonFiniteError
 from regard.maps.attention_map import AttentionMap
-from regard.views.axis_text import FONT_POINTS, LINE, AxisLabel, measured, widest
+from regard.views.axis_text import FONT_POINTS, LINE, AxisLabel, measured, short_title, widest
 from regard.views.drawing import Colouring
 from regard.views.examples import of_sequence
 from regard.views.figures import (
@@ -98,7 +98,7 @@ def model_grid(
     heads = max(one.shape[-3] if one.ndim > 2 else 1 for _, one in found)
     room = max(cells, int(SIDE * DOTS_PER_INCH) // max(heads, len(found)) - GAP)
     layers = [_layer(of_sequence(one, sequence), cells, how, look, room) for _, one in found]
-    heading = " ".join(part for part in (title, _note(found, cells, how)) if part)
+    heading = " ".join(part for part in (short_title(title), _note(found, cells, how)) if part)
     return _drawn(layers, [name for name, _ in found], heading, look)
 
 

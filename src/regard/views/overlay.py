@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, require, require_whole
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
-from regard.views.axis_text import LINE, TITLE_POINTS
+from regard.views.axis_text import LINE, TITLE_POINTS, short_title
 from regard.views.drawing import Colouring
 from regard.views.figures import (
     colour_bar,
@@ -195,7 +195,7 @@ def overlay(
     patches, others = row[grid.extra :].reshape(grid.rows, grid.columns), float(row[: grid.extra].sum())
     note = f"{others:.0%} on {count(grid.extra, 'other token')}" if grid.extra else ""
     query = _query(token) if len(shape) == 2 else ""
-    heading = " · ".join(part for part in (title, query, note) if part)
+    heading = " · ".join(part for part in (short_title(title), query, note) if part)
     missing = _drawn(ax, pixels, patches, heading, look, strength, upsampling, colour_bar)
     warn_of_missing(missing[1])
     return missing[0]
@@ -250,6 +250,7 @@ def overlay_grid(
     limits = _limits(np.concatenate(values), look)
     inches = SIDE_IN_GRID / max(pixels.shape[:2])
     height, width = inches * pixels.shape[0], inches * pixels.shape[1]
+    title = short_title(title)
     widest_title = max(one.inches(TITLE_POINTS) for one in letter([name for name, _ in panels]))
     sizes = [FigureSize(width, height, 0.0, LINE * 1.6, widest_title + NOTE)] * len(panels)
     figure, axes = new_figure(*flow(sizes, title=heading_inches(title) if title else 0.0), theme)

@@ -2,15 +2,17 @@
 
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RegardError, require_whole
+from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 from regard.watching.analysis.measured_heads import MeasuredHeads, measured_heads
 from regard.watching.checks.finding import grouped
@@ -18,17 +20,87 @@ from regard.watching.module_names import Names
 from regard.watching.observed import Observed
 from regard.watching.report import layers_of
 from regard.watching.watch import Seen, watch
-from regard.watching.worst_head import (
-    MOST_CELLS,
-    WorstHead,
-    largest_of,
-    write_picture,
-    writers_of_lightning,
-    writers_of_trainer,
-)
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from regard.watching.checks.checked import Checked
+
+
+MOST_CELLS = 192
+"""The most cells on a side of the picture: a longer side is pooled."""
+PICTURE = "attention/worst/map"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorstHead(Displayed):
+    """The head with the largest logit of a measurement; a notebook shows its map."""
+
+    layer: str
+    head: int
+    logit: float
+    weights: Tensor
+    """The map of its first sequence (t, s), with the largest weight of each block where a side is longer."""
+    sizes: tuple[int, int]
+    """T and S of the map."""
+
+    def __str__(self) -> str:
+        pooled = "" if tuple(self.weights.shape) == self.sizes else f", {self.sizes[0]} x {self.sizes[1]} pooled by max"
+        return f"{self.layer or 'the model'}, head {self.head}: largest logit {self.logit:.3g}{pooled}"
+
+    def pixels(self) -> "NDArray[np.uint8] | None":
+        """The picture that a notebook shows, (height, width, 3); None without matplotlib."""
+        png = self._repr_mimebundle_()[0].get("image/png")
+        if png is None:
+            return None
+        import numpy as np
+        from PIL import Image
+
+        return np.asarray(Image.open(BytesIO(png)).convert("RGB"))
+
+
+def largest_of(measured: Mapping[str, MeasuredHeads]) -> tuple[float, int, int] | None:
+    """The largest logit of all heads, with the numbers of its layer and its head; None if no head has one."""
+    worst = (-math.inf, 0, 0)
+    for number, heads in enumerate(measured.values()):
+        largest, head = heads.largest_logit.nan_to_num(nan=-math.inf).max(0)
+        worst = max(worst, (float(largest), number, int(head)))
+    return worst if worst[0] > -math.inf else None
+
+
+def writers_of_trainer(trainer: Any) -> Iterator[Any]:
+    """The writers behind the callbacks of transformers' `Trainer`: TensorBoard's, and the modules W&B and trackio."""
+    for callback in trainer.callback_handler.callbacks:
+        for name in ("tb_writer", "_wandb", "_trackio"):
+            if (writer := getattr(callback, name, None)) is not None:
+                yield writer
+
+
+def writers_of_lightning(trainer: Any) -> Iterator[Any]:
+    """The loggers of Lightning that take pictures, or else the writers behind them."""
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        yield logger if hasattr(logger, "log_image") else logger.experiment
+
+
+def write_picture(worst: WorstHead, writers: Iterator[Any], step: int) -> int:
+    """Hand the picture to each writer that takes one, drawn once; gives their number. Without matplotlib there is none.
+
+    A writer is known by what it offers: `add_image` (TensorBoard), `log_image` (Lightning's W&B logger), or a module
+    with `Image` and `log` (W&B, trackio).
+    """
+    taking = [one for one in writers if any(hasattr(one, name) for name in ("add_image", "log_image", "Image"))]
+    pixels = worst.pixels() if taking else None
+    if pixels is None:
+        return 0
+    for writer in taking:
+        if hasattr(writer, "add_image"):
+            writer.add_image(PICTURE, pixels, global_step=step, dataformats="HWC")
+        elif hasattr(writer, "log_image"):
+            writer.log_image(key=PICTURE, images=[pixels], step=step)
+        else:
+            writer.log({PICTURE: writer.Image(pixels), "train/global_step": step})
+    return len(taking)
 
 
 class AttentionMonitor:
@@ -40,7 +112,8 @@ class AttentionMonitor:
 
     Args:
         every: N, the steps between two measurements.
-        on_fault: "stop" raises at an error of the audit, "warn" warns. A warning of the audit always warns.
+        on_fault: "stop" raises at an error of the audit, "warn" warns. A warning of the audit always warns, and so does
+            an audit that saw nothing, or does not know whether the model is causal.
         sequences: how many sequences of a batch are measured, the first ones; the audit reads all of them.
         causal: the expected causality, as of `Seen.audit`.
         names: the modules to watch, as of `regard.watch`.
@@ -49,13 +122,13 @@ class AttentionMonitor:
         ArgumentError: a number is below 1, or `on_fault` is unknown.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2, dropout=0.0, batch_first=True)
-    >>> monitor = AttentionMonitor(every=100)
+    >>> monitor = AttentionMonitor(every=100, causal=False)
     >>> monitor.begin(layer, step=1)
     >>> loss = layer(torch.ones(2, 4, 8)).sum()
     >>> loss.backward()
     >>> scalars = monitor.end()
     >>> monitor.audited
-    TransformerEncoderLayer: 1 layer, 6 questions, nothing found
+    TransformerEncoderLayer: 1 layer, 7 questions, nothing found
     >>> scalars["attention/self_attn/uniform"]
     2.0
     """
@@ -166,7 +239,7 @@ class AttentionMonitor:
     def _say(self, audited: "Checked") -> None:
         if audited.errors and self.on_fault == "stop":
             raise AssertionError("\n".join([repr(audited), *grouped(audited.faults)]))
-        if audited:
+        if audited or audited.unknown:
             warnings.warn("\n".join([repr(audited), *grouped(audited.faults)]), stacklevel=2)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.call.biases import Shaw, TransformerXL
 from tests.fuzz.core.parts import Added, Score, Sides, Tensors
 from tests.fuzz.drawing import Drawn
 
@@ -80,7 +81,7 @@ def _shaw(drawn: Drawn, sides: Sides, score: Score) -> Added:
         return factor * torch.einsum("bhtd,tsd->bhts", q, t["table"][where])
 
     return Added(
-        f"Shaw({reach}, {score.scale}, {offset})", lambda t: regard.Shaw(t["table"], score.scale, offset), formula,
+        f"Shaw({reach}, {score.scale}, {offset})", lambda t: Shaw(t["table"], score.scale, offset), formula,
         {"table": drawn.normal(2 * reach + 1, sides.dim)},
     )  # fmt: skip
 
@@ -101,7 +102,7 @@ def _transformer_xl(drawn: Drawn, sides: Sides, score: Score) -> Added:
 
     return Added(
         f"TransformerXL({rows} rows from {first}, {score.scale}, {offset})",
-        lambda t: regard.TransformerXL(t["u"], t["v"], t["r"], first, score.scale, offset), formula,
+        lambda t: TransformerXL(t["u"], t["v"], t["r"], first, score.scale, offset), formula,
         {
             "u": drawn.normal(sides.heads, sides.dim), "v": drawn.normal(sides.heads, sides.dim),
             "r": drawn.normal(sides.heads, rows, sides.dim),

@@ -199,7 +199,7 @@ def random_call(drawn: Drawn, *, longest: int = 40) -> Call:
     return call
 
 
-def answers(call: Call, backend: str | None, **options: Any) -> regard.Attended | None:
+def answers(call: Call, backend: str | None, **options: Any) -> regard.functional.Attended | None:
     """What regard gives, or None where the named backend says that it cannot run the call."""
     vectors, given = call.as_given(call.leaves())
     try:

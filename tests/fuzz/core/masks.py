@@ -106,7 +106,7 @@ def _strided(drawn: Drawn, sides: Sides, at: Positions) -> Allowed:
     stride, offset = drawn.number(1, 5), drawn.of([None, drawn.number(-3, 3)])
     place = at.place if offset is None else at.query + offset
     return Allowed(
-        f"strided({stride}, {offset})", regard.strided(stride, offset=offset), (place - at.key) % stride == 0
+        f"strided({stride}, {offset})", regard.call.masks.strided(stride, offset=offset), (place - at.key) % stride == 0
     )
 
 

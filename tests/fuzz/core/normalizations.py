@@ -91,9 +91,13 @@ NORMS: tuple[Callable[[Drawn, Sides], Norm], ...] = (
     lambda drawn, sides: Norm("Softmax", lambda t: regard.Softmax(), lambda t, s: softmax_of(s)),
     _sink,
     _sigmoid,
-    lambda drawn, sides: Norm("Unnormalized", lambda t: regard.Unnormalized(), lambda t, s: s.exp(), is_shifted=False),
+    lambda drawn, sides: Norm(
+        "Unnormalized", lambda t: regard.call.normalizations.Unnormalized(), lambda t, s: s.exp(), is_shifted=False
+    ),
     lambda drawn, sides: Norm("Sparsemax", lambda t: regard.Sparsemax(), lambda t, s: sparsemax_of(s)),
-    lambda drawn, sides: Norm("Softpick", lambda t: regard.Softpick(), lambda t, s: softpick_of(s), is_shifted=False),
+    lambda drawn, sides: Norm(
+        "Softpick", lambda t: regard.call.normalizations.Softpick(), lambda t, s: softpick_of(s), is_shifted=False
+    ),
     lambda drawn, sides: Norm("Entmax15", lambda t: regard.Entmax15(), lambda t, s: entmax15_of(s)),
 )
 

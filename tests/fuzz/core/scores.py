@@ -146,19 +146,19 @@ def _inside(u: Tensor, value: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.where(inside, value(torch.where(inside, u, 0.0)), -math.inf)
 
 
-COMPACT = (regard.Boxcar, regard.Epanechnikov, regard.Triangular)
+COMPACT = (regard.call.scores.Boxcar, regard.call.scores.Epanechnikov, regard.call.scores.Triangular)
 SCORES: tuple[Callable[[Drawn, Sides], Score], ...] = (
     _scaled,
     _capped,
     _cosine,
     _bilinear,
     _additive,
-    _kernel(regard.Gaussian, lambda u: -u.square() / 2),
-    _kernel(regard.Laplacian, lambda u: -u),
-    _kernel(regard.Boxcar, lambda u: _inside(u, lambda x: 0 * x), is_smooth=False),
-    _kernel(regard.Epanechnikov, lambda u: _inside(u, lambda x: (1 - x.square()).log())),
-    _kernel(regard.Triangular, lambda u: _inside(u, lambda x: (1 - x).log())),
-    _kernel(regard.Constant, lambda u: 0 * u),
+    _kernel(regard.call.scores.Gaussian, lambda u: -u.square() / 2),
+    _kernel(regard.call.scores.Laplacian, lambda u: -u),
+    _kernel(regard.call.scores.Boxcar, lambda u: _inside(u, lambda x: 0 * x), is_smooth=False),
+    _kernel(regard.call.scores.Epanechnikov, lambda u: _inside(u, lambda x: (1 - x.square()).log())),
+    _kernel(regard.call.scores.Triangular, lambda u: _inside(u, lambda x: (1 - x).log())),
+    _kernel(regard.call.scores.Constant, lambda u: 0 * u),
     _custom,
 )
 

@@ -67,11 +67,11 @@ def _maps(folder: Path) -> None:
         "plain": {},
         "masked": {"mask": regard.causal() & regard.lengths(torch.tensor([5, 7]))},
         "documents": {"mask": regard.documents(torch.randint(0, 2, (5,)), key_ids=torch.randint(0, 2, (7,)))},
-        "blocks": {"mask": regard.blocks(torch.rand(3, 4) < 0.7, 2) | regard.strided(2)},
+        "blocks": {"mask": regard.blocks(torch.rand(3, 4) < 0.7, 2) | regard.call.masks.strided(2)},
         "additive": {"score": regard.Additive(torch.randn(3), torch.randn(3, 4), torch.randn(3, 4))},
         "sink": {"normalization": regard.SoftmaxWithSink(torch.randn(4)), "bias": torch.randn(4, 5, 7)[None]},
         "entmax": {"normalization": regard.Entmax15(), "bias": regard.T5Bias(torch.randn(8, 4))},
-        "shaw": {"bias": regard.Shaw(torch.randn(5, 4)), "keep_values": True},
+        "shaw": {"bias": regard.call.biases.Shaw(torch.randn(5, 4)), "keep_values": True},
         "alibi": {"bias": regard.ALiBi(4), "score": regard.Cosine(torch.ones(4)), "mask": regard.window(3)},
     }
     for name, option in options.items():

@@ -156,7 +156,7 @@ BIASES: list[Callable[[Parts], Any]] = [
     lambda parts: parts.frozen_or_learned(2, 1, 1, parts.keys),
     lambda parts: regard.T5Bias(parts.frozen_or_learned(8, HEADS)),
     lambda parts: regard.ALiBi(parts.frozen_or_learned(HEADS)),
-    lambda parts: regard.Shaw(parts.frozen_or_learned(5, DIM)),
+    lambda parts: regard.call.biases.Shaw(parts.frozen_or_learned(5, DIM)),
 ]
 
 

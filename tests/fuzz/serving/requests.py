@@ -23,7 +23,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "model": (WRITER,), "prompt": (*TEXTS[:3], ["a", "b"], ["a", "a"]), "max_tokens": (1, 2, 5, None),
         "temperature": (0, 1, 0.5, 2, 1e-300, None), "top_p": (1, 0.5, 1e-300, None), "n": (1, 2, None),
         "stop": ("a", ["b", "ab"], "é", None, []), "seed": (0, 7, -1, 2**40, None), "echo": (True, False, None),
-        "best_of": (1, None), "logprobs": (0, None), "suffix": ("", None), "presence_penalty": (0, 0.0, None),
+        "best_of": (1, None), "logprobs": (None,), "suffix": ("", None), "presence_penalty": (0, 0.0, None),
         "frequency_penalty": (0, None), "logit_bias": ({}, None), "user": ("me", None), "store": (True, None),
         "metadata": ({"a": 1}, None), "stream": (False, None), "stream_options": ({"include_usage": True}, None),
     },

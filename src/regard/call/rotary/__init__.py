@@ -1,8 +1,8 @@
 """Rotary positions: query and key are rotated by angles, with scalings for longer contexts."""
 
-from regard.call.rotary.layouts import Half as Half
-from regard.call.rotary.layouts import Interleaved as Interleaved
-from regard.call.rotary.layouts import Layout as Layout
+from regard.call.rotary.rotary import Half as Half
+from regard.call.rotary.rotary import Interleaved as Interleaved
+from regard.call.rotary.rotary import Layout as Layout
 from regard.call.rotary.rotary import Rotary as Rotary
 from regard.call.rotary.scalings import DynamicNTK as DynamicNTK
 from regard.call.rotary.scalings import Llama3 as Llama3

@@ -8,6 +8,7 @@ Rotating a query at p and a key at p' changes the angle between them by p - p' t
 depends on the distance alone. Slower frequencies, from a `Scaling`, reach a longer context than the trained one.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,12 +16,55 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from regard.call.rotary.layouts import Half, Layout
 from regard.call.rotary.scalings import Scaling, has_fixed_numbers, plain_frequencies
 from regard.call.shapes import counted
 from regard.errors import ArgumentError, ShapeError, require_whole
 from regard.lazy import Displayed
 from regard.tensors.guards import KeptPlace, where_kept
+
+
+class Layout(ABC):
+    """The pairing of the rotated dimensions."""
+
+    @abstractmethod
+    def split(self, x: Float[Tensor, "*shape R"]) -> tuple[Tensor, Tensor]:
+        """The first and the second coordinates of the R / 2 planes, each of shape (..., P) with P = R / 2."""
+
+    @abstractmethod
+    def join(self, first: Float[Tensor, "*shape P"], second: Float[Tensor, "*shape P"]) -> Tensor:
+        """Undo `split`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Half(Layout):
+    """Pairs dimension i with dimension i + R/2: Llama, GPT-NeoX, Mistral, Qwen and most of Hugging Face's models.
+
+    >>> Half().split(torch.arange(4.0))
+    (tensor([0., 1.]), tensor([2., 3.]))
+    """
+
+    def split(self, x: Float[Tensor, "*shape R"]) -> tuple[Tensor, Tensor]:
+        first, second = x.chunk(2, dim=-1)
+        return first, second
+
+    def join(self, first: Float[Tensor, "*shape P"], second: Float[Tensor, "*shape P"]) -> Tensor:
+        return torch.cat([first, second], dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaved(Layout):
+    """Pairs dimension 2i with dimension 2i + 1: RoFormer itself, GPT-J, and Llama's own checkpoints from Meta.
+
+    >>> Interleaved().split(torch.arange(4.0))
+    (tensor([0., 2.]), tensor([1., 3.]))
+    """
+
+    def split(self, x: Float[Tensor, "*shape R"]) -> tuple[Tensor, Tensor]:
+        return x[..., ::2], x[..., 1::2]
+
+    def join(self, first: Float[Tensor, "*shape P"], second: Float[Tensor, "*shape P"]) -> Tensor:
+        return torch.stack([first, second], dim=-1).flatten(-2)
+
 
 MOST_KEPT = 4_096
 """The sines and cosines of so many positions are cached: 2 MiB for heads of 128."""

@@ -5,10 +5,12 @@ makes the weights of a few rows and reads them while they are in registers and c
 the fused kernel of the attention itself. As many threads as torch has share flat_heads and rows.
 """
 
+import ctypes
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,6 @@ from regard.maps.loop.row_tiles import FIELDS, WORK, addresses, batches_of
 from regard.maps.sources.source import Scores, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Bins, Grid
-from regard.tensors import thread_team
 from regard.tensors.guards import can_look, in_forward_mode, is_recorded
 from regard.tensors.readable import is_installed, row_contiguous
 
@@ -125,23 +126,20 @@ class _LoopAnswers:
     """The memory for the answers of all flat_heads."""
 
     def __init__(self, source: Source, wanted: LoopRequest, pieces: int, width: int, chains: int) -> None:
-        from regard.tensors.reused_memory import reused_memory
-
+        made = partial(torch.empty, device="cpu")
         flat_heads, queries, grid = source.flat_heads, source.queries, wanted.grid
         self._keys, self._has_sums = source.keys, "sum" in wanted.pictures
-        self.received = reused_memory((flat_heads, pieces, width), torch.float64)
-        self.entropy = reused_memory((flat_heads, queries), torch.float32)
-        self.distance = reused_memory((flat_heads, 0 if wanted.offset is None else queries), torch.float32)
-        self.chosen = reused_memory((flat_heads, chains, queries), torch.float32)
+        self.received = made((flat_heads, pieces, width), dtype=torch.float64)
+        self.entropy = made((flat_heads, queries), dtype=torch.float32)
+        self.distance = made((flat_heads, 0 if wanted.offset is None else queries), dtype=torch.float32)
+        self.chosen = made((flat_heads, chains, queries), dtype=torch.float32)
         self._chains = iter(self.chosen.unbind(1))
-        self.top = reused_memory((flat_heads, queries, wanted.ranked), torch.float32)
-        self.places = reused_memory((flat_heads, queries, wanted.ranked), torch.int64)
+        self.top = made((flat_heads, queries, wanted.ranked), dtype=torch.float32)
+        self.places = made((flat_heads, queries, wanted.ranked), dtype=torch.int64)
         rows, columns = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
-        self.sums = reused_memory(
-            (flat_heads, rows, columns if wanted.pictures & {"mean", "sum"} else 0), torch.float32
-        )
+        self.sums = made((flat_heads, rows, columns if wanted.pictures & {"mean", "sum"} else 0), dtype=torch.float32)
         columns = columns if "max" in wanted.pictures else 0
-        self.peaks = reused_memory((flat_heads, rows, columns), torch.float32, away_from=self.sums)
+        self.peaks = made((flat_heads, rows, columns), dtype=torch.float32)
 
     def arrays(self) -> dict[str, Any]:
         names = ("received", "entropy", "distance", "chosen", "top", "places", "sums", "peaks")
@@ -213,7 +211,7 @@ def _read(
         **_strides("query", query), **_strides("key", key), "scale": scores.scale,
     }  # fmt: skip
     work = np.array([tuple(told.get(name, 0) for name in FIELDS)], WORK)
-    thread_team.run_in_threads(prepare, work.ctypes.data, threads)
+    run_in_threads(prepare, work.ctypes.data, threads)
     if arrays["not_finite"][0]:
         return None
     for number, (tiles, added) in enumerate(batches_of(source, scores, PANEL)):
@@ -221,7 +219,7 @@ def _read(
         work["is_first"] = number == 0
         work["tiles"], work["tile_count"], work["added"] = places["tiles"], len(tiles), places["added"]
         arrays["counter"][:] = 0
-        thread_team.run_in_threads(read_rows, work.ctypes.data, threads)
+        run_in_threads(read_rows, work.ctypes.data, threads)
     return [found.answer(statistic) for statistic in statistics]
 
 
@@ -250,3 +248,39 @@ def _piece_edges(queries: int, pieces: int, grid: Grid | None) -> Any:
     if grid is not None:
         places = [grid.rows.edge(grid.rows.index_of(place)) for place in places]
     return np.array([*places, queries], np.int64)
+
+
+def run_in_threads(function: Any, argument: int, threads: int) -> None:
+    """Call a compiled function in several threads, and wait for all of them.
+
+    Its `address` is that of a C function of one pointer, the argument. It divides its work itself, so fewer threads
+    give the same result. This thread is one of them.
+
+    OpenMP's threads spin for a while after an operation, so other threads would compete with them for the processor.
+    `GOMP_parallel` starts them from code compiled by gcc, and LLVM's OpenMP has it too. The fallback is Python's
+    threads.
+    """
+    team = openmp() if threads > 1 else None
+    if team is not None:
+        team(function.address, argument, threads, 0)
+        return
+    called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function.address)
+    if threads == 1:
+        called(argument)
+    else:
+        with ThreadPoolExecutor(threads - 1) as pool:
+            others = [pool.submit(called, argument) for _ in range(threads - 1)]
+            called(argument)
+        for other in others:
+            other.result()
+
+
+@cache
+def openmp() -> Any:
+    """The function of torch's OpenMP that starts its threads; None if it is absent."""
+    try:
+        found = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError, TypeError):
+        return None
+    found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return found

@@ -1,4 +1,4 @@
-"""Sources made from another source: averages, choices of rows and columns, and weights times values."""
+"""Sources made from another source: averages, choices of rows and columns, other dtypes, and weights times values."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -360,3 +360,42 @@ def _leading_place(of: Source, dim: int) -> int:
 
 def _over(of: Source, place: int, shares: Tensor | None) -> AverageSource:
     return AverageSource(of if place == len(of.leading) - 1 else _moved_last(of, place), shares)
+
+
+@dataclass(frozen=True, eq=False)
+class CastSource(SameShapeSource):
+    """The weights of a source, computed in its own dtype and rounded to another at the end."""
+
+    of: Source
+    answer: torch.dtype
+
+    @classmethod
+    def of_dtype(cls, source: Source, dtype: torch.dtype) -> Source:
+        """The source in a dtype; wrapped only if it differs."""
+        inner = source.of if isinstance(source, CastSource) else source
+        return inner if dtype == inner.answer_dtype else cls(inner, dtype)
+
+    @property
+    def answer_dtype(self) -> torch.dtype:
+        return self.answer
+
+    def __str__(self) -> str:
+        return f"{self.of}, as {str(self.answer).removeprefix('torch.')}"
+
+    def grid(self, wanted: Grid, how: str) -> Grid:
+        return self.of.grid(wanted, how)
+
+    def columns(self, rows: range) -> range:
+        return self.of.columns(rows)
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        return self.of.part(flat_heads, scratch)
+
+    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
+        return self.of.at_once(statistic)
+
+    def gradient(self, grad_output: Tensor | None) -> Source:
+        return CastSource(self.of.gradient(grad_output), self.answer)
+
+    def attribution(self, grad_output: Tensor | None) -> Source:
+        return CastSource(self.of.attribution(grad_output), self.answer)

@@ -11,8 +11,7 @@ from regard.call.masks.base import Mask
 from regard.call.masks.basic import causal
 from regard.call.shapes import UNNAMED, Dimensions
 from regard.kernels.recurrence import CHUNK, Chunks, Recurrence
-from regard.maps.sources.linear import LinearSource
-from regard.maps.sources.source import Part, Piece, Scratch, Statistic
+from regard.maps.sources.source import LinearSource, Part, Piece, Scratch, Statistic
 from regard.maps.statistics import definitions as st
 from regard.tensors.fresh import Fresh
 from regard.tensors.guards import has_values

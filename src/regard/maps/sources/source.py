@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from regard.call.masks.base import Mask
 from regard.call.shapes import UNNAMED, Dimensions, Rows, index_tensor
 from regard.errors import ArgumentError
 from regard.kernels.base import Call
@@ -368,3 +369,18 @@ def take_rows(tensor: Tensor, rows: Rows) -> Tensor:
     if not isinstance(rows, range):
         return tensor[..., rows]
     return tensor if len(rows) == tensor.shape[-1] else tensor[..., rows.start : rows.stop]
+
+
+class LinearSource(NamedSource):
+    """The weights of a mixer that is linear in its values. Its rows need not sum to 1, and may have signs."""
+
+    layout: tuple[int, ...]
+    """(batch..., H)."""
+
+    @property
+    @abstractmethod
+    def mask(self) -> Mask:
+        """The keys that a query may have: a range."""
+
+    def refuse(self, asked: str) -> NoReturn:
+        raise ArgumentError(f"{asked} is for the map of one call with scores, and this map is {self}, which has none")

@@ -65,10 +65,8 @@ function choose() {
     answer();
   } }, text)));
   running?.abort();
-  view?.remove();
-  view = null;
   part("texts").replaceChildren();
-  root.hidden = part("heads").hidden = true;
+  clear();
   part("prefix").value = "";
   edits = [];
   drawEdits();
@@ -76,6 +74,13 @@ function choose() {
   // The page begins with an answer: no stranger knows of an empty one what it is for.
   if (!mine.trim() || isExample(mine)) part("text").value = model.examples[0] ?? "";
   if (part("text").value) answer();
+}
+
+/** Show no attention: that of another text is none of this one's. */
+function clear() {
+  view?.remove();
+  view = null;
+  root.hidden = part("heads").hidden = true;
 }
 
 const say = (text) => { part("status").textContent = text; };
@@ -114,6 +119,7 @@ async function answer() {
     say(cards.map(({ done }, at) => noteOn(done, wordsOf(modelOf(all[at])))).find(Boolean) ?? "");
   } catch (error) {
     if (mine !== running) return;
+    clear();
     if (error.name === "AbortError") say("Stopped.");
     else if (error.status === 401) await begin();
     else say(error.message);

@@ -23,9 +23,9 @@ from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN, Likelihood,
 from regard.tasks.language_modelling.text_format import DownloadedFormat, TextFormat, TrainedFormat
 from regard.tasks.names import LANGUAGE_MODEL
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
+from regard.tasks.progress import OnProgress, no_progress
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.telling import Tell, tell_nothing
 from regard.tasks.text.blocks import TextWindow, next_token_windows, window_batches
 from regard.tasks.text.codec import Marks
 from regard.tasks.text.pair_store import chunks
@@ -268,7 +268,9 @@ class LanguageModel:
                 if not texts:
                     return
 
-    def evaluate(self, lines: Iterable[str], *, stride: int | None = None, tell: Tell = tell_nothing) -> TextEvaluation:
+    def evaluate(
+        self, lines: Iterable[str], *, stride: int | None = None, tell: OnProgress = no_progress
+    ) -> TextEvaluation:
         """Measure how well the model predicts a text, read as one row of tokens.
 
         Args:

@@ -31,8 +31,6 @@ MOST_TOKENIZER_LINES = 4_000_000
 
 
 class TextCorpus(NamedTuple):
-    """The tokenizer of a run, and its text as tokens."""
-
     tokenizer: Tokenizer
     train: TextStore
     valid: TextStore
@@ -87,14 +85,12 @@ def prepare_text(config: LanguageModelConfig, folder: RunFolder, say: Say) -> No
 
 
 def open_text(folder: RunFolder) -> TextCorpus:
-    """Open the tokenizer and the tokens that `prepare_text` stored."""
     tokenizer = load_tokenizer(folder)
     train, valid = (TextStore.open(folder.data / f"{part}.tokens", tokenizer) for part in ("train", "valid"))
     return TextCorpus(tokenizer, train, valid)
 
 
 def load_tokenizer(folder: RunFolder) -> Tokenizer:
-    """Read the tokenizer of a run."""
     prepared, path = read_prepared(folder), folder.path / "tokenizer.json"
     check_file(path, folder, prepared)
     tokenizer = Tokenizer.load(path)

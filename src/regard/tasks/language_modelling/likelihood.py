@@ -18,8 +18,6 @@ bytes, so that the figure is too low."""
 
 @displayed
 class Likelihood(NamedTuple):
-    """The probability of a text's tokens."""
-
     log_probability: float
     """Sum over the tokens, in nats; 0 or less."""
     tokens: int

@@ -10,8 +10,6 @@ from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
 
 
 class Row(NamedTuple):
-    """A text as one row of tokens, and its bytes in UTF-8."""
-
     tokens: list[int]
     text_bytes: int
 
@@ -50,8 +48,6 @@ class TextFormat(Protocol):
 
 
 class TrainedFormat:
-    """The format of a model trained here."""
-
     begin_id = BOS
     mark_id: int | None = BOS
     end_ids = (EOS,)

@@ -49,8 +49,6 @@ def _decoder(sizes: DecoderOnlyConfig, vocab_size: int = 8) -> DecoderOnly:
 
 
 class TextBatches:
-    """The batches of a text for the training loop. A plan chooses the blocks."""
-
     def __init__(self, plan: BlockPlan) -> None:
         self._plan = plan
 

@@ -8,10 +8,9 @@ from regard.errors import MissingExtraError
 from regard.lazy import Bundle
 from regard.tasks.pictures.token_maps import TextAttention
 from regard.tasks.translation.results import Attention, Candidate, Translation
-from regard.views.display import MOST_LABELLED, display_of, picture_bundle
+from regard.views.display import MOST_LABELLED, display_of, picture_bundle, table_html
 from regard.views.display import bundle as bundle
 from regard.views.heatmap import head_panels, heatmap, heatmap_grid
-from regard.views.html_tables import table_html
 
 
 @display_of.register

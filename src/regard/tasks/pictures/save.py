@@ -14,7 +14,7 @@ from regard.files.atomic import file_errors, write_atomically
 from regard.files.own_files import refuse_links
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
-from regard.maps.sources.linear import LinearSource
+from regard.maps.sources.source import LinearSource
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.tasks.viewing.choice import EVERYTHING, Choice
 from regard.tasks.viewing.places import ForeignAttention, SeenImage
@@ -25,7 +25,6 @@ from regard.views.heatmap import heatmap_grid
 from regard.views.html.contents import Example, Map
 from regard.views.html.page import page
 from regard.views.overlay import overlay_grid
-from regard.views.pixels import pixels
 from regard.views.scales import ColourScale, ScaleName
 
 if TYPE_CHECKING:
@@ -45,8 +44,6 @@ class Attends(Protocol):
 
 
 class SeenText(NamedTuple):
-    """An input by its title, and the model's attention to it."""
-
     sentence: str
     attention: TextMaps
     image: SeenImage | None = None
@@ -236,3 +233,19 @@ class Snapshots:
             self._look = None
             self._say(f"no heatmaps for TensorBoard: {' '.join(str(error).split()) or type(error).__name__}")
             return {}
+
+
+def pixels(figure: "Figure") -> npt.NDArray[np.uint8]:
+    """The picture of a figure, (height, width, 3): red, green and blue from 0 to 255.
+
+    >>> from regard.views import heatmap
+    >>> import torch
+    >>> picture = pixels(heatmap(torch.eye(3)).figure)
+    >>> picture.dtype, picture.shape[2]
+    (dtype('uint8'), 3)
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.array(canvas.buffer_rgba())[..., :3]

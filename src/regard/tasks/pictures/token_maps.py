@@ -33,16 +33,12 @@ class TextMaps(Protocol):
 
 
 class Alternative(NamedTuple):
-    """A token that might have been written."""
-
     text: str
     probability: float
 
 
 @displayed
 class TextAttention(NamedTuple):
-    """The attention of the tokens of a text to each other."""
-
     texts: list[str]
     maps: dict[str, Any]
     """The maps by name, each (H, T, T), first layer first."""
@@ -66,8 +62,6 @@ class Axis(NamedTuple):
 
 
 class LabelsEach(Protocol):
-    """A tokenizer that labels each token."""
-
     def label_of_each(self, ids: Sequence[int]) -> list[str]:
         """One label for each token."""
 

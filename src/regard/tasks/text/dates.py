@@ -98,7 +98,6 @@ def pairs(split: Split, count: int, seed: int = 0) -> Iterator[Pair]:
 
 
 def forms() -> tuple[Form, ...]:
-    """The forms of the task, in all locales."""
     return _kept_and_left_out()[0]
 
 

@@ -26,7 +26,6 @@ class RecordForm(Generic[R, T]):
     """Whether each item is in two files."""
 
     def items(self, files: Sequence[Lines]) -> Iterator[Callable[[], T]]:
-        """A function for each record, which parses it."""
         return (partial(self.parse, record) for record in self.records(files))
 
 
@@ -57,7 +56,6 @@ def reader_of(
 
 
 def in_a_row(files: Sequence[Lines]) -> Iterator[Line]:
-    """The lines of files, one file after the other."""
     return chain.from_iterable(files)
 
 

@@ -28,8 +28,6 @@ LANGUAGE = re.compile(r"\.[a-z]{2}([-_][A-Za-z]{2,4})?")
 
 
 class Packing(NamedTuple):
-    """A way to pack a file."""
-
     name: str
     open: Callable[[Any], IO[bytes]]
 

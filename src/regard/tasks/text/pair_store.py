@@ -23,8 +23,6 @@ from regard.tasks.text.tokenizers import Tokenizer
 
 
 class TokenFooter(Footer, Protocol):
-    """The description of a file of tokens."""
-
     @property
     def dtype(self) -> str: ...
 
@@ -60,7 +58,6 @@ class TokenFile(Generic[F]):
 
 
 def fingerprints(*tokenizers: Tokenizer) -> list[str]:
-    """The fingerprint of each tokenizer."""
     return [one.fingerprint() for one in tokenizers]
 
 
@@ -79,8 +76,6 @@ CHUNK_PAIRS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PairFooter:
-    """The description of a file of pairs."""
-
     dtype: str
     tokens_bytes: int
     pairs: int

@@ -20,8 +20,6 @@ SIDES = ("source", "target")
 
 
 class CsvRow(NamedTuple):
-    """The cells of a row, of which two columns are the pair."""
-
     place: str
     cells: list[str]
     width: int
@@ -30,8 +28,6 @@ class CsvRow(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """The sides of a unit of a translation memory, undecoded."""
-
     place: str
     sides: tuple[bytes, ...]
 

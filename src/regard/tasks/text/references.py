@@ -14,8 +14,6 @@ from regard.tasks.text.unicode import normalise
 
 
 class Judged(NamedTuple):
-    """A sentence and its reference translations, at least one."""
-
     source: str
     references: tuple[str, ...]
 

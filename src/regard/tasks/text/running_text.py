@@ -23,8 +23,6 @@ DocumentUnit = Literal["file", "paragraphs", "lines"]
 
 
 class TextPiece(NamedTuple):
-    """A line of a document, or a part of a long one."""
-
     text: str
     """The text, with its line feed at the end of a line; without it if each line is a document."""
     begins: bool
@@ -59,8 +57,6 @@ def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class TextFooter:
-    """The description of a file of running text."""
-
     dtype: str
     tokens: int
     text_bytes: int

@@ -41,7 +41,6 @@ def _breaker() -> Callable[[str, str], Any]:
 
 
 def is_word(text: str) -> bool:
-    """Whether a text has a letter or digit."""
     return any(map(str.isalnum, text))
 
 

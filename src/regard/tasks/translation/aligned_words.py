@@ -83,7 +83,6 @@ def _cut_pairs(pairs: Sequence[tuple[str, str]], codecs: tuple[Codec, Codec]) ->
 
 
 def _links_found(translator: Translator, pairs: Sequence[CutPair], alignment: AlignmentOf) -> list[Links]:
-    """The links of some pairs, by one pass."""
     batch = translator.collate([pair.source for pair in pairs], [pair.target for pair in pairs])
     with torch.no_grad():
         maps = translator.model.attend(batch.source, batch.source_lengths, batch.target_input)

@@ -11,7 +11,6 @@ Model = Transformer | RNNSeq2Seq | Downloaded
 def build_model(
     sizes: TransformerConfig | RNNConfig, *, source_vocab_size: int, target_vocab_size: int
 ) -> Transformer | RNNSeq2Seq:
-    """The model of these sizes, with fresh weights."""
     if isinstance(sizes, RNNConfig):
         return RNNSeq2Seq(sizes, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
     return Transformer(sizes, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)

@@ -35,8 +35,6 @@ MOST_TOKENIZER_PAIRS = 2_000_000
 
 
 class Corpus(NamedTuple):
-    """The tokenizers of a run, and its text as tokens."""
-
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
     train: TokenStore
@@ -101,19 +99,16 @@ def _too_long(config: TranslationConfig, part: str, store: TokenStore) -> int:
 
 
 def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
-    """The corpus that `prepare_corpus` left."""
     tokenizers = load_tokenizers(config, folder)
     train, valid = (TokenStore.open(folder.data / f"{part}.tokens", *tokenizers) for part in ("train", "valid"))
     return Corpus(*tokenizers, train, valid, list(held_out_pairs(folder)))
 
 
 def held_out_pairs(folder: RunFolder) -> Reader[Pair]:
-    """The pairs for validation as they were written."""
     return read_pairs(folder.data / TEXTS, format="jsonl")
 
 
 def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Tokenizer, Tokenizer]:
-    """The source and target tokenizers of a run."""
     prepared = read_prepared(folder)
     loaded = []
     for side, path in zip(("source", "target"), _tokenizer_files(config, folder), strict=True):
@@ -163,7 +158,6 @@ def _store(
 
 
 def _those(pairs: Spool, is_held_out: Callable[[str], bool], *, wanted: bool) -> Iterator[Pair]:
-    """The pairs for validation, or the others."""
     return (pair for pair in map(Pair._make, pairs) if is_held_out(pair.source) == wanted)
 
 

@@ -63,8 +63,6 @@ class TranslationOptions:
 
 @dataclass(slots=True)
 class Draft:
-    """A sentence on its way through the stages of a translator."""
-
     asked: Request
     ids: list[int]
     """Its tokens; none if it is blank or cannot be translated."""
@@ -78,7 +76,6 @@ class Draft:
 
 
 def drafts_of(model: TranslationModel, lines: Sequence[str | Request], options: TranslationOptions) -> list[Draft]:
-    """Make tokens of sentences."""
     asked = [Request(line) if isinstance(line, str) else line for line in lines]
     sources = model.source_tokenizer.encode_batch([one.source for one in asked])
     prefixes: list[list[int]] = [[] for _ in asked]

@@ -52,7 +52,6 @@ class Present:
         return "".join(pieces)
 
     def _unknown(self, draft: Draft, one: Hypothesis) -> list[str]:
-        """The words to print for the unknown tokens of a translation."""
         unknown = self.model.target_tokenizer.unknown_id
         if unknown is None or not self.options.copy_unknown or one.alignment is None:
             return []

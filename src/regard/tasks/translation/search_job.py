@@ -16,8 +16,6 @@ from regard.tasks.generation.protocol import Decodable, Hypothesis, SearchOf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchJob:
-    """Sentences to be translated together, and how."""
-
     sources: Sequence[Sequence[int]]
     """Token ids, end marks included."""
     begin_id: int

@@ -16,16 +16,12 @@ LIMIT_STEP = 32
 
 
 class SearchInput(NamedTuple):
-    """A sentence, and the beginning of its translation."""
-
     ids: Sequence[int]
     prefix: Sequence[int] = ()
     is_wanted: Callable[[], bool] | None = None
 
 
 class AfterSearch(Protocol):
-    """A stage that changes the hypotheses of a batch."""
-
     def __call__(self, begun: Sequence[SearchInput], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]: ...
 
 

@@ -32,7 +32,6 @@ class TokenBatches:
         return sum(len(self._fitting(rows)) for rows in sections(len(self._store), seed=0, epoch=0))
 
     def count(self) -> int:
-        """The batches of the first epoch."""
         return sum(len(plan) for _, plan in self._plans(epoch=0))
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:

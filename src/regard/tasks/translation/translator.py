@@ -18,9 +18,9 @@ from regard.tasks.generation.downloaded import load_downloaded
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.language_modelling.likelihood import together
 from regard.tasks.names import TRANSLATION
+from regard.tasks.progress import OnProgress, no_progress
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.telling import Tell, tell_nothing
 from regard.tasks.text.codec import Marks
 from regard.tasks.text.lines import BadLines
 from regard.tasks.text.pair_store import chunks
@@ -155,7 +155,7 @@ class Translator(TranslationModel):
         beam: Beam = Beam(),
         max_length: int | None = None,
         bleu_tokenize: BleuTokenize = "auto",
-        tell: Tell = tell_nothing,
+        tell: OnProgress = no_progress,
     ) -> Evaluation:
         """Translate the sources and compare with the references.
 
@@ -198,7 +198,7 @@ class Translator(TranslationModel):
         options: TranslationOptions,
         *,
         bad_lines: BadLines = "stop",
-        tell: Tell = tell_nothing,
+        tell: OnProgress = no_progress,
     ) -> list[Candidate]:
         """The best translations of a test set, which is not to lose its long sentences: the model's positions alone
         limit them. Everything that compares translations with references goes by these.

@@ -10,7 +10,7 @@ from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.tasks.viewing.places import ForeignAttention
-from regard.views.html.token_lists import kind_and_layer
+from regard.views.html.token_lists import layer_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,24 @@ class Choice:
         return f" · head{'s' * (len(self.heads) > 1)} {', '.join(map(str, self.heads))}" if self.heads else ""
 
     def of(self, attention: TextMaps) -> TextMaps:
-        """The chosen maps; layers are counted among the maps of a kind, such as those of an encoder."""
+        """The chosen maps; layers are counted among the maps of a kind, such as those of an encoder, as a page
+        and the tables of `regard measure` number them."""
         if not self.layers and not self.heads:
             return attention
-        kinds: dict[str, list[str]] = {}
-        for name in attention.maps:
-            kinds.setdefault(kind_and_layer(name)["kind"], []).append(name)
-        for layer in self.layers:
-            if not any(-len(names) <= layer < len(names) for names in kinds.values()):
-                most = max(map(len, kinds.values()))
-                raise ArgumentError(f"--layers must be numbers of {most} layers, 0 to {most - 1}; got {layer}")
-        wanted = {
-            name for names in kinds.values() for layer in self.layers or range(len(names))
-            if -len(names) <= layer < len(names) for name in [names[layer]]
-        }  # fmt: skip
+        layers, kinds = layer_names(attention.maps), dict[str, list[str]]()
+        for name, layer in layers.items():
+            kinds.setdefault(layer.kind, []).append(name)
+        found = {
+            one: [name for name, layer in layers.items() if layer.number == one]
+            or [names[one] for names in kinds.values() if one < 0 and -one <= len(names)]
+            for one in self.layers
+        }
+        if absent := [one for one, names in found.items() if not names]:
+            known = sorted({layer.number for layer in layers.values()})
+            raise ArgumentError(
+                f"--layers must be numbers of {len(known)} layers, {known[0]} to {known[-1]}; got {absent[0]}"
+            )
+        wanted = {name for names in found.values() for name in names} if self.layers else set(layers)
         maps = {name: self._heads(one) for name, one in attention.maps.items() if name in wanted}
         shown = attention.shown if attention.shown in maps else list(maps)[-1]
         others = {name: some for name in maps if (some := attention.alternatives(name)) is not None}

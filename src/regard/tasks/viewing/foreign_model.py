@@ -295,7 +295,6 @@ class ForeignModel:
     def _entrances(
         self, whole: Mapping[str, AttentionMap], maps: Container[str], sides: Mapping[str, MapSide]
     ) -> dict[str, MapPlace]:
-        """Where the positions of the maps enter modules of the model."""
         modules, calls, found = dict(self.model.named_modules()), Counter[str](), dict[str, MapPlace]()
         for name, one in whole.items():
             path = name.split(" [")[0]
@@ -383,7 +382,6 @@ class ForeignTokens:
         return found
 
     def target(self, text: str) -> list[int]:
-        """The ids of a target; without a tokenizer the text has them."""
         if self._own is not None:
             return self.encode("", text_target=text)
         try:

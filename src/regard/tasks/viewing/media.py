@@ -13,7 +13,6 @@ Wave = npt.NDArray[np.float32]
 
 
 def read_image(path: Path) -> Any:
-    """A picture in RGB."""
     with needs("pillow", extra="view"):
         from PIL import Image
     try:

@@ -11,8 +11,6 @@ from regard.tasks.viewing.view_input import ViewInput
 
 
 class OwnModel:
-    """A translator or a language model of a run."""
-
     def __init__(self, model: Translator | LanguageModel, *, sequence: int = 0) -> None:
         if sequence != 0:
             raise ArgumentError(f"--sequence must be 0, got {sequence}: a run reads one sequence at a time")
@@ -30,7 +28,6 @@ class OwnModel:
         return self._tokenizer.unknown_id
 
     def tokens(self, text: str) -> list[int]:
-        """The tokens of a text without marks."""
         return self._tokenizer.encode_batch([text])[0]
 
     @property

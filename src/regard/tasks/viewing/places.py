@@ -19,8 +19,6 @@ from regard.views.overlay import PatchGrid, patch_grid
 
 
 class SeenImage(NamedTuple):
-    """An image as the model got it."""
-
     pixels: Any
     """(height, width, 3) in 0..1."""
     keys: Sequence[int] | None = None
@@ -29,8 +27,6 @@ class SeenImage(NamedTuple):
 
 @dataclass(frozen=True)
 class ForeignAttention:
-    """The maps of one input."""
-
     maps: Mapping[str, AttentionMap | Tensor]
     """By the path of the module, each (H, T, S)."""
     prove: Callable[[], Mapping[str, tuple[AxisLabels, AxisLabels]]]
@@ -124,7 +120,6 @@ def _patches(grid: PatchGrid, side: int | None, tile: int) -> ClaimedAxis:
 
 
 def of_tokens(labels: list[str], name: str) -> ClaimedAxis:
-    """The tokens of an input of that name."""
     return ClaimedAxis(labels, [(name, place) for place in range(len(labels))])
 
 
@@ -168,7 +163,6 @@ _Labelled = tuple[dict[int, tuple[str, tuple[int, int]]], ImageCells]
 
 
 def _in_place(places: InputLabels, tiles: Pixels, at: Sequence[int], size: tuple[int, int]) -> _Labelled | None:
-    """All tiles of an image in their places."""
     found = mosaic(tiles, size)
     whole = None if found is None else found.keys(at, places.patch or tiles.shape[1])
     if whole is None:

@@ -46,8 +46,6 @@ ClaimedAxes = tuple[Sequence[ClaimedAxis], Sequence[ClaimedAxis]]
 
 
 class MapPlace(NamedTuple):
-    """Where the positions of a map enter its module."""
-
     module: nn.Module
     call: int
     """Which call of the module."""
@@ -197,8 +195,6 @@ def _removed(handle: Any) -> Iterator[None]:
 
 
 class _Reading:
-    """Reads the positions that enter one module."""
-
     def __init__(self, places: dict[str, MapPlace], found: dict[tuple[str, int], Tensor], most: int | None) -> None:
         self._places, self._found, self._most, self._calls = places, found, most, 0
 
@@ -238,7 +234,6 @@ def _silenced(module: nn.Module, args: Any, output: Any) -> Any:
 
 
 def _moved(positions: Tensor | None, before: Tensor | None) -> Tensor | None:
-    """How far each position moved."""
     if positions is None or before is None or positions.shape != before.shape:
         return None
     return (positions - before).abs().amax(-1).nan_to_num(nan=0.0)
@@ -266,7 +261,6 @@ def _moves_with(part: Any, has_moved: list[list[bool]], codes: Mapping[Any, int]
 
 
 def _first_of_each(claims: Mapping[str, ClaimedAxes]) -> dict[str, ClaimedAxes]:
-    """The maps that are the first to have an axis."""
     known, found = set[int](), dict[str, ClaimedAxes]()
     for name, axes in claims.items():
         if ids := {id(axis) for side in axes for axis in side} - known:

@@ -11,8 +11,6 @@ LONGEST_TITLE = 80
 
 @dataclass(frozen=True, slots=True)
 class ViewInput:
-    """One input at which a model is looked at."""
-
     text: str | None = None
     tokens: tuple[int, ...] | None = None
     """Ids of tokens, in place of a text."""

@@ -18,7 +18,7 @@ from regard.lazy import displayed
 from regard.views.html.arrays import Arrays, Floats, as_text, halves, packed
 from regard.views.html.carried import Carried, Work, carry_factors, carry_strongest, carry_tiles
 from regard.views.html.numbers import HeadNumbers, as_heads, common_text, mean_of_heads, numbers, spans
-from regard.views.html.token_lists import TokenLists, kind_and_layer
+from regard.views.html.token_lists import TokenLists, layer_names
 from regard.views.labels import axis_labels, printable
 
 MEGABYTE = 1e6
@@ -142,8 +142,10 @@ def _begun(example: Example, name: str, one: Map, labels: TokenLists, arrays: Ar
     largest = max(top for each in found for top in each.largest)
     scale = halves(np.array([largest]))[1]
     masked = spans(heads)
+    of_kind = layer_names(example.maps)[name]
     entry = {
-        **kind_and_layer(name),
+        "kind": of_kind.kind,
+        "layer": of_kind.layer,
         "name": name,
         "shape": [count, queries, keys],
         "mean": mean is not None,

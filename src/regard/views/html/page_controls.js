@@ -52,7 +52,7 @@ export function build(root, data, act) {
     threshold: slider("From weight", { min: 0, max: 1, step: 0.01, value: 0 }, (share) => changed({ threshold: Number((share ** 3).toPrecision(3)) })),
     temperature: slider("Temperature", { min: -2, max: 2, step: 0.1, value: 0 }, (power) => changed({ temperature: Number((2 ** power).toPrecision(3)) })),
     mask: choice("Mask", [["own", "its own"], ["none", "none"], ["causal", "causal"]], (mask) => changed({ mask })),
-    find: element("input", { type: "search", placeholder: "token or #81", "aria-label": "Find a token",
+    find: element("input", { type: "search", placeholder: "token or #5", "aria-label": "Find a token",
       oninput: (event) => act.find(event.target.value, false),
       onkeydown: (event) => event.key === "Enter" && act.find(event.target.value, true) }),
     play: button("Play", act.play, "go through the queries one by one"),

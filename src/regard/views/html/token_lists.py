@@ -1,7 +1,8 @@
 """The names of things on a page: the tokens of queries and keys, and the kind and layer of a map."""
 
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,14 +33,37 @@ class TokenLists:
         return len(self.entries) - 1
 
 
-def kind_and_layer(name: str) -> dict[str, str]:
-    """The parts of a map's name: "decoder.0.cross" is layer "0" of the kind "decoder cross".
+class LayerName(NamedTuple):
+    """The kind of a map, and its layer among the maps of that kind."""
 
-    >>> kind_and_layer("decoder.0.cross")
-    {'kind': 'decoder cross', 'layer': '0'}
+    kind: str
+    layer: str
+    """On a page; "" for a map alone whose name has no number."""
+    number: int
+    """In `--layers` and in the tables of `regard measure`."""
+
+
+def layer_names(names: Iterable[str]) -> dict[str, LayerName]:
+    """The kinds and layers of maps: by the numbers in their names, by the calls of a module that is called for each
+    layer, or, where neither tells them apart, in order.
+
+    >>> layer_names(["decoder.0.cross", "decoder.1.cross"])["decoder.1.cross"]
+    LayerName(kind='decoder cross', layer='1', number=1)
+    >>> [one.layer for one in layer_names(["albert.0.attention [0]", "albert.0.attention [1]"]).values()]
+    ['0', '1']
     """
-    words = re.split(r"[.\s]+", name)
-    return {
-        "kind": " ".join(word for word in words if not word.isdecimal()),
-        "layer": ".".join(word for word in words if word.isdecimal()),
-    }
+    kinds: dict[str, list[tuple[str, list[str], list[str]]]] = {}
+    for name in names:
+        words = re.split(r"[.\s]+", name)
+        call = [words.pop()[1:-1]] if re.fullmatch(r"\[\d+\]", words[-1]) else []
+        kind = " ".join(word for word in words if not word.isdecimal())
+        kinds.setdefault(kind, []).append((name, [word for word in words if word.isdecimal()], call))
+    found: dict[str, LayerName] = {}
+    for kind, maps in kinds.items():
+        ways = ([call or numbers for _, numbers, call in maps], [numbers + call for _, numbers, call in maps])
+        layers = [".".join(one) for one in next((way for way in ways if len(set(map(tuple, way))) == len(maps)), [])]
+        layers = layers or list(map(str, range(len(maps))))
+        is_counted = all(map(str.isdecimal, layers))
+        for at, ((name, *_), layer) in enumerate(zip(maps, layers, strict=True)):
+            found[name] = LayerName(kind, layer, int(layer) if is_counted else at)
+    return found

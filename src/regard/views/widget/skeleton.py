@@ -10,7 +10,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.views.html.arrays import Arrays
 from regard.views.html.contents import Example, alternatives_of, contents
 from regard.views.html.page import one_module, page_colours, resource, script
-from regard.views.html.token_lists import TokenLists, kind_and_layer
+from regard.views.html.token_lists import TokenLists, layer_names
 from regard.views.labels import axis_labels
 from regard.views.widget.recomputed import can_be_recomputed
 
@@ -34,19 +34,21 @@ def skeleton(examples: Sequence[Example], maps: Sequence[Sequence[AttentionMap]]
 
 
 def _entry(example: Example, maps: Sequence[AttentionMap], arrays: Arrays) -> dict[str, Any]:
-    lists, names = TokenLists(arrays), list(example.maps)
+    lists, names = TokenLists(arrays), layer_names(example.maps)
     entries: list[dict[str, Any]] = []
     alternatives: list[list[list[tuple[str, float]]]] = []
     for (name, one), heads in zip(example.maps.items(), maps, strict=True):
         count, queries, keys = heads.shape
         places = {
+            "kind": names[name].kind,
+            "layer": names[name].layer,
             "rows": lists.place(axis_labels(one.rows, queries, "rows"), given=one.rows is not None),
             "columns": lists.place(axis_labels(one.columns, keys, "columns"), given=one.columns is not None),
         }
         if heads.source.has_blocks:
             factors = {"heads": {str(head): -1 for head in range(count)}} if can_be_recomputed(heads) else None
             entries.append({
-                **kind_and_layer(name), **places, "name": name, "shape": [count, queries, keys], "kernel": True,
+                **places, "name": name, "shape": [count, queries, keys], "kernel": True,
                 "mean": count > 1, "scale": 1, "spans": None, "pictures": [], "largest": [], "withoutSink": [],
                 "statistics": {}, "top": {}, "exact": {}, "finer": {}, "factors": factors,
             })  # fmt: skip
@@ -56,7 +58,7 @@ def _entry(example: Example, maps: Sequence[AttentionMap], arrays: Arrays) -> di
         if one.alternatives is not None:
             entries[-1]["alternatives"] = len(alternatives)
             alternatives.append(alternatives_of(name, one.alternatives, queries))
-    show = names.index(example.show) if example.show else len(names) - 1
+    show = list(names).index(example.show) if example.show else len(names) - 1
     shown = {"alternatives": alternatives, "maps": entries, "show": show}
     return {"title": example.title, "labels": lists.entries, **shown}
 

@@ -1,5 +1,9 @@
-"""`regard.view(seen)`: the page as a widget of a notebook, with a kernel behind it."""
+"""`regard.view(seen)`: the page as a widget of a notebook, with a kernel behind it.
 
+Without anywidget, and in a notebook that shows no widgets, the view is a picture.
+"""
+
+import math
 import os
 from base64 import b64encode
 from collections.abc import Sequence
@@ -9,12 +13,63 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, MissingExtraError
+from regard.maps.sources.call import CallSource
+from regard.views.display import bundle
 from regard.views.examples import Viewed, examples_of, title_of
 from regard.views.html.contents import Example
+from regard.views.html.factors import factors_of, why_none
+from regard.views.html.numbers import as_heads, spans
+from regard.views.html.page import page
 from regard.views.widget.replies import Replier
 from regard.views.widget.skeleton import front_end, skeleton
-from regard.views.widget.still_view import StillView
+from regard.watching.report import count
+
+MOST_DRAWN = 1 << 24
+"""The most weights of an example that are read for a picture that was not asked for."""
+ELSEWHERE = "A picture of the view: run the cell to point at its words."
+
+
+class StillView:
+    """Attention in a notebook, without anywidget. See `regard.view`."""
+
+    still: bytes | None = None
+
+    def __init__(self, examples: Sequence[Example], title: str, link: str = "") -> None:
+        self.examples, self.title, self.link = examples, title, link
+        self.shown = [[as_heads(name, one.weights) for name, one in example.maps.items()] for example in examples]
+
+    def save(self, path: str | os.PathLike[str], *, budget_mb: float = 8.0, **options: Any) -> Path:
+        options.setdefault("factors", maps_with_factors(self.examples, budget_mb))
+        page(self.examples, path=path, title=self.title, budget_mb=budget_mb, **options)
+        return Path(path)
+
+    def close(self) -> None:
+        """Do nothing: there is no widget."""
+
+    def __repr__(self) -> str:
+        maps = [
+            f"{name} ({count(len(heads), 'head')}, {heads.shape[-2]} x {heads.shape[-1]})"
+            for example, some in zip(self.examples, self.shown, strict=True)
+            for name, heads in zip(example.maps, some, strict=True)
+        ]
+        more = f", and {len(maps) - 4} more" if len(maps) > 5 else ""
+        shown = ", ".join(maps[: 4 if more else 5])
+        return f"View({self.title!r}, {count(len(maps), 'map')}: {shown}{more})"
+
+    def _repr_mimebundle_(self, **asked: Any) -> Any:
+        install = f"No interactive view: {MissingExtraError('anywidget', extra='notebook')}"
+        data, metadata = bundle(self.examples[0])
+        html = f"{data['text/html']}<p>{escape(install)}</p>" if "text/html" in data else None
+        told = data["text/plain"].removeprefix(repr(self.examples[0]))
+        return {**data, **({"text/html": html} if html else {}), "text/plain": f"{self!r}{told}\n{install}"}, metadata
+
+    def picture(self) -> str:
+        """The first example as HTML, or of many weights its repr, with a line for notebooks without widgets."""
+        few = sum(math.prod(heads.shape) for heads in self.shown[0]) <= MOST_DRAWN
+        drawn = bundle(self.examples[0])[0].get("text/html", "") if few else ""
+        return f"{drawn or escape(repr(self))}<p>{escape(ELSEWHERE)}</p>"
+
 
 LEAST_HEIGHT = 300
 """Pixels; a lower view shows no map."""
@@ -59,7 +114,7 @@ def view(
     row and every region of every head is exact, at any length. Making the view computes nothing.
 
     Args:
-        maps: as for `regard.page`: the recording of `regard.watch`, attention maps or tensors (batch..., H, T, S), a
+        maps: as for `page`: the recording of `regard.watch`, attention maps or tensors (batch..., H, T, S), a
             model, a pair of a model and its inputs, or examples of `regard.views`.
         tokens: labels for every axis of as many queries or keys. Examples have labels of their own. Beside a model,
             its inputs: one argument, a tuple of them, or a mapping.
@@ -158,3 +213,41 @@ def _view_class() -> Any:
             self._is_shown = True
 
     return View
+
+
+SHARE = 0.25
+
+
+def maps_with_factors(examples: Sequence[Example], budget_mb: float) -> list[str]:
+    """The names of maps whose queries and keys a page can carry in a quarter of its budget, first come, first carried.
+
+    >>> import torch, regard
+    >>> from regard.views import Map
+    >>> x = torch.eye(3)
+    >>> maps = {"0": Map(regard.map_of(x, x)), "1": Map(torch.eye(3))}
+    >>> maps_with_factors([Example("", maps)], 8.0)
+    ['0']
+    """
+    left = SHARE * budget_mb * 2**20
+    chosen: dict[str, None] = {}
+    without: set[str] = set()
+    for example in examples:
+        for name, one in example.maps.items():
+            heads = as_heads(name, one.weights)
+            source, (count, queries, keys) = heads.source, heads.shape
+            if why_none(heads) or not isinstance(source, CallSource):
+                without.add(name)
+                continue
+            cost = 4 * 4 / 3 * count * (queries + keys) * source.call.query.shape[-1]
+            if cost > left:
+                without.add(name)
+                continue
+            try:
+                factors_of(name, heads, spans(heads))
+            except ArgumentError:
+                without.add(name)
+            else:
+                left -= cost
+                chosen[name] = None
+    # A name covers the maps of all examples.
+    return [name for name in chosen if name not in without]

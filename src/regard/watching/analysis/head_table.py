@@ -11,8 +11,7 @@ from regard.call.shapes import index_tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
-from regard.maps.sources.linear import LinearSource
-from regard.maps.sources.source import Statistic
+from regard.maps.sources.source import LinearSource, Statistic
 from regard.maps.statistics.chosen_keys import AtPlaces, OfEqualTokens, SumsOfKeys
 from regard.maps.statistics.definitions import Entropy, Largest, ParticipationRatio, TopWeights, distance_in
 from regard.maps.statistics.divergence import divergence

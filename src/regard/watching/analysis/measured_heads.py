@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.sources.linear import LinearSource
+from regard.maps.sources.source import LinearSource
 
 DEAD_SHARE = 0.95
 EVEN_NATS = 0.1

@@ -1,18 +1,19 @@
 """The audit of a watch: every rule is asked of every call."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from regard.errors import ShapeError
+from regard.errors import ArgumentError, ShapeError
 from regard.watching.checks.audited_call import AuditedRun, UserTold, run_of
-from regard.watching.checks.checked import Checked
+from regard.watching.checks.checked import AuditQuestion, Checked
 from regard.watching.checks.finding import Finding, by_module
+from regard.watching.checks.roles import UNKNOWN
 from regard.watching.checks.rules import FIRST, RULES
 from regard.watching.checks.rules.rows import is_finite
 from regard.watching.observed import Record
 from regard.watching.readers.product_calls import OVER_ANOTHER_AXIS
-from regard.watching.report import IN_A_THREAD, in_threads, mixers_in
+from regard.watching.report import IN_A_THREAD, count, in_threads, missed_by, mixers_in
 
 
 @torch.no_grad()
@@ -23,6 +24,8 @@ def audit(record: Record, told: UserTold) -> Checked:
         ShapeError: `padding` is no bool tensor (B, S), or `documents` no integer tensor (B, S).
     """
     keep, documents = told.keep, told.documents
+    if told.causal not in (None, True, False):
+        raise ArgumentError(f"causal= takes True, False or None, got {told.causal!r}")
     if keep is not None and (keep.dtype != torch.bool or keep.dim() != 2):
         raise ShapeError(f"padding= takes a bool tensor (B, S), True = a real token; got {keep.dtype} {keep.shape}")
     if documents is not None and (documents.is_floating_point() or documents.dim() != 2):
@@ -38,7 +41,23 @@ def audit(record: Record, told: UserTold) -> Checked:
     questions = [question for question, _ in asked if question.asked or question.not_asked]
     model = type(record.modules[""]).__name__
     layers = len({call.name for call in run.calls})
-    return Checked(model, layers, tuple(by_module(without_echoes(found))), tuple(questions))
+    unknown = tuple(_unknown(record, run, questions))
+    return Checked(model, layers, tuple(by_module(without_echoes(found))), tuple(questions), unknown=unknown)
+
+
+NOTHING_SEEN = "no attention was seen: run the watched model itself, uncompiled and in this thread"
+CAUSAL_UNKNOWN = "whether it is causal is not known: tell causal="
+
+
+def _unknown(record: Record, run: AuditedRun, questions: Sequence[AuditQuestion]) -> Iterator[str]:
+    """What the audit did not look at: a run without a call of attention, modules out of sight, an unknown direction."""
+    if not run.calls:
+        yield NOTHING_SEEN
+    if missed := missed_by(record):
+        yield f"{count(len(missed), 'part')} of it was not seen ({missed[0][0] or 'the model itself'}): see .infos"
+    reasons = {reason for one in questions if one.name == "future" for _, reason in one.not_asked}
+    if UNKNOWN.why in reasons:
+        yield CAUSAL_UNKNOWN
 
 
 def _not_seen(record: Record, run: AuditedRun) -> Iterator[Finding]:

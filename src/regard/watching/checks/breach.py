@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.maps.sources.linear import LinearSource
+from regard.maps.sources.source import LinearSource
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.finding import FaultyWeight, Finding, Reason, Severity
 

@@ -1,9 +1,10 @@
 """`check`: run a model on generated sequences, under changes without effect on a sound model, and audit its kernels."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.watching.checks.checked import Checked, as_one
@@ -18,7 +19,13 @@ from regard.watching.watch import Seen, watch
 
 
 def check(
-    model: nn.Module, batch: Any = None, *, causal: bool | None = None, reference: nn.Module | None = None
+    model: nn.Module,
+    batch: Any = None,
+    *,
+    causal: bool | None = None,
+    padding: Tensor | None = None,
+    documents: Tensor | None = None,
+    reference: nn.Module | None = None,
 ) -> Checked:
     """Ask whether a model's attention is right: by the masks of its kernels, and by its results.
 
@@ -35,6 +42,8 @@ def check(
             `keep` have True for real tokens, `key_padding_mask` (of `src`, `tgt` or `memory` too) True for padding.
         causal: the expected causality. None takes it from the config of a Hugging Face model, and expects nothing of
             other modules.
+        padding: the real tokens of the batch, bool (B, L), True = real, where no argument of the model tells them.
+        documents: the document of each token of the batch, integers (B, L), where no argument tells it.
         reference: a second implementation with the same weights, such as the one that was ported or optimized. Both run
             on the same inputs; their attention calls are paired in their order, and the first that departs is an error
             that says how: another scale, order of heads, mask, or positions. This shows what no single run can, such
@@ -46,7 +55,9 @@ def check(
         buffers and the random state are restored afterwards.
 
     Raises:
-        ArgumentError: the model or the reference does not run on the inputs, or nothing can be made up for it.
+        ArgumentError: the model or the reference does not run on the inputs, nothing can be made up for it, or `causal`
+            is no bool.
+        ShapeError: `padding` is no bool tensor (B, L), or `documents` no integer tensor (B, L).
 
     >>> import regard, torch
     >>> class Model(nn.Module):
@@ -54,7 +65,7 @@ def check(
     ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
     >>> x = torch.randn(2, 6, 4)
     >>> check(Model(), x)
-    Model: 1 layer, 6 questions, 2 trials, nothing found
+    Model: 1 layer, 6 questions, 2 trials, nothing found; whether it is causal is not known: tell causal=
     >>> {finding.reason for finding in check(Model(), x, causal=True)}
     {'future'}
     >>> class Port(nn.Module):
@@ -66,19 +77,29 @@ def check(
     for one in (model, *([] if reference is None else [reference])):
         if not isinstance(one, nn.Module):
             raise ArgumentError(f"check() takes a torch.nn.Module, got {type(one).__name__}")
+    if causal not in (None, True, False):
+        raise ArgumentError(f"causal= takes True, False or None, got {causal!r}")
+    told = {"padding": padding, "documents": documents}
+    if batch is None and any(one is not None for one in told.values()):
+        raise ArgumentError("padding= and documents= describe a batch: check(model, batch, padding=...)")
     with evaluated(model):
-        trials = Trials(_subject(model, batch, causal))
+        trials = Trials(_subject(model, batch, causal, told))
         trials.run()
         audits = [trials.audited(seen, keep) for seen, keep in trials.seen]
         if batch is not None:
-            audits.insert(0, _run_on(model, batch).audit(causal=causal or None, skip="*"))
+            audits.insert(0, _run_on(model, batch).audit(causal=causal, **told, skip="*"))
     if reference is not None:
         if batch is None:
             pair = like(trials.subject, reference, lambda other: _made_up(other, None))
         else:
             pair = on_batch(model, batch), on_batch(reference, batch)
         audits.append(compared(*pair))
-    return as_one(type(model).__name__, audits, trials.found, trials.tried)
+        trials.unknown = []  # (The reference tells the direction too.)
+    unknown = [
+        *(one for audit in audits for one in audit.unknown if reference is None and not trials.knows(one)),
+        *trials.unknown,
+    ]
+    return as_one(type(model).__name__, audits, trials.found, trials.tried, unknown)
 
 
 def _run_on(model: nn.Module, batch: Any) -> Seen:
@@ -89,8 +110,8 @@ def _run_on(model: nn.Module, batch: Any) -> Seen:
     return seen
 
 
-def _subject(model: nn.Module, batch: Any, causal: bool | None) -> Subject:
-    subject = GivenSubject(model, batch, causal=causal) if batch is not None else _made_up(model, causal)
+def _subject(model: nn.Module, batch: Any, causal: bool | None, told: Mapping[str, Tensor | None]) -> Subject:
+    subject = GivenSubject(model, batch, causal=causal, **told) if batch is not None else _made_up(model, causal)
     if subject is None:
         raise ArgumentError(
             f"nothing can be made up for a {type(model).__name__}: give a batch, as in check(model, batch), or let "

@@ -39,8 +39,7 @@ class Checked(Displayed, Sequence[Finding]):
     >>> checked = Checked("GPT", 12, (), (AuditQuestion("future", ("h.0.attn",), ()),))
     >>> print(checked)
     GPT: 12 layers, 1 question, nothing found
-    asked:
-      future: of 1
+    asked: future
     >>> bool(checked), len(checked)
     (False, 0)
     """
@@ -52,6 +51,8 @@ class Checked(Displayed, Sequence[Finding]):
     questions: tuple[AuditQuestion, ...] = ()
     tried: tuple[str, ...] = ()
     """The trials by results; empty for the audit of a watch alone."""
+    unknown: tuple[str, ...] = ()
+    """What was not looked at, or not known, and how to tell it: such a check passes nothing."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -100,12 +101,23 @@ class Checked(Displayed, Sequence[Finding]):
         named = (("error", len(self.errors)), ("warning", len(self.warnings)))
         found = ", ".join(count(n, what) for what, n in named if n) or "nothing found"
         infos = f" ({count(len(self.infos), 'info')})" if self.infos else ""
-        return f"{self.model}: {', '.join(count(n, what) for n, what in sizes)}, {found}{infos}"
+        unknown = "".join(f"; {one}" for one in self.unknown)
+        return f"{self.model}: {', '.join(count(n, what) for n, what in sizes)}, {found}{infos}{unknown}"
 
     def __str__(self) -> str:
+        """The faults, and a line each for the infos, the questions and the trials; `details` has them one by one."""
+        lines = [repr(self), *(f"  {line}" for line in grouped(self.faults))]
+        reasons = list(dict.fromkeys(one.reason for one in self.infos))
+        asked = [question.name for question in self.questions if question.asked]
+        listed = (("infos", reasons), ("asked", asked), ("tried", self.tried),
+                  ("not asked", [one.name for one in self.not_asked]))  # fmt: skip
+        return "\n".join([*lines, *(f"{title}: {', '.join(names)}" for title, names in listed if names)])
+
+    @property
+    def details(self) -> str:
+        """Every finding, and of which modules each question was asked, or why it was not."""
         asked = [question for question in self.questions if question.asked]
-        lines = [repr(self), *(f"  {line}" for line in grouped(self.findings))]
-        lines += _listed("asked:", asked)
+        lines = [repr(self), *(f"  {line}" for line in grouped(self.findings)), *_listed("asked:", asked)]
         lines += [f"tried: {', '.join(self.tried)}"] if self.tried else []
         return "\n".join([*lines, *_listed("not asked:", self.not_asked)])
 
@@ -116,7 +128,7 @@ class Checked(Displayed, Sequence[Finding]):
         ]
         record: dict[str, Any] = {
             "model": self.model, "layers": self.layers, "findings": [one.as_dict() for one in self.findings],
-            "questions": questions, "tried": list(self.tried),
+            "questions": questions, "tried": list(self.tried), "unknown": list(self.unknown),
         }  # fmt: skip
         return json.dumps(record, indent=1)
 
@@ -126,7 +138,9 @@ def _listed(title: str, questions: Iterable[AuditQuestion]) -> list[str]:
     return [title, *lines] if lines else []
 
 
-def as_one(model: str, audits: Sequence[Checked], found: Iterable[Finding], tried: Iterable[str]) -> Checked:
+def as_one(
+    model: str, audits: Sequence[Checked], found: Iterable[Finding], tried: Iterable[str], unknown: Iterable[str]
+) -> Checked:
     """One object for several audits of a model and the findings of its trials: a question was asked of a module if one
     audit did."""
     findings = [*found, *(finding for audit in audits for finding in audit)]
@@ -139,4 +153,6 @@ def as_one(model: str, audits: Sequence[Checked], found: Iterable[Finding], trie
         left = {path: reason for question in reversed(same) for path, reason in question.not_asked if path not in asked}
         questions.append(AuditQuestion(name, tuple(asked), tuple(left.items())))
     layers = len({path for question in every for path in (*question.asked, *dict(question.not_asked))})
-    return Checked(model, layers, tuple(by_module(findings)), tuple(questions), tuple(tried))
+    return Checked(
+        model, layers, tuple(by_module(findings)), tuple(questions), tuple(tried), tuple(dict.fromkeys(unknown))
+    )

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, ShapeError
 from regard.watching.cache_argument import cache_name
 from regard.watching.checks.huggingface_subject import is_huggingface_model, special_tokens
+from regard.watching.checks.padding_told import PadToken
+from regard.watching.checks.pair_masks import is_square, is_triangle, separate_blocks
 from regard.watching.checks.roles import is_causal_model, is_pair
 from regard.watching.checks.subject import (
-    HUGE,
     PackedRow,
     Sample,
     Samples,
@@ -33,7 +34,7 @@ from regard.watching.checks.subject import (
     read_in_steps,
     tensors_of,
 )
-from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS
+from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS, Meaning
 from regard.watching.report import is_inside
 
 
@@ -41,7 +42,10 @@ class GivenSubject(Subject):
     """A module and a batch for it. If it should be `causal`, no output may depend on later positions of the sequence
     that it writes: the target of a pair, ids before other numbers."""
 
-    def __init__(self, model: nn.Module, batch: Any, *, causal: bool | None) -> None:
+    def __init__(
+        self, model: nn.Module, batch: Any, *, causal: bool | None, padding: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.model = model
         self._by_name = isinstance(batch, Mapping)
         given = batch if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
@@ -49,6 +53,7 @@ class GivenSubject(Subject):
         named = dict(given) if isinstance(given, Mapping) else _by_signature(model, given)
         named = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in named.items()}
         self._order, self._shared = list(named), _shared(named)
+        self._lengths, self._fills = "", True
         tensors = {name: one for name, one in named.items() if name not in self._shared}
         sizes = {len(one) for one in tensors.values()}
         if len(sizes) != 1 or not min(sizes):
@@ -58,10 +63,13 @@ class GivenSubject(Subject):
             )
         self._masks = {name: MASKS[name] for name, one in tensors.items() if name in MASKS and one.dim() == 2}
         self._inputs = [name for name, one in tensors.items() if name not in self._masks and one.dim() > 1]
-        self._squares = [name for name in self._inputs if _is_square(tensors[name])]
+        self._squares = [name for name in self._inputs if is_square(tensors[name])]
         self._mask_of = {name: self._mask_for(name, tensors) for name in (*self._masks, *self._inputs)}
         self._groups = self._grouped(tensors)
         self.ahead = self._ahead(tensors)
+        for name, values in self._told(tensors, padding, documents).items():
+            tensors[name] = values
+            self._mask_of |= dict.fromkeys(self._groups.get(self.ahead or "", ()), name) if name == PADDING else {}
         rows = [{name: one[number] for name, one in tensors.items()} for number in range(sizes.pop())]
         whole: Sample = max(rows, key=self._number_of_real)
         rest = [row for row in rows if row is not whole]
@@ -78,6 +86,38 @@ class GivenSubject(Subject):
 
     # -- inputs ------------------------------------------------------------------------------------------
 
+    def _told(
+        self, tensors: Mapping[str, Tensor], padding: Tensor | None, documents: Tensor | None
+    ) -> Mapping[str, Tensor]:
+        """Padding and documents that no argument of a known name tells: by the caller, by lengths, by runs of the
+        padding token."""
+        first = None if self.ahead is None else tensors[self.ahead]
+        for name, one in (("padding", padding), ("documents", documents)):
+            if one is not None and (first is None or one.shape != first.shape[:2]):
+                raise ShapeError(f"{name}= takes a tensor (B, L) of the batch, got {tuple(one.shape)}")
+        found = {} if documents is None or first is None else {DOCUMENTS_TOLD: documents.to(first.device)}
+        if first is None or (padding is None and self._mask_of[self.ahead or ""] is not None):
+            return found
+        if padding is None:
+            padding = self._by_lengths(tensors, first)
+        token = None if first.is_floating_point() else PadToken.of(dict(self.model.named_modules()))
+        if padding is None and token is not None:
+            runs, is_sure = token.found(first)
+            padding = ~runs if is_sure else None
+            self._fills = padding is None
+        if padding is None or bool(padding.all()):
+            return found
+        self._masks[PADDING] = Meaning("own")
+        return {**found, PADDING: padding.to(first.device)}
+
+    def _by_lengths(self, tensors: Mapping[str, Tensor], first: Tensor) -> Tensor | None:
+        for name, one in tensors.items():
+            is_named = "lengths" in name or name.endswith(("_lens", "_len"))
+            if is_named and one.dim() == 1 and not one.is_floating_point() and int(one.max()) == first.shape[1]:
+                self._lengths = name
+                return torch.arange(first.shape[1], device=first.device) < one[:, None]
+        return None
+
     def _grouped(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
         """The inputs of each sequence, by the name of the first: those of one length that are known to be of one part
         of a pair. States (B, L, D) beside ids may be of another sequence."""
@@ -87,7 +127,7 @@ class GivenSubject(Subject):
             length = tensors[name].shape[1]
             part = "target" if name.startswith(TARGET) else IDS.get(name)
             parts = [one for one, size in known if size == length]
-            is_beside = part is None and bool(known) and tensors[name].dim() > 2 and not _is_square(tensors[name])
+            is_beside = part is None and bool(known) and tensors[name].dim() > 2 and not is_square(tensors[name])
             of = part or (name if is_beside else parts[0] if len(parts) == 1 else "own")
             found.setdefault((of, length), []).append(name)
         return {names[0]: tuple(names) for names in found.values()}
@@ -110,11 +150,12 @@ class GivenSubject(Subject):
         names = self._groups[sequence or self.ahead or ""]
         masks = dict.fromkeys(m for n in names if (m := self._mask_of[n]) is not None)
         size = len(row[names[0]])
-        shared = {n: one for n, one in self._shared.items() if isinstance(one, Tensor) and _is_square(one[None])}
+        shared = {n: one for n, one in self._shared.items() if isinstance(one, Tensor) and is_square(one[None])}
         pairs = {n: one for n, one in {**shared, **{n: row[n] for n in self._squares}}.items() if one.shape[-1] == size}
         length = len(range(*at.indices(size)))
         ends = {n: row[n].new_tensor([0, length]) for n in self._ends() if n in row}
         of_pairs = {n: one[..., at, at] for n, one in pairs.items()}
+        ends |= {n: row[n].clamp(max=length) for n in [self._lengths] if n}
         return {**row, **{n: row[n][at] for n in (*names, *masks)}, **of_pairs, **ends}
 
     def fixed(self, sequence: str) -> tuple[str, ...]:
@@ -168,7 +209,7 @@ class GivenSubject(Subject):
         return self._cropped(row)
 
     def _called(self, batch: Mapping[str, Any]) -> Any:
-        given = {**self._shared, **batch}
+        given = {n: one for n, one in {**self._shared, **batch}.items() if n not in (PADDING, DOCUMENTS_TOLD)}
         given = {name: given[name] for name in dict.fromkeys((*self._order, *given))}
         return output_of(self.model, given if self._by_name else [given[name] for name in self._order])
 
@@ -202,6 +243,8 @@ class GivenSubject(Subject):
         """The document of each position, the argument that tells, and whether it begins positions anew."""
         assert self.ahead is not None
         length, names = len(row[self.ahead]), self.inputs_of(self.ahead)
+        if DOCUMENTS_TOLD in row:
+            return row[DOCUMENTS_TOLD], "documents=", False
         for name in DOCUMENTS:
             if name in names and len(row[name].unique()) > (2 if name == "segment_ids" else 1):
                 return row[name], name, False
@@ -212,7 +255,7 @@ class GivenSubject(Subject):
             positions = row["position_ids"]
             if bool((positions.diff() < 0).any()):
                 return torch.nn.functional.pad((positions.diff() != 1).long().cumsum(0), (1, 0)), "position_ids", True
-        squares = {n: one for n, one in self._shared.items() if isinstance(one, Tensor) and _is_square(one[None])}
+        squares = {n: one for n, one in self._shared.items() if isinstance(one, Tensor) and is_square(one[None])}
         for name, mask in (*((n, row[n]) for n in self._squares), *squares.items()):
             if mask.shape[-1] == length and (blocks := separate_blocks(mask)) is not None:
                 return blocks, name, False
@@ -285,7 +328,7 @@ class GivenSubject(Subject):
     def _filled(self, row: Sample, filler: int) -> Sample:
         """The row with other values in its padding."""
         out = dict(row)
-        for name in self._inputs if filler else ():
+        for name in self._inputs if filler and self._fills else ():
             real, donor = self._real(row, name), self.rows.long[name].roll(filler, 0)
             if name not in FIXED and name not in self._squares:
                 out[name] = torch.where(_like(real, row[name]), row[name], donor)
@@ -294,6 +337,8 @@ class GivenSubject(Subject):
 
 TARGET = ("decoder_", "tgt", "target", "trg")
 """The first letters of the arguments of the sequence that a pair writes."""
+PADDING, DOCUMENTS_TOLD = "padding told", "documents told"
+"""The names of rows' values that are no arguments of the model."""
 FIXED = ("position_ids", "cache_position", "token_type_ids", "mm_token_type_ids", *DOCUMENTS)
 """Arguments whose values are no contents."""
 LEAST_PADDED = 6
@@ -316,38 +361,12 @@ def _by_signature(model: nn.Module, given: Any) -> dict[str, Any]:
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _is_square(one: Tensor) -> bool:
-    """True for a mask of pairs for each sequence, (B, ..., T, T): of flags, or added."""
-    return one.dim() > 2 and one.shape[-1] == one.shape[-2] > 1 and hidden_pairs_of(one) is not None
-
-
-def hidden_pairs_of(mask: Tensor) -> Tensor | None:
-    """The pairs that a mask hides by the meaning of torch's kernels, bool (..., T, T); None for other numbers."""
-    if mask.dtype == torch.bool:
-        return ~mask
-    if not mask.is_floating_point():
-        return mask == 0 if bool(((mask == 0) | (mask == 1)).all()) else None
-    return mask <= -HUGE if bool(((mask == 0) | (mask <= -HUGE)).all()) else None
-
-
-def separate_blocks(mask: Tensor) -> Tensor | None:
-    """The block of each position of a mask whose blocks see nothing of each other; None for one block."""
-    hidden = hidden_pairs_of(mask)
-    if hidden is None:
-        return None
-    seen = (~hidden).flatten(0, -3).any(0) if hidden.dim() > 2 else ~hidden
-    crosses = [bool(seen[at:, :at].any() or seen[:at, at:].any()) for at in range(1, len(seen))]
-    if all(crosses):
-        return None
-    return torch.tensor([0, *(not one for one in crosses)]).cumsum(0)
-
-
 def _causality(model: nn.Module, named: Mapping[str, Any], ahead: str | None) -> bool | None:
     """The expected causality by an argument of the call, a mask of all pairs, or a config; None if nothing tells."""
     if isinstance(named.get("is_causal"), bool):
         return bool(named["is_causal"])
     for one in named.values():
-        if isinstance(one, Tensor) and one.dim() == 2 and one.shape[0] == one.shape[1] > 2 and _is_triangle(one):
+        if isinstance(one, Tensor) and one.dim() == 2 and one.shape[0] == one.shape[1] > 2 and is_triangle(one):
             return True
     if ahead is None:
         return None
@@ -362,15 +381,6 @@ def _causality(model: nn.Module, named: Mapping[str, Any], ahead: str | None) ->
     part = {path.removeprefix(outermost[0]).lstrip("."): one for path, one in modules.items()
             if is_inside(path, outermost[0])}  # fmt: skip
     return is_causal_model(part, own.config.get_text_config()) or None
-
-
-def _is_triangle(mask: Tensor) -> bool:
-    """True for a mask that hides all later keys and nothing else, of either meaning of True."""
-    later = torch.ones_like(mask, dtype=torch.bool).triu(1)
-    hidden = hidden_pairs_of(mask)
-    return hidden is not None and (
-        torch.equal(hidden, later) or (mask.dtype == torch.bool and torch.equal(mask, later))
-    )
 
 
 def _shared(named: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,11 +49,11 @@ def beyond(border: int) -> int:
 
 
 def cuts(length: int, named: list[int], most: int = 12) -> list[int]:
-    """Where the last positions of a sequence begin: its middle, its last one, and one before, at and after borders.
+    """Where the last positions of a sequence begin: its quarters, its last one, and one before, at and after borders.
 
     >>> cuts(40, [16])
-    [15, 16, 17, 20, 31, 32, 33, 39]
+    [10, 15, 16, 17, 20, 30, 31, 32, 33, 39]
     """
     near = [at + by for border in reversed(named) for at in (border, 2 * border) for by in (0, -1, 1)]
-    usual = [length // 2, length - 1, *near]
+    usual = [length // 2, length - 1, *near, *(length * n // 4 for n in (1, 3))]
     return sorted([n for n in dict.fromkeys(usual) if 0 < n < length][:most])

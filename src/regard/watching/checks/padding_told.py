@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from regard.watching.checks.roles import config_of
-from regard.watching.checks.told import Told, ids_of, lengths_of, masks_of, unnamed_masks_of
+from regard.watching.checks.told import Told, ids_of, joint_masks_of, lengths_of, masks_of, unnamed_masks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,9 @@ def padding_of(call: Any) -> Told | None:
     ids = ids_of(call.call, part, keys)
     runs = None if ids is None else _runs(call, ids)
     words = None if runs is None else runs.values
-    ways = (
-        masks_of(call.call, part, keys),
-        unnamed_masks_of(call.call, part, keys, words),
-        lengths_of(call.call, part, keys),
-    )
+    joint = joint_masks_of(call.call, keys, call.seen_keys) if call.offset == 0 else ()
+    unnamed = unnamed_masks_of(call.call, part, keys, words)
+    ways = masks_of(call.call, part, keys), unnamed, lengths_of(call.call, part, keys), joint
     mask = next((one for way in ways for one in way), None)
     before = _by_the_calls_before(call)
     if mask is None:

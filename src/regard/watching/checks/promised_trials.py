@@ -11,6 +11,7 @@ from regard.watching.checks.differences import EVERY, Judge, Promise, Same, Way,
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.lengths import beyond, borders, cuts
 from regard.watching.checks.subject import PackedRow, Sample, Side, Subject, SubjectRun, UnsupportedError
+from regard.watching.report import mixers_in
 from regard.watching.watch import Seen, watch
 
 BESIDE = (
@@ -58,6 +59,8 @@ class PromisedTrials:
         self.found: list[Finding] = []
         self.tried: list[str] = []
         self.unknown: list[str] = []
+        self.is_inferred = False
+        """True where the masks of most layers say that the model is causal, and nothing else does."""
         self.seen: list[tuple[Seen, Tensor | None]] = []
 
     def forms(self) -> Iterator[tuple[str, Sequence[Sample], Side]]:
@@ -139,7 +142,9 @@ class PromisedTrials:
         before, after = (within(around, as_they_are(one, side=side)) for one in (rows, changed))
         same = Same(at=slice(place), other_at=slice(place), of=self.subject.ahead)
         told = f"{self.subject.contents()} from position {place} on"
-        return self.unless_rounding("future", Promise(before, after, [same], is_exact=True), says, told=told)
+        severity: Severity = "warning" if self.is_inferred else "error"
+        promise = Promise(before, after, [same], is_exact=True)
+        return self.unless_rounding("future", promise, says, severity=severity, told=told)
 
     def _prefix(self, row: Sample) -> None:
         assert self.subject.ahead is not None
@@ -215,16 +220,17 @@ class PromisedTrials:
     ) -> bool:
         read = Way(lambda subject: subject.steps(rows, last, chunk, side=side, turned=turned), len(rows))
         # Windows count the padding that stands between a prompt and its steps: only states are asked about it.
-        unsure = self._attending() if side == "right" and len(rows) > 1 and not turned else set[str]()
+        sure = self._states() if side == "right" and len(rows) > 1 and not turned else None
         for number, row in enumerate(reversed(rows) if turned else rows):
             promise = Promise(as_they_are([row]), read, [Same(0, number, of=self.subject.ahead)])
-            if self.unless_rounding("cache", promise, CACHE.format(said), unsure=unsure):
+            if self.unless_rounding("cache", promise, CACHE.format(said), sure=sure):
                 return True
         return False
 
-    def _attending(self) -> set[str]:
-        """The modules whose attention was seen."""
-        return {call.name for call in self.seen[0][0].calls if call.kind == "attention"}
+    def _states(self) -> set[str]:
+        """The modules that mix positions by a state or a convolution."""
+        seen = self.seen[0][0]
+        return {call.name for call in seen.calls if call.kind != "attention"} | mixers_in(seen.record).keys()
 
     def try_far(self) -> None:
         """Sequences that pass the borders which the model names, cut before, at and after them."""
@@ -302,7 +308,7 @@ class PromisedTrials:
 
     def unless_rounding(
         self, reason: Reason, promise: Promise, says: str, *, least: float | None = None, severity: Severity = "error",
-        told: str = "", unsure: Collection[str] = (),
+        told: str = "", sure: Collection[str] | None = None,
     ) -> bool:  # fmt: skip
         """Add a finding if a promise does not hold; return True then."""
         broken = self.judge.broken(promise, least)
@@ -312,7 +318,7 @@ class PromisedTrials:
         says += f" (difference {numbers['difference']:.1e} of the largest output"
         says += f"; replaced: {told})" if told else ")"
         if at is not None:
-            severity = "info" if at.path in unsure else severity
+            severity = severity if sure is None or at.path in sure else "info"
             numbers |= {"call": float(at.call), "position": float(at.position), "moved": at.difference}
             says += (
                 f"; its inputs agree, and its output departs first, by {at.difference:.1e} at position {at.position}"

@@ -115,11 +115,9 @@ def part_of(call: Observed, *, crosses: bool, module_is_decoder: bool | None) ->
 
 def masks_of(call: Observed, part: SequencePart, length: int) -> Iterator[Told]:
     """The masks of padding of one sequence, True for words, (B, L); those that were handed over first come first."""
-    crosses = call.sizes.queries != call.sizes.keys
     for one in handed(call, MASKS, length):
         meaning = MASKS[one.name]
-        is_of_keys = meaning.part == "own" and part == "source" and crosses  # of a module that reads another sequence
-        if (one.is_of(part, meaning.part) or is_of_keys) and _is_of_flags(one.values):
+        if _is_of_keys(call, one, part, meaning.part) and _is_of_flags(one.values):
             yield one.told(meaning.real(one.values))
 
 
@@ -136,7 +134,7 @@ def unnamed_masks_of(call: Observed, part: SequencePart, length: int, real: Tens
                 continue
             flags = tensor.squeeze(1) if tensor.dim() == 3 and tensor.shape[1] == 1 else tensor
             said = _part_said(name)
-            if flags.shape != (batch, length) or not Handed(frame, name, flags).is_of(part, said):
+            if flags.shape != (batch, length) or not _is_of_keys(call, Handed(frame, name, flags), part, said):
                 continue
             flags = flags.to(call.map.device)
             if not bool(((flags == 0) | (flags == 1)).all()):
@@ -151,6 +149,26 @@ PARTS: Mapping[SequencePart, tuple[str, ...]] = {
     "source": ("src", "source", "enc", "memory", "context"), "target": ("tgt", "trg", "target", "dec"),
 }  # fmt: skip
 """The sequence of a mask, by a word in its name."""
+
+
+def _is_of_keys(call: Observed, one: Handed, part: SequencePart, said: SequencePart) -> bool:
+    """True for an argument of a sequence, as its name says; or of the other sequence that a module by itself reads."""
+    reads_another = said == "own" and part == "source" and call.sizes.queries != call.sizes.keys
+    return one.is_of(part, said) or reads_another
+
+
+def joint_masks_of(call: Observed, length: int, seen: Tensor) -> Iterator[Told]:
+    """The real tokens (B, length) where one attention reads words beside patches, by the mask of the words: they stand
+    before the patches, unless the keys `seen` (B or 1, length) say that they stand behind."""
+    assert call.map is not None
+    for frame in call.arguments:
+        mask = frame.read("encoder_hidden_states_mask")
+        if mask is None or mask.dim() != 2 or len(mask) != call.sizes.flat_batch or not _is_of_flags(mask):
+            continue
+        words, beside = (mask > 0).to(call.map.device), length - mask.shape[1]
+        if beside > 0:
+            before, behind = (torch.nn.functional.pad(words, ends, value=True) for ends in ((0, beside), (beside, 0)))
+            yield Told(behind if bool((behind == seen).all()) else before, place(frame, "encoder_hidden_states_mask"))
 
 
 def _part_said(name: str) -> SequencePart:
@@ -176,7 +194,9 @@ def lengths_of(call: Observed, part: SequencePart, length: int) -> Iterator[Told
             said = _part_said(name)
             if not ("lengths" in name or name.endswith(("_lens", "_len"))) or not _are_ids(tensor):
                 continue
-            fits = tensor.shape == (call.sizes.flat_batch,) and Handed(frame, name, tensor).is_of(part, said)
+            fits = tensor.shape == (call.sizes.flat_batch,) and _is_of_keys(
+                call, Handed(frame, name, tensor), part, said
+            )
             if fits and int(tensor.max()) == length and int(tensor.min()) > 0:
                 real = torch.arange(length, device=call.map.device) < tensor.to(call.map.device)[:, None]
                 yield Told(real, place(frame, name))

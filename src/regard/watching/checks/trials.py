@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RegardError
+from regard.watching.checks.audit import CAUSAL_UNKNOWN
+from regard.watching.checks.audited_call import UserTold, run_of
 from regard.watching.checks.checked import Checked
 from regard.watching.checks.differences import Promise, Same, Way, apart, as_they_are, largest_difference
 from regard.watching.checks.finding import Finding
@@ -60,6 +62,7 @@ class Trials(PromisedTrials):
             self.found.append(Finding("random", "info", "its output is random in evaluation mode too: not compared"))
             self.unknown.append("its output is random, so no results were compared: set dropout to 0 in evaluation")
         else:
+            self._infer_causality()
             self._compare()
 
     def _stateful(self, alone: Way) -> None:
@@ -71,6 +74,17 @@ class Trials(PromisedTrials):
 
         self.subject.keeps_state = True
         self.unless_rounding("cache", Promise(alone, Way(twice), is_exact=True), STATE)
+
+    def _infer_causality(self) -> None:
+        """Where nothing tells the direction, most layers do: those whose masks let no later key through."""
+        if self.subject.causal is not None or self.subject.ahead is None:
+            return
+        calls = [call for call in run_of(self.seen[0][0].record, UserTold()).calls if call.is_attention]
+        own = [call for call in calls if not call.crosses and call.sizes.queries == call.sizes.keys > 2]
+        causal = [call for call in own if call.facts.mask.pattern in ("causal", "window")]
+        if causal and len(causal) * 3 >= len(own) * 2:
+            self.subject.causal = True
+            self.is_inferred = True
 
     def _compare(self) -> None:
         self.try_batch()
@@ -84,6 +98,12 @@ class Trials(PromisedTrials):
         self._eager()
         self._sinks()
         self._unused_weights()
+
+    def knows(self, unknown: str) -> bool:
+        """True for what the audits do not know, and the results or the caller tell."""
+        if unknown == CAUSAL_UNKNOWN:
+            return self.subject.causal is not None
+        return bool(self.subject.causal) and any(one.startswith("the last positions") for one in self.tried)
 
     # -- the rest of the results -------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from regard.call.masks.patterns import Window
 from regard.call.shapes import Sizes, take, take_pairs
 from regard.kernels.base import Call
 from regard.maps.attention_map import AttentionMap
-from regard.maps.sources.linear import LinearSource
+from regard.maps.sources.source import LinearSource
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, HIDDEN
 

@@ -1,19 +1,105 @@
-"""Observe causal convolutions over positions, by the functions of transformers under their names."""
+"""Observe causal convolutions over positions, by the functions of transformers under their names.
+
+The weights of each channel are the source of a map.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Dimensions
-from regard.maps.sources.convolution import Convolution
+from regard.call.masks.base import Mask
+from regard.call.masks.patterns import Window
+from regard.call.shapes import Dimensions, Rows
+from regard.maps.sources.source import LinearSource, Part, Piece, Scratch, Statistic
 from regard.maps.sources.values import widened
+from regard.maps.statistics import definitions as st
 from regard.tensors.fresh import Fresh
+from regard.tensors.guards import has_values
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Convolution(LinearSource):
+    """P_tj = w_{t - j} for 0 <= t - j < K: a band that is the same for every input, with a head for each channel."""
+
+    filters: Tensor
+    """w for each flat head, (N, K): the last number is that of the query's own position."""
+    layout: tuple[int, ...]
+    """(batch..., H)."""
+    queries_keys: tuple[int, int]
+    """(T, S): the last query stands at the last key."""
+    names: Dimensions
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.layout, *self.queries_keys))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self.filters.dtype, torch.float32)
+
+    @property
+    def device(self) -> torch.device:
+        return self.filters.device
+
+    @property
+    def has_signs(self) -> bool:
+        return not has_values(self.filters) or bool((self.filters.detach() < 0).any())
+
+    def tensors(self) -> list[Tensor]:
+        return [self.filters]
+
+    def __str__(self) -> str:
+        return f"a convolution of {self.filters.shape[-1]} positions"
+
+    @property
+    def mask(self) -> Mask:
+        return Window(self.filters.shape[-1] - 1, 0, self.keys - self.queries)
+
+    def columns(self, rows: range) -> range:
+        return range(self.keys)
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        filters, width = self.filters[flat_heads.start : flat_heads.stop].to(self.dtype), self.filters.shape[-1]
+
+        def block(rows: Rows, columns: Rows) -> Piece:
+            t, j = (torch.as_tensor(places, device=self.device) for places in (rows, columns))
+            back = (t + self.keys - self.queries)[:, None] - j
+            is_inside = (back >= 0) & (back < width)
+            return Piece(filters[:, (width - 1 - back).clamp(0, width - 1)] * is_inside)
+
+        return block
+
+    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
+        match statistic:
+            case st.Product(x):
+                return (self.sums(x, is_transposed=False),)
+            case st.TransposedProduct(x):
+                return (self.sums(x, is_transposed=True).mT,)
+            case st.Received():
+                ones = torch.ones(1, self.queries, 1, dtype=self.dtype, device=self.device)
+                return (self.sums(ones, is_transposed=True)[..., 0],)
+        return None
+
+    def sums(self, x: Tensor, *, is_transposed: bool) -> Tensor:
+        """P x for x (N or 1, S, E), or P^T x for x (N or 1, T, E)."""
+        filters, count = self.filters.to(self.dtype), self.filters.shape[-1]
+        earlier = self.keys - self.queries
+        x = torch.nn.functional.pad(x, (0, 0, earlier, count - 1) if is_transposed else (0, 0, count - 1, 0))
+        total, length = x.new_zeros(len(filters), self.keys, x.shape[-1]), self.keys
+        for place in range(count):
+            start = count - 1 - place if is_transposed else place
+            total = total + filters[:, place, None, None] * x[:, start : start + length]
+        return total if is_transposed else total[:, earlier:]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Convolution":
+        return replace(self, filters=change(self.filters))
+
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: torch.nn.Identity(),

@@ -5,8 +5,12 @@ values: each row is a slice of the output of a layer of the module for the argum
 of a row occurs in that sequence alone. Without that evidence nothing is unfolded.
 """
 
-from collections.abc import Callable, Iterator
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import FrameType
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,9 +18,7 @@ from torch import Tensor, nn
 
 from regard.tensors.torch_private import DisableTorchFunction
 from regard.tensors.undisturbed import undisturbed
-from regard.watching.readers.head_counts import inferred_heads
 from regard.watching.readers.head_layouts import Folding
-from regard.watching.readers.running_forwards import running
 
 SAMPLES = 4
 """How many rows are looked for in the module's arguments."""
@@ -129,3 +131,72 @@ def _occurs(vector: Tensor, inside: Tensor, dtype: torch.dtype) -> Tensor:
     """True if a vector is a contiguous slice of another one."""
     apart = (inside.unfold(0, len(vector), 1) - vector).abs().amax(-1)
     return apart.min() <= CLOSE.get(dtype, 1e-4) * vector.abs().max()
+
+
+NAMES = frozenset({
+    "num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads", "num_head", "head_num",
+    "no_heads", "decoder_attention_heads", "encoder_attention_heads", "h",
+})  # fmt: skip
+"""The attributes of modules, or of their `config`, with the number of heads."""
+
+
+def inferred_heads(module: nn.Module) -> list[int]:
+    """The head counts of a module and its config."""
+    config = vars(module).get("config", vars(type(module)).get("config"))
+    found = _counts(getattr(config, "__dict__", {})) or _counts({name: _of_config(config, name) for name in NAMES})
+    return list(dict.fromkeys([*own_heads(module), *found]))
+
+
+def own_heads(module: nn.Module) -> list[int]:
+    """The head counts of a module itself."""
+    # A property of a module may run anything, and is not read.
+    return _counts(vars(module)) or _counts(vars(type(module)))
+
+
+def _counts(given: Mapping[str, object]) -> list[int]:
+    found = (given[name] for name in NAMES & given.keys())
+    return [n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0]
+
+
+def _of_config(config: object, name: str) -> object:
+    """A value of a config; None if it has none, or one per layer."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # A config of others may raise anything.
+        return None
+
+
+MODULES = 3
+"""The most running modules tried, from the innermost outwards: some leave the softmax to a module inside."""
+
+
+def running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
+    """The running modules, from the innermost outwards, and the tensors among their arguments."""
+    frame: FrameType | None = sys._getframe(2)
+    found: list[nn.Module] = []
+    while frame is not None and len(found) < MODULES:
+        module, *given = _arguments(frame)
+        if isinstance(module, nn.Module) and _is_forward(frame, module) and not any(module is m for m in found):
+            tensors = [t for t in given if isinstance(t, Tensor) and t.is_floating_point() and t.dim() > 2]
+            if tensors:
+                found.append(module)
+                yield module, tensors
+        frame = frame.f_back
+
+
+def _arguments(frame: FrameType) -> list[object]:
+    """The arguments of a running function, those of `*args` and `**kwargs` too; [None] for none."""
+    code, given = frame.f_code, frame.f_locals
+    named = code.co_argcount + code.co_kwonlyargcount
+    found = [given.get(name) for name in code.co_varnames[: code.co_argcount]]
+    stars = code.co_varnames[named : named + bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)]
+    for star in (given.get(name) for name in stars):
+        found += star.values() if isinstance(star, dict) else star if isinstance(star, tuple) else ()
+    found += [given.get(name) for name in code.co_varnames[code.co_argcount : named]]
+    return found or [None]
+
+
+def _is_forward(frame: FrameType, module: nn.Module) -> bool:
+    """True if a function is the forward of a module, under whatever name it was written."""
+    forward = getattr(inspect.unwrap(getattr(type(module), "forward", _is_forward)), "__code__", None)
+    return frame.f_code.co_name == "forward" or frame.f_code is forward

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from regard.call.shapes import BATCH, DimensionName, Dimensions
-from regard.watching.readers.foldings import find_folding
-from regard.watching.readers.head_counts import inferred_heads, own_heads
+from regard.watching.readers.foldings import MODULES, find_folding, inferred_heads, own_heads, running
 from regard.watching.readers.head_layouts import AS_DOCUMENTED, Folding, Heads, MovedHeads
-from regard.watching.readers.running_forwards import MODULES, running
 from regard.watching.running.thread_state import ThreadState
 
 

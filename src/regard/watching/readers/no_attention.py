@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.watching.origins.streams import is_learned
 from regard.watching.origins.traces import SoftmaxOrigin, SoftmaxWeights
 from regard.watching.readers.contractions import Contraction, Labels
-from regard.watching.readers.running_forwards import running
+from regard.watching.readers.foldings import running
 from regard.watching.running.thread_state import ThreadState
 
 

@@ -36,8 +36,9 @@ FOLLOWED = frozenset({
 })  # fmt: skip
 """Functions that make new memory of the same positions, between an input and its queries and keys; or noise."""
 JOINED = frozenset({"cat", "concat", "concatenate", "stack"})
-WRITTEN = frozenset({"__setitem__", "copy", "index_copy", "index_put", "slice_scatter"})
-WRITES = frozenset({"__setitem__", "copy", "index_put", "masked_scatter", "slice_scatter", "index_fill"})
+WRITES = frozenset({
+    "__setitem__", "copy", "index_copy", "index_put", "masked_scatter", "slice_scatter", "index_fill",
+})  # fmt: skip
 """Functions that write one tensor into a part of another."""
 
 

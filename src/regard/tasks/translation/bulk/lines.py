@@ -23,8 +23,6 @@ Show = Callable[[int, Translation], str]
 
 
 class Answered(NamedTuple):
-    """A line and its translation."""
-
     line: Line
     translation: Translation
 
@@ -64,8 +62,6 @@ def answered(
 
 
 class Notes:
-    """The count of lines with a note, and the first note."""
-
     def __init__(self) -> None:
         self.lines = 0
         self.first: str | None = None
@@ -80,8 +76,6 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class BulkTranslation:
-    """Lines to translate, and how their translations are printed."""
-
     lines: Iterator[Line]
     windows: Iterator[list[Answered]]
     """The windows that `answered` makes of these lines."""
@@ -136,7 +130,6 @@ class BulkTranslation:
 
 
 def as_plain_text(_number: int, translation: Translation) -> str:
-    """The best translation."""
     return one_line(translation.text)
 
 
@@ -146,7 +139,6 @@ def one_line(text: str) -> str:
 
 
 def count_lines(path: Path) -> int:
-    """How many lines a file has, gzipped or not."""
     return sum(1 for _ in Lines(path))
 
 

@@ -148,7 +148,6 @@ class Unfinished:
             )
 
     def add(self, lines: Iterable[Line], answers: str) -> None:
-        """Write the answers to the next lines to the disk."""
         content = answers.encode()
         with naming(self.partial):
             self._stream.write(content)
@@ -160,7 +159,6 @@ class Unfinished:
         self._write_record()
 
     def finish(self) -> None:
-        """Give the file its name, in one step."""
         self._stream.close()
         rename(self.partial, self.target)
         self.record.unlink()

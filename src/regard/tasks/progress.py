@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-Tell = Callable[[str, int, int | None], None]
+OnProgress = Callable[[str, int, int | None], None]
 """Is called with what is done, how much of it is done, and of how much (None if that is not known)."""
 
 
-def tell_nothing(what: str, done: int, total: int | None) -> None:
+def no_progress(what: str, done: int, total: int | None) -> None:
     """Do nothing with it."""

@@ -22,7 +22,7 @@ MOST_WEIGHTS = 2**20
 """The most weights of rows in an answer."""
 
 
-class Looks:
+class RecentViews:
     """What was looked at last: a text is read once for all questions about it."""
 
     def __init__(self, models: Mapping[str, Served], kept: int = 16) -> None:
@@ -30,16 +30,13 @@ class Looks:
         self._seen, self._views = lru_cache(kept)(self._look), lru_cache(kept)(self._drawn)
 
     def seen(self, asked: LookedAt) -> TextMaps:
-        """The attention of a model to a text."""
         one = LookedAt(text=asked.text, model=asked.model, tokens=asked.tokens, target=asked.target, edits=asked.edits)
         return self._seen(msgspec.json.encode(one))
 
     def view(self, subjects: Sequence[LookedAt]) -> dict[str, Any]:
-        """The page's data of texts, without weights."""
         return self._views(msgspec.json.encode(subjects))[1]
 
     def weights(self, subjects: Sequence[LookedAt], question: Mapping[str, Any]) -> Reply:
-        """The answer to a question of the page's."""
         return self._views(msgspec.json.encode(subjects))[0].to(question)
 
     def _look(self, asked: bytes) -> TextMaps:

@@ -16,6 +16,7 @@ import regard
 from regard.errors import ArgumentError, NotSeenError, OverwrittenError
 from regard.kernels.base import row_sum_error as real_row_sum_error
 from regard.maps.sources import factors as factors_module
+from regard.watching import head_table, rollout
 from regard.watching.hooks.observers import FUNCTIONS
 from regard.watching.hooks.this_thread import this_thread
 from regard.watching.readers import kernel_lse as lse_module
@@ -727,6 +728,29 @@ def test_threads() -> None:
     assert traces() == (0,) * 7
     with pytest.raises(ArgumentError, match="another thread"), regard.watch(model) as again, again.attach():
         pass
+
+
+def test_a_layer_in_a_thread_without_the_watch_is_no_part_of_the_whole() -> None:
+    class InAThread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.feed = Attends(), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: list[Tensor] = []
+            worker = threading.Thread(target=lambda: found.append(self.feed(self.inner(x)).detach()))
+            worker.start()
+            worker.join()
+            return found[0]
+
+    model = nn.Sequential(Attends(), InAThread())
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(torch.randn(1, 2, 4, 8))
+    for ask in (lambda one: rollout(one, -1), head_table, lambda one: one.audit()):
+        with pytest.raises(NotSeenError, match=r"1 module besides mixed positions.*1\.inner: it ran in a thread"):
+            ask(seen)
+    assert "1.inner: it ran in a thread in which the watch is not open" in str(seen.report())
+    assert len(str(head_table(seen, skip="1.inner")).splitlines()) >= 3
 
 
 def test_threads_at_once() -> None:

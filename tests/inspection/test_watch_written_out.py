@@ -796,6 +796,22 @@ def test_scores_and_axes_of_one_place_are_followed(how: str, lengths: tuple[int,
     torch.testing.assert_close(seen.maps[0].dense(), model.used, rtol=0, atol=0)
 
 
+def test_a_sink_beside_a_single_key_is_cut_off() -> None:
+    class Model(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            scores = torch.cat([q @ k.mT, torch.zeros(*q.shape[:-1], 1)], -1)
+            return torch.softmax(scores, -1)[..., :-1] @ k
+
+    x = torch.randn(1, 2, 3, 4)
+    with torch.no_grad(), regard.watch(model := Model()) as seen:
+        for n in range(3):
+            model(x[:, :, n : n + 1], x[:, :, : n + 1])
+    assert seen.joined("").shape == (1, 2, 3, 3)
+    seen.record.unread("", "a call that no reader knows")
+    with pytest.raises(NotSeenError, match="'' was called besides, and rows would be missing here: a call that no"):
+        seen.joined("")
+
+
 def test_weights_written_into_a_new_tensor_are_followed() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -241,4 +241,9 @@ def test_sides_of_two_dtypes(kind: Divergence, made: Any) -> None:
     q, k = torch.randn(2, 1, 2, 5, 4)
     one, other = regard.map_of(q, k), regard.map_of(2 * q, k).dense().double()
     found = regard.divergence(made(one), other, kind)
-    torch.testing.assert_close(found.float(), regard.divergence(one, other.float(), kind), rtol=1e-5, atol=1e-6)
+    expected = regard.divergence(one, other.float(), kind)
+    torch.testing.assert_close(found.float(), expected, rtol=1e-5, atol=1e-6)
+    wide = regard.divergence(made(one), regard.map_of(2 * q.double(), k.double()), kind)
+    torch.testing.assert_close(
+        wide.float(), regard.divergence(one, regard.map_of(2 * q, k), kind), rtol=1e-5, atol=1e-6
+    )

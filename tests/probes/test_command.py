@@ -99,7 +99,7 @@ def test_a_reference(check: Call) -> None:
     [
         (f"{MODULE}:alone", "give a batch"),
         (f"{MODULE}:nothing", "it returned int"),
-        (f"{MODULE}:broken", "Linear does not run on input (1, 7, 4): RuntimeError: "),
+        (f"{MODULE}:broken", "Linear does not run on input (1, 7, 4), one sequence without padding: RuntimeError: "),
         (f"{MODULE}:absent", "AttributeError: "),
         ("no.such.module:f", "ModuleNotFoundError: "),
         ("no-such-folder", "is no folder; give a folder of a model, or module:function"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.cli.main import run_command
-from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderError
 from regard.models import DecoderOnly, DecoderOnlyConfig
 from regard.tasks import LanguageModel, LanguageModelConfig, Translator, train_language_model
 from regard.tasks.generation.filters import RepetitionPenalty, TopK
@@ -253,6 +253,9 @@ def test_attention_is_drawn(writer: LanguageModel, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="expected 1 to 31"):
             writer.attend(wrong)
     assert not seen.maps["decoder.0"].dense().triu(1).any()
+    spoiled = seen._replace(maps={**seen.maps, "decoder.0": seen.maps["decoder.0"].dense() * torch.nan})
+    with pytest.raises(NonFiniteError, match="nan came in head 0 at query 0, key 0"):  # JSON has no word for it
+        save_pictures([looks[0]._replace(attention=spoiled)], PictureFiles.at(tmp_path / "x.json"), title="test")
 
 
 # -- errors ------------------------------------------------------------------------------------------

@@ -20,9 +20,14 @@ from regard.tasks.text.tokenizer_recipes import Characters
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import open_corpus
-from regard.tasks.translation.forcing import TeacherForcing
 from regard.tasks.translation.token_batches import TokenBatches
-from regard.tasks.translation.train import TranslationConfig, Translator, run_translation, train_translation
+from regard.tasks.translation.train import (
+    TeacherForcing,
+    TranslationConfig,
+    Translator,
+    run_translation,
+    train_translation,
+)
 from regard.tasks.viewing.own_model import OwnModel
 from regard.tasks.viewing.view_input import ViewInput
 from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs

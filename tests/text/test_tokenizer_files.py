@@ -11,13 +11,12 @@ import pytest
 
 from regard.errors import DataError, RegardError, RunFolderError
 from regard.tasks.text.codec import Marks
-from regard.tasks.text.pretrained import TokenizerFile
-from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Words
 from regard.tasks.text.tokenizers import Tokenizer
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "our own": Tokenizer.load,
-    "downloaded": lambda path: TokenizerFile(path, Marks()),
+    "downloaded": lambda path: Tokenizer.downloaded(path, Marks()),
 }
 
 
@@ -48,9 +47,9 @@ def test_padding_and_truncation_are_switched_off(reader: str, described: dict[st
     path = written(tmp_path, described, padding=PADDING, truncation=TRUNCATION)
     program = (
         "import sys; from pathlib import Path; from regard.tasks.text.codec import Marks\n"
-        "from regard.tasks.text.pretrained import TokenizerFile; from regard.tasks.text.tokenizers import Tokenizer\n"
+        "from regard.tasks.text.tokenizers import Tokenizer\n"
         "path = Path(sys.argv[2])\n"
-        "tokenizer = Tokenizer.load(path) if sys.argv[1] == 'our own' else TokenizerFile(path, Marks())\n"
+        "tokenizer = Tokenizer.load(path) if sys.argv[1] == 'our own' else Tokenizer.downloaded(path, Marks())\n"
         "print([len(ids) for ids in tokenizer.encode_batch(['abc', 'some more'])])"
     )
     ran = subprocess.run([sys.executable, "-c", program, reader, str(path)], capture_output=True, text=True)
@@ -93,3 +92,11 @@ def test_files_that_are_no_tokenizer(reader: str, text: str, tmp_path: Path) -> 
     (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
     with pytest.raises(RegardError, match=r"tokenizer\.json is not a tokenizer"):
         READERS[reader](tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_lower_case_is_found_among_steps_within_steps(lowercase: bool, tmp_path: Path) -> None:
+    """As an export of words has them."""
+    described = json.loads(Words(lowercase=lowercase).train(["to be"]).to_json())
+    steps = {"type": "Sequence", "normalizers": [{"type": "NFC"}, described["normalizer"]]}
+    assert Tokenizer.downloaded(written(tmp_path, described, normalizer=steps), Marks()).lowercases == lowercase

@@ -219,8 +219,6 @@ class Call:
 def row_sum_error(call: Call, lse: Tensor) -> float:
     r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads. It uses
     few operations, because it runs for every watched call."""
-    if not lse.numel():
-        return 0.0
     found, given = call.few_scores(range(call.sizes.queries - 1, call.sizes.queries)).logsumexp(-1), lse[..., -1:]
     if call.mask is not None or call.bias is not None:
         dead = (found == -torch.inf) & (given == -torch.inf)

@@ -27,6 +27,7 @@ from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment, Sequences
 from regard.watching.running.interceptor import Interceptor, has_compiled
+from regard.watching.running.module_kinds import is_plain
 from regard.watching.running.observed_call import KeysChosen, ObservedCall
 from regard.watching.running.thread_state import is_in_backward
 
@@ -183,6 +184,8 @@ class Record(Interceptor):
         """How many wanted calls each module made, readable or not."""
         self.ran: set[str] = set()
         """The modules that ran, but for torch's plain ones."""
+        self.elsewhere: set[str] = set()
+        """Those that ran in threads in which the watch is not open."""
         self.mixes: dict[str, tuple[str, int | None]] = {}
         """How each module without an observed call mixes positions, and how many, if that is known."""
         self.choosers: dict[tuple[int, int], KeysChosen] = {}
@@ -206,6 +209,10 @@ class Record(Interceptor):
         self._proofs = deque[RowProof]()
         """The latest ones, whose rows are held."""
         self._lock = threading.RLock()
+
+    def ran_elsewhere(self, module: nn.Module) -> None:
+        if (path := self.paths.get(id(module))) is not None and not is_plain(module):
+            self.elsewhere.add(path)
 
     def entered(self, module: nn.Module) -> None:
         if (path := self.paths.get(id(module))) is not None:

@@ -110,7 +110,19 @@ def missed_by(record: Record) -> list[tuple[str, str]]:
     refused = [call for call in record.calls if call.map is None and not call.is_other]
     missed = [(f"{call.name}, call {call.index}", call.notes[0]) for call in refused]
     missed += [(path, _times(reason, n)) for (path, reason), n in record.unreadable.items()]
+    missed += [(path, IN_A_THREAD) for path in in_threads(record)]
     return missed + [(path, "TorchScript, whose calls cannot be observed") for path in _scripted(record)]
+
+
+IN_A_THREAD = "it ran in a thread in which the watch is not open: run it inside `with seen.attach():` there"
+
+
+def in_threads(record: Record) -> list[str]:
+    """The outermost modules that ran in other threads alone, and may have attended there."""
+    known = {call.name for call in record.calls} | record.ran
+    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    hidden = [path for path in sorted(record.elsewhere) if type(record.modules[path]) not in containers]
+    return [path for path in without_calls(hidden, known) if record.wanted(path)]
 
 
 def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:

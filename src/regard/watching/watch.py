@@ -255,7 +255,7 @@ class Seen(Displayed):
         the first cached key. See `generations` for the rule.
 
         Raises:
-            NotSeenError: nothing of that name was seen.
+            NotSeenError: nothing of that name was seen, or a call of it could not be read.
             ShapeError: the calls are not those of one generation; the message lists the sequences and the reasons.
             NotKeptError: only statistics of the steps were recorded, none of them joinable.
         """
@@ -306,11 +306,13 @@ class Seen(Displayed):
         out.
 
         Raises:
-            NotSeenError: nothing of that name was seen.
+            NotSeenError: nothing of that name was seen, or a call of it could not be read.
             ShapeError: the parent rows of a step are ambiguous.
             NotKeptError: only statistics of the steps were recorded, none of them joinable.
         """
         by_call = dict(enumerate(self.calls_of(name)))
+        if lost := [reason for path, reason in self.record.unreadable if path == name]:
+            raise NotSeenError(f"{name!r} was called besides, and rows would be missing here: {lost[0]}")
         sequences = self.record.sequences.of
         others = OfRuns(sequence for found in sequences.values() for sequence in found)
         return [joined_map(name, sequence, by_call, others) for sequence in sequences[name]]

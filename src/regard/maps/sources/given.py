@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from math import prod
 
 import torch
 from torch import Tensor
@@ -98,4 +97,4 @@ def given_weights(weights: Tensor) -> GivenSource:
         )
     layout = tuple(weights.shape[:-2])
     names = Dimensions.of_call(max(len(layout) - 1, 0), has_heads=bool(layout))
-    return GivenSource(weights.reshape(prod(layout), *weights.shape[-2:]), layout, names)
+    return GivenSource(weights.reshape(-1, *weights.shape[-2:]), layout, names)

@@ -29,7 +29,7 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.blocks import TextWindow, next_token_windows, window_batches
 from regard.tasks.text.codec import Marks
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.text.pretrained import TokenizerFile, check_rows
+from regard.tasks.text.pretrained import check_rows
 from regard.tasks.text.running_text import DocumentUnit, TextStream
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.training.distributed.devices import find_device
@@ -118,7 +118,7 @@ class LanguageModel:
     @classmethod
     def _downloaded(cls, folder: Path, device: str) -> "LanguageModel":
         model, begin_id, end_ids, pad_id = load_downloaded(folder, is_pair=False)
-        tokenizer = TokenizerFile(folder / "tokenizer.json", Marks(pad_id, begin_id, end_ids[0]))
+        tokenizer = Tokenizer.downloaded(folder / "tokenizer.json", Marks(pad_id, begin_id, end_ids[0]))
         check_rows(folder, "tokenizer", tokenizer, model.output.weight)
         language = DownloadedFormat(tokenizer, begin_id, end_ids, model.banned)
         length = min(model.max_length or LONGEST_BLOCK, LONGEST_BLOCK)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from regard.tasks.text.codec import Codec
-from regard.tasks.text.pretrained import TokenizerFile
 from regard.tasks.text.running_text import DocumentUnit, encode_text, pieces
 from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
 
@@ -87,7 +86,7 @@ class DownloadedFormat:
     mark_id: int | None = None
 
     def __init__(
-        self, tokenizer: TokenizerFile, begin_id: int, end_ids: Sequence[int], banned_ids: Sequence[int] = ()
+        self, tokenizer: Tokenizer, begin_id: int, end_ids: Sequence[int], banned_ids: Sequence[int] = ()
     ) -> None:
         self.tokenizer = tokenizer
         self.begin_id, self.end_ids = begin_id, end_ids

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from regard.errors import ArgumentError, DataError, TooLargeError
+from regard.errors import ArgumentError, DataError, NonFiniteError, TooLargeError
 from regard.files.atomic import file_errors, write_atomically
 from regard.files.own_files import refuse_links
 from regard.maps.attention_map import AttentionMap
@@ -180,6 +180,7 @@ def save_numbers(path: Path, seen: Sequence[tuple[str, TextMaps]]) -> None:
 
     Raises:
         TooLargeError: there are more than 2^23 weights.
+        NonFiniteError: a weight is NaN or infinite, which JSON cannot say.
         FileError: the file cannot be written; an older one stays as it was.
     """
     count = sum(one.numel() for _, attention in seen for one in attention.maps.values())
@@ -200,6 +201,12 @@ def _of_map(name: str, attention: TextMaps) -> dict[str, object]:
     queries, keys = attention.labels(name)
     weights = attention.maps[name]
     dense: Tensor = weights.dense() if isinstance(weights, AttentionMap) else weights
+    if len(wrong := (~dense.isfinite()).nonzero()):
+        head, query, key = wrong[0].tolist()
+        value = float(dense[head, query, key])
+        raise NonFiniteError(
+            f"map {name!r}: weights must be finite; {value} came in head {head} at query {query}, key {key}"
+        )
     numbers = [[[float(f"{one:.5g}") for one in row] for row in head] for head in dense.float().tolist()]
     return {"name": name, "queries": queries, "keys": keys, "weights": numbers}
 

@@ -2,23 +2,30 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from regard.errors import ArgumentError, RunFolderError
+from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.files.atomic import replacing
+from regard.files.untrusted import parse_json
 from regard.tasks.text.codec import Marks
-from regard.tasks.text.labels import Label, byte_level_labels, byte_string, label_of_each, printed
+from regard.tasks.text.labels import SPACE, Label, byte_level_labels, byte_string, label_of_each, printed
 from regard.tasks.text.tokenizer_files import encoding, read_tokenizer, reads_lower_case, tokenizers_library
 from regard.tasks.text.unicode import normalise
 
 PAD, BOS, EOS, UNK = range(4)
+OWN_MARKS = Marks(PAD, BOS, EOS)
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 """The names of ids 0 to 3. No piece of text gets one of these names, and with it the id: all recipes cut between
 letters and punctuation, or between all characters."""
 
+UNKNOWN = "<unk>"
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+"""A byte in a vocabulary with byte fallback."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -30,11 +37,11 @@ def is_byte_level(backend: Any) -> bool:
 
 
 class Tokenizer:
-    """A trained tokenizer: text to ids and back. It is made by the `train` of a recipe, or by `load`.
+    """A tokenizer: text to ids and back. It is made by the `train` of a recipe, by `load`, or by `downloaded`.
 
-    Ids 0 to 3 are padding, beginning, end and unknown. Text never becomes one of the first three, whatever it
-    contains. The library encodes batches with several threads. If a process forks afterwards, the library warns
-    on standard error, unless the environment sets TOKENIZERS_PARALLELISM.
+    Of one that was trained here, ids 0 to 3 are padding, beginning, end and unknown. Text never becomes one of the
+    first three, whatever it contains. The library encodes batches with several threads. If a process forks afterwards,
+    the library warns on standard error, unless the environment sets TOKENIZERS_PARALLELISM.
 
     >>> from regard.tasks.text import ByteLevelBPE
     >>> tokenizer = ByteLevelBPE(vocab_size=300).train(["a rose is a rose is a rose"])
@@ -43,17 +50,18 @@ class Tokenizer:
     """
 
     pad_id, bos_id, eos_id, unk_id = PAD, BOS, EOS, UNK
-    marks = Marks(PAD, BOS, EOS)
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, marks: Marks = OWN_MARKS, *, is_ours: bool = True) -> None:
+        self.marks, self.is_ours = marks, is_ours
         self._backend = backend
-        # The library forgets this switch when it saves. Without it, the name of a special token in the user's text
-        # would become that token.
-        backend.encode_special_tokens = True
+        if is_ours:
+            # The library forgets this switch when it saves. Without it, the name of a special token in the user's text
+            # would become that token.
+            backend.encode_special_tokens = True
         self._byte_level = is_byte_level(backend)
-        self._has_words = isinstance(backend.normalizer, tokenizers_library().normalizers.Sequence)
-        self._lowercases = reads_lower_case(backend)
-        self._size: int = backend.get_vocab_size()
+        self._has_words = is_ours and isinstance(backend.normalizer, tokenizers_library().normalizers.Sequence)
+        self._size: int = max(backend.get_vocab().values(), default=-1) + 1
+        self._added = {number: token.special for number, token in backend.get_added_tokens_decoder().items()}
 
     def __len__(self) -> int:
         return self._size
@@ -63,7 +71,7 @@ class Tokenizer:
         return f"Tokenizer({kind}, {len(self):,} tokens)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _from_json, (self._backend.to_str(),)
+        return _from_json, (self._backend.to_str(), self.marks, self.is_ours)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text after NFC, without special tokens.
@@ -71,26 +79,35 @@ class Tokenizer:
         Raises:
             DataError: the text holds half of a surrogate pair, or a pattern of the tokenizer gives up on it.
         """
-        text = normalise(text)
-        with encoding():
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of each text, as by `encode`, with several threads."""
+        """The ids of each text, as by `encode`, with several threads; of a downloaded tokenizer with the tokens of its
+        template before the text."""
         batch = [normalise(text) for text in texts]
         with encoding():
-            return [encoded.ids for encoded in self._backend.encode_batch_fast(batch, add_special_tokens=False)]
+            found = self._backend.encode_batch_fast(batch, add_special_tokens=not self.is_ours)
+        if self.is_ours:
+            return [one.ids for one in found]
+        # If there are only special tokens, the text is empty, and the result must be empty too.
+        ids = ([] if all(one.special_tokens_mask) else one.ids for one in found)
+        return [one[:-1] if one[-1:] == [self.marks.end_id] else one for one in ids]
 
     def normalizer(self) -> Any:
         """The library's step before a text is cut; None if there is none."""
         return self._backend.normalizer
 
-    @property
+    @cached_property
     def unknown_id(self) -> int | None:
         """The token for text outside the vocabulary; None for a byte-level tokenizer, which has no gaps."""
-        return None if self._byte_level else UNK
+        if self._byte_level or self.is_ours:
+            return None if self._byte_level else UNK
+        model = parse_json(self._backend.to_str())["model"]
+        name = model.get("unk_token")
+        found: int | None = model.get("unk_id") if name is None else self._backend.token_to_id(name)
+        return None if model.get("byte_fallback") else found
 
-    @property
+    @cached_property
     def lowercases(self) -> bool:
         """True if text is lowercased before it is tokenised, so that decoded text is in lower case too.
 
@@ -99,20 +116,26 @@ class Tokenizer:
         >>> tokenizer.lowercases, tokenizer.decode(tokenizer.encode("TO be"))
         (True, 'to be')
         """
-        return self._lowercases
+        return reads_lower_case(self._backend)
 
     def surfaces(self, text: str) -> list[str]:
-        """The stretch of text of each token; a word has the space before it.
+        """The stretch of text of each token; a word has the space before it, and a token of a template has none.
+
+        Where stretches overlap (of the bytes of a character; or a token for the beginning of a word includes the word's
+        first letter), the later token gets the whole overlap.
 
         >>> from regard.tasks.text import Words
         >>> tokenizer = Words().train(["to be"])
         >>> tokenizer.surfaces("to see, or be"), tokenizer.encode("to see, or be")
         (['to', ' see', ',', ' or', ' be'], [5, 3, 3, 3, 4])
         """
-        text = normalise(text)
+        text, found, next_first = normalise(text), [], len(text)
         with encoding():
-            encoded = self._backend.encode(text, add_special_tokens=False)
-        return [text[first:end] for first, end in encoded.offsets]
+            encoded = self._backend.encode(text, add_special_tokens=not self.is_ours)
+        for first, end in reversed(encoded.offsets):
+            found.append(text[first : min(end, max(first, next_first))])
+            next_first = first if end > first else next_first
+        return found[::-1]
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
         """The text of ids, without padding, beginning and end. An unknown token is written as U+FFFD.
@@ -132,15 +155,22 @@ class Tokenizer:
         'to see'
         """
         # Byte-level text has no unknown token. If a model predicts it anyway, nothing is written.
-        dropped = UNK if self._byte_level else EOS
-        kept = [i for i in self._checked(ids) if i > dropped]
-        if not unknown:
-            return str(self._backend.decode(kept, skip_special_tokens=False))
-        space, words = " " if self._has_words else "", iter(unknown)
-        pieces = [
-            space + next(words, REPLACEMENT).strip(space) if i == UNK else self._backend.id_to_token(i) for i in kept
-        ]
-        return str(self._backend.decoder.decode(pieces))
+        kept = [i for i in self._checked(ids) if i not in self.marks and not (self._drops_unknown and i == UNK)]
+        if unknown:
+            space, words = " " if self._has_words else "", iter(unknown)
+            pieces = [
+                space + next(words, REPLACEMENT).strip(space) if i == self.unknown_id else self._backend.id_to_token(i)
+                for i in kept
+                if self.is_ours or i == self.unknown_id or not self._added.get(i)
+            ]
+            text = str(self._backend.decoder.decode(pieces) if self._backend.decoder else " ".join(pieces))
+        else:
+            text = str(self._backend.decode(kept, skip_special_tokens=not self.is_ours))
+        return text if self.is_ours else text.strip()
+
+    @property
+    def _drops_unknown(self) -> bool:
+        return self.is_ours and self._byte_level
 
     def bytes_of(self, token: int) -> bytes:
         """The UTF-8 bytes a token adds to a text. A byte-level token may be only a part of a character.
@@ -155,14 +185,16 @@ class Tokenizer:
         >>> [tokenizer.bytes_of(token) for token in tokenizer.encode("é")]
         [b'\\xc3', b'\\xa9']
         """
-        self._checked([token])
-        if token <= EOS or (token == UNK and self._byte_level):
-            return b""
-        piece: str = self._backend.id_to_token(token)
-        if self._byte_level:
-            return byte_string(piece)
-        if token == UNK:
+        piece: str = self._backend.id_to_token(self._checked([token])[0]) or ""
+        if self.is_ours and token == UNK and not self._byte_level:
             piece = f" {REPLACEMENT}" if self._has_words else REPLACEMENT
+        elif token in self.marks or self._added.get(token):
+            return b""
+        elif self._byte_level and token not in self._added:
+            return byte_string(piece)
+        elif not self.is_ours:
+            piece = piece.replace(SPACE, " ")
+            return bytes.fromhex(piece[3:5]) if _BYTE.fullmatch(piece) else piece.encode()
         return piece.encode()
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
@@ -182,8 +214,7 @@ class Tokenizer:
          Label(text='日', pieces=(2, 4)), Label(text='<eos>', pieces=(5, 5))]
         """
         if self._byte_level:
-            pieces = [self._backend.id_to_token(i) for i in self._checked(ids)]
-            return byte_level_labels(pieces, [i <= UNK for i in ids])
+            return byte_level_labels(*self._pieces(ids))
         return [Label(text, (n, n)) for n, text in enumerate(self.label_of_each(ids))]
 
     def label_of_each(self, ids: Sequence[int]) -> list[str]:
@@ -192,10 +223,14 @@ class Tokenizer:
         Raises:
             ArgumentError: an id is not in the vocabulary.
         """
-        pieces = [self._backend.id_to_token(i) for i in self._checked(ids)]
-        if not self._byte_level:  # whole words, or characters
+        pieces, special = self._pieces(ids)
+        if self.is_ours and not self._byte_level:  # whole words, or characters
             return [printed(piece).removeprefix(" ") for piece in pieces]
-        return label_of_each(pieces, [i <= UNK for i in ids], byte_level=True)
+        return label_of_each(pieces, special, byte_level=self._byte_level)
+
+    def _pieces(self, ids: Sequence[int]) -> tuple[list[str], list[bool]]:
+        pieces = [self._backend.id_to_token(i) or UNKNOWN for i in self._checked(ids)]
+        return pieces, [bool(self._added.get(i)) or i in self.marks for i in ids]
 
     def piece(self, number: int) -> str:
         """The token of an id as the vocabulary writes it: a name shared with other programs, not text.
@@ -237,8 +272,24 @@ class Tokenizer:
                 f"{path} is not a tokenizer that regard saved ({error}); copy it again or name another run folder"
             ) from error
 
+    @classmethod
+    def downloaded(cls, path: Path, marks: Marks) -> "Tokenizer":
+        """Read a tokenizer.json of another program. It puts its template's tokens before a text; the caller adds the
+        end token.
+
+        Raises:
+            RunFolderError: the file is absent, or no tokenizer.
+        """
+        try:
+            return cls(read_tokenizer(path.read_text(encoding="utf-8")), marks, is_ours=False)
+        except MissingExtraError:
+            raise
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{path} is not a tokenizer that can be read ({error})") from None
+
     def _checked(self, ids: Sequence[int]) -> Sequence[int]:
-        if len(ids) and not 0 <= min(ids) <= max(ids) < self._size:
+        # A downloaded model may have more rows than its tokenizer has tokens.
+        if self.is_ours and len(ids) and not 0 <= min(ids) <= max(ids) < self._size:
             raise ArgumentError(
                 f"expected ids from 0 to {self._size - 1}, got ids from {min(ids)} to {max(ids)}; "
                 "decode with the tokenizer that the model was trained with"
@@ -246,8 +297,8 @@ class Tokenizer:
         return ids
 
 
-def _from_json(text: str) -> Tokenizer:
+def _from_json(text: str, marks: Marks = OWN_MARKS, is_ours: bool = True) -> Tokenizer:
     backend = read_tokenizer(text)
-    if tuple(map(backend.id_to_token, range(len(SPECIAL_TOKENS)))) != SPECIAL_TOKENS:
+    if is_ours and tuple(map(backend.id_to_token, range(len(SPECIAL_TOKENS)))) != SPECIAL_TOKENS:
         raise ValueError(f"expected its first tokens to be {', '.join(SPECIAL_TOKENS)}")
-    return Tokenizer(backend)
+    return Tokenizer(backend, marks, is_ours=is_ours)

@@ -14,23 +14,40 @@ from regard.tasks.pictures.validation_examples import look_at_pairs
 from regard.tasks.runs.made_models import chosen_optimizer, made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.text.batches import Batch
+from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.text.pairs import Pair
 from regard.tasks.training.bleu import BleuCounts
 from regard.tasks.training.distributed.ranks import Ranks
 from regard.tasks.training.losses import LossSum
+from regard.tasks.training.output_loss import output_cross_entropy
 from regard.tasks.translation.build_model import Model, build_model
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
 from regard.tasks.translation.corpus import open_corpus, prepare_corpus
-from regard.tasks.translation.forcing import TeacherForcing
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation as Translation
 from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.translator import Translator as Translator
 
 
-class Validation:
-    """Scores a model on pairs, which the ranks share out among themselves."""
+class TeacherForcing:
+    """The loss of a batch when the model reads the target up to each token and predicts the next."""
 
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        self._label_smoothing = label_smoothing
+
+    def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
+        loss = partial(
+            output_cross_entropy,
+            targets=batch.expected,
+            ignore_index=UNPREDICTED,
+            label_smoothing=self._label_smoothing,
+        )
+        # The forward pass calls the loss: only within it has distributed training put the output weights in place.
+        return LossSum(*model(batch.source, batch.source_lengths, batch.target_input, loss=loss))
+
+
+class Validation:
     def __init__(
         self,
         model: Model,

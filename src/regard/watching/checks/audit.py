@@ -13,7 +13,7 @@ from regard.watching.checks.rules import FIRST, RULES
 from regard.watching.checks.rules.rows import is_finite
 from regard.watching.observed import Record
 from regard.watching.readers.product_calls import OVER_ANOTHER_AXIS
-from regard.watching.report import count, missed_by, mixers_in
+from regard.watching.report import IN_A_THREAD, count, in_threads, missed_by, mixers_in
 
 
 @torch.no_grad()
@@ -73,6 +73,8 @@ def _not_seen(record: Record, run: AuditedRun) -> Iterator[Finding]:
             )  # fmt: skip
         else:
             yield Finding("not seen", "info", reason, path)
+    for path in in_threads(record):
+        yield Finding("not seen", "info", IN_A_THREAD, path)
     for path, how in mixers_in(record).items():
         yield Finding("not seen", "info", f"it mixes positions, and no map shows how: {how}", path)
 

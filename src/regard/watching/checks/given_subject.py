@@ -200,10 +200,13 @@ class GivenSubject(Subject):
 
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> SubjectRun:
         # A row alone is cropped to its own length, and needs no mask.
-        rows = [self._filled(row, filler) if len(rows) > 1 or width else self._cropped(row) for row in rows]
+        rows = [self._filled(row, filler) if len(rows) > 1 or width else self.alone(row) for row in rows]
         batch = {n: rows[0][n] if n in self._shared else torch.stack([row[n] for row in rows]) for n in rows[0]}
         keeps = {name: torch.stack([self._real(row, name) for row in rows]) for name in self.sequences}
         return by_row(dict(tensors_of(self._called(batch))), keeps or {"": torch.ones(len(rows), 0, dtype=torch.bool)})
+
+    def alone(self, row: Sample) -> Sample:
+        return self._cropped(row)
 
     def _called(self, batch: Mapping[str, Any]) -> Any:
         given = {n: one for n, one in {**self._shared, **batch}.items() if n not in (PADDING, DOCUMENTS_TOLD)}

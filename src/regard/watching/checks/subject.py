@@ -95,6 +95,10 @@ class Subject(ABC):
         """Run a batch; rows that are shorter than the longest, or than `width`, are padded on a side, with values by
         `filler`."""
 
+    def alone(self, row: Sample) -> Sample:
+        """A sequence as the model gets it alone, without padding."""
+        return row
+
     def keep(self, rows: Sequence[Sample]) -> Tensor | None:
         """The real positions of such a batch, bool (B, S), where no argument of the model tells them; None without
         padding."""

@@ -45,9 +45,10 @@ class Trials(PromisedTrials):
         except RegardError:
             raise
         except Exception as error:
-            given = ", ".join(f"{name} {(1, *tensor.shape)}" for name, tensor in rows.long.items())
+            given = ", ".join(f"{name} {(1, *tensor.shape)}" for name, tensor in subject.alone(rows.long).items())
             raise ArgumentError(
-                f"{type(subject.model).__name__} does not run on {given}: {type(error).__name__}: {error}"
+                f"{type(subject.model).__name__} does not run on {given}, one sequence without padding: "
+                f"{type(error).__name__}: {error}"
             ) from error
         if any(bool(output.values.isnan().any()) for output in first.outputs[0].values()):
             says = "its output has NaN for a single sequence without padding"

@@ -6,6 +6,7 @@ output would differ in its last bits.
 
 import sys
 import threading
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -20,6 +21,7 @@ from regard.watching.readers.flex_calls import hand_on_compiled
 from regard.watching.readers.functions import Args, Kwargs
 from regard.watching.readers.mixing import CONVOLUTION
 from regard.watching.readers.product_calls import close, observe_plain
+from regard.watching.running.interceptor import Interceptor
 from regard.watching.running.module_kinds import (
     FUSED_FORWARDS,
     FUSED_SUBCLASS,
@@ -32,25 +34,24 @@ from regard.watching.running.thread_state import RunningModule, ThreadState, is_
 
 _lock = threading.RLock()
 _handles: list[RemovableHandle] = []
-_users = 0
+_open: list[Interceptor] = []
+"""The open watches, once for each thread."""
 
 
-def install_hooks() -> None:
+def install_hooks(watch: Interceptor) -> None:
     """Install the hooks for one more open watch."""
-    global _users
     with _lock:
-        _users += 1
-        if _users == 1:
+        _open.append(watch)
+        if len(_open) == 1:
             _handles.append(nn.modules.module.register_module_forward_pre_hook(_before))
             _handles.append(nn.modules.module.register_module_forward_hook(_after, with_kwargs=True, always_call=True))
 
 
-def remove_hooks() -> None:
+def remove_hooks(watch: Interceptor) -> None:
     """Remove the hooks after the last open watch."""
-    global _users
     with _lock:
-        _users -= 1
-        while not _users and _handles:
+        _open.remove(watch)
+        while not _open and _handles:
             handle = _handles.pop()
             handle.remove()
             forget_global_hook(handle.id)
@@ -58,6 +59,8 @@ def remove_hooks() -> None:
 
 def _before(module: nn.Module, args: Args) -> None:
     thread = known_thread()
+    if len(_open) > (0 if thread is None else len(thread.watches)) and not is_compiling():
+        _tell_others(module, () if thread is None else thread.watches)
     if thread is None or not thread.watches:
         return
     if thread.compiled:
@@ -81,6 +84,13 @@ def _before(module: nn.Module, args: Args) -> None:
         thread.hide(may_hide)
     for watch in thread.watches:
         watch.entered(module)
+
+
+def _tell_others(module: nn.Module, here: Collection[Interceptor]) -> None:
+    """Tell the watches that are open in other threads alone that a module of theirs runs in this one."""
+    for watch in tuple(_open):
+        if watch not in here:
+            watch.ran_elsewhere(module)
 
 
 def _keywords() -> dict[str, Any] | None:

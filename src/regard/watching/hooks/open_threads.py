@@ -34,7 +34,7 @@ class OpenThreads:
             raise ArgumentError(
                 "this `with` is open in this thread already, and would see each call twice: open it once"
             )
-        install_hooks()
+        install_hooks(watch)
         if watch.is_compiled:
             _uncompiled().run_uncompiled()
         places = replace_functions(watch.modules.values())
@@ -55,7 +55,7 @@ class OpenThreads:
         put_functions_back(places)
         if watch.is_compiled:
             _uncompiled().run_compiled()
-        remove_hooks()
+        remove_hooks(watch)
         return thread
 
     @contextmanager

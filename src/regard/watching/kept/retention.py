@@ -8,7 +8,6 @@ from torch import Tensor
 from regard.call.shapes import Sizes
 from regard.tensors.fingerprint import Fingerprint, first_changed
 from regard.tensors.fresh import Fresh, copied, is_of_parameter, may_be_overwritten
-from regard.tensors.guards import is_transformed
 from regard.tensors.torch_private import version_counter
 from regard.watching.kept.mask_reading import GivenMask, read_mask
 from regard.watching.kept.output_gradients import GradientLog
@@ -135,7 +134,7 @@ def _identity(tensor: Tensor) -> object | None:
     """A key equal for two views of the same memory, even if one of them is gone; None if there is none."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    if tensor.is_inference() or is_transformed():
+    if tensor.is_inference():
         return None
     # The weak reference does not keep the memory alive, but no other storage can get its address.
     storage = StorageWeakRef(tensor.untyped_storage())

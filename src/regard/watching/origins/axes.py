@@ -111,7 +111,9 @@ def _found(probe: Tensor, axis: int, moved: Tensor, *, slices: bool) -> AxisNumb
                 return guess
         return None
     for guess in range(moved.dim()):
-        fits = moved.shape[guess] == size or (slices and 1 < moved.shape[guess] < size)
+        # (A part of size one may be a new axis, unless it is where the whole was.)
+        least = 1 if guess == axis and moved.dim() == probe.dim() else 2
+        fits = moved.shape[guess] == size or (slices and least <= moved.shape[guess] < size)
         if fits and moved.stride(guess) == stride:
             return guess
     return None

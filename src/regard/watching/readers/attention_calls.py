@@ -73,8 +73,8 @@ class AttentionCall(ObservedCall):
 
     def output_layout(self, sizes: Sizes) -> LaidOut:
         """Lays out the output that the model got, or its gradient, as (B, H, T, E)."""
-        rows, layout = (sizes.flat_batch, sizes.heads, sizes.queries), self.heads.layout
-        return lambda output: (output if layout is None else layout.unfolded(output)).reshape(*rows, output.shape[-1])
+        rows, layout = (sizes.flat_batch, sizes.heads, sizes.queries, -1), self.heads.layout
+        return lambda output: (output if layout is None else layout.unfolded(output)).reshape(rows)
 
     def under_masks(self, call: Call, policy: RetentionPolicy) -> tuple[Call, GivenMask]:
         """The call of `call_of` under the model's masks."""

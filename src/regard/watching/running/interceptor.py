@@ -43,6 +43,9 @@ class Interceptor:
     def entered(self, module: nn.Module) -> None:
         """Called when the forward of a module begins."""
 
+    def ran_elsewhere(self, module: nn.Module) -> None:
+        """Called when the forward of any module begins in a thread in which the interceptor is not open."""
+
     def unread(self, path: str, reason: str) -> None:
         """Called if a module attends in an unreadable way."""
 

@@ -27,7 +27,7 @@ def stack(maps: Sequence[AttentionMap], *, starts: Sequence[int] | None = None) 
         NotKeptError: the steps have statistics only, and none of these can be joined.
         ShapeError: the maps differ in leading dimensions, dtype or device.
 
-    >>> import regard
+    >>> import regard, torch
     >>> k = torch.zeros(3, 1)
     >>> steps = [regard.attention(k[:1], k[:n], k[:n], return_weights=True).weights for n in (2, 3, 2)]
     >>> stack(steps, starts=(0, 0, 1)).dense()

@@ -48,8 +48,6 @@ class TeacherForcing:
 
 
 class Validation:
-    """Scores a model on pairs, which the ranks share out among themselves."""
-
     def __init__(
         self,
         model: Model,

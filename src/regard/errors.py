@@ -74,8 +74,6 @@ class RunFolderError(RegardError, ValueError):
 
 
 class NotSeenError(RegardError, KeyError):
-    """No watched attention has that name, or its weights are unreadable."""
-
     # KeyError shows the repr of its argument, which fits keys, but not sentences.
     __str__ = Exception.__str__
 

@@ -195,7 +195,6 @@ def run_call(
 
 
 def _with_snapshot(call: Call) -> Call:
-    """The call with its own copies, or fingerprints, of the parts that it reads again."""
     if call.is_plain:
         return call
     from regard.kernels.snapshot import with_snapshot
@@ -249,8 +248,6 @@ def make_call(
 
 @dataclass(frozen=True, slots=True)
 class Explanation(Displayed):
-    """The backend of a call, the cost of the call, and the reason against each other backend."""
-
     backend: str
     reason: str
     flops: int

@@ -77,7 +77,6 @@ def on_demand(
 
 
 def _imports(code: CodeType) -> Iterator[tuple[str, str]]:
-    """The names that code imports from modules, each with its module."""
     module = ""
     for one in dis.get_instructions(code):
         if one.opname == "IMPORT_NAME":

@@ -51,7 +51,6 @@ def checking(enabled: bool = True) -> Iterator[None]:
 
 
 def check_values(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> None:
-    """Check the tensors of a call as given, and those inside its score, mask, bias and so on."""
     for name, tensor in {"query": query, "key": key, "value": value}.items():
         _require_finite(name, tensor)
     for name, option in options.items():

@@ -14,8 +14,6 @@ from regard.errors import ShapeError, require
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """Sequences concatenated in one row, with their offsets."""
-
     values: Float[Tensor, " total *rest"]
     offsets: Integer[Tensor, " documents_plus_one"]
     """0, n_1, n_1 + n_2, ..., the total."""

@@ -28,8 +28,6 @@ Rows = range | Tensor
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of one attention call, in the letters of the legend."""
-
     batch: tuple[int, ...]
     heads: int
     kv_heads: int
@@ -101,7 +99,6 @@ class Dimensions:
 
     @property
     def rank(self) -> int:
-        """How many dimensions are before queries and keys."""
         return len(self.leading)
 
     @property
@@ -111,7 +108,6 @@ class Dimensions:
 
     @property
     def has_heads_last(self) -> bool:
-        """Whether the heads are the dimension before the queries."""
         return self.leading[-1:] == ("head",)
 
     def require_heads(self, asked: str, shape: Sequence[int]) -> None:
@@ -124,19 +120,15 @@ class Dimensions:
             raise ShapeError(f"{asked} needs to know the heads of a map {tuple(shape)} {self}: {self.why}")
 
     def named(self, leading: tuple[DimensionName, ...]) -> "Dimensions":
-        """The same queries and keys under other leading dimensions."""
         return replace(self, leading=leading)
 
     def without(self, place: int) -> "Dimensions":
-        """The same without one leading dimension."""
         return self.named((*self.leading[:place], *self.leading[place + 1 :]))
 
     def moved_last(self, place: int) -> "Dimensions":
-        """The same with one leading dimension after the others."""
         return self.named((*self.without(place).leading, self.leading[place]))
 
     def transposed(self) -> "Dimensions":
-        """Those of the transposed map."""
         return replace(self, queries=self.keys, keys=self.queries)
 
     def __str__(self) -> str:

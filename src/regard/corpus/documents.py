@@ -26,8 +26,6 @@ CHUNK = 256
 
 
 class Document(NamedTuple):
-    """A document, or the reason why it has no text."""
-
     id: str
     text: str | None
     error: str | None = None

@@ -108,7 +108,6 @@ class StatisticsFolder:
     # -- the end -------------------------------------------------------------------------------------------
 
     def merge(self, shards: int, *, statistics: Mapping[str, Any], most: int) -> None:
-        """Add the totals of all shards and choose among their examples, in the order of the shards."""
         if not self.success.exists():
             write_parquet(self.path / "totals" / MERGED, merged_totals(self._beside(shards, "totals")), statistics)
             examples = Examples(most)

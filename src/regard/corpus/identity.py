@@ -48,7 +48,6 @@ SETTINGS = ("statistics", "text", "id", "layers", "heads", "keys", "threads")
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
-    """A digest of the weights, of the tokenizer and of the configuration of a model's folder."""
     if is_huggingface(folder):
         files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
     else:

@@ -19,8 +19,6 @@ BATCH_ROWS = 2**16
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MeasuredFolder:
-    """The totals of H heads and S statistics over the documents of a corpus."""
-
     path: Path
     settings: dict[str, Any]
     heads: list[tuple[int, int]]
@@ -86,7 +84,6 @@ class MeasuredFolder:
             return parquet.read_table(self.path / "examples")
 
     def rows(self, statistics: list[str]) -> Iterator[Any]:
-        """The rows of heads that were measured, in batches and in the order of the shards."""
         from pyarrow import parquet
 
         columns = ["id", "layer", "head", *statistics]

@@ -39,5 +39,4 @@ def settings_of(path: Path) -> dict[str, Any]:
 
 
 def _is_first_step(path: Path) -> bool:
-    """Whether it is what a process leaves that is killed before it has written the settings."""
     return path.name == "_done" and path.is_dir() and not path.is_symlink() and not any(path.iterdir())

@@ -39,7 +39,6 @@ def measure_shard(job: CorpusJob, shard: Shard, settings: dict[str, Any]) -> Cor
 def records_of(
     submit: Callable[[Shard], Future[CorpusCounts]], left: Iterator[Shard], most: int
 ) -> Iterator[CorpusCounts]:
-    """The records of shards as they are finished, with at most so many of them submitted and not yet finished."""
     running: set[Future[CorpusCounts]] = set()
     for shard in left:
         running.add(submit(shard))
@@ -56,7 +55,6 @@ RETRIES = 5
 
 
 def in_ray(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any]) -> Iterator[CorpusCounts]:
-    """Measure shards in tasks of Ray, with as many at a time as the cluster has room for."""
     ray = extra_package("ray", extra="ray")
     begins = not ray.is_initialized()
     if begins:

@@ -60,7 +60,6 @@ def heads_table(measure: MeasureSettings, documents: Sequence[MeasuredDocument])
 
 
 def write_parquet(path: Path, table: Any, settings: Mapping[str, Any]) -> None:
-    """Write a table with zstd, whole and in one step, with the settings in its metadata."""
     table = table.replace_schema_metadata({METADATA: json.dumps(settings, sort_keys=True)})
     rows = max(1, int(ROW_GROUP_BYTES * table.num_rows / max(table.nbytes, 1)))
     with file_errors(path), replacing(path) as file:
@@ -82,7 +81,6 @@ SCHEMA = pa.schema(
 
 
 def totals_of(heads: Any, statistics: Sequence[str]) -> Any:
-    """The totals of a table of heads, by layer, head and statistic. Documents count where they have the number."""
     known = heads.filter(heads.column("layer").is_valid())
     layer, head = (known.column(name).to_numpy().astype(np.int64) for name in ("layer", "head"))
     kinds, which = np.unique(np.stack([layer, head], -1), axis=0, return_inverse=True)

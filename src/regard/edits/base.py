@@ -33,7 +33,6 @@ AXES = {"keys": "keys", "queries": "queries", "heads": "heads", "batch": "batch 
 
 
 def check_axes(edit: Edit) -> None:
-    """Check the choices of an edit, before any call is known."""
     for axis in AXES:
         if hasattr(edit, axis):
             object.__setattr__(edit, axis, checked_positions(getattr(edit, axis), axis))

@@ -19,8 +19,6 @@ AXES_SAID = {"query": "query", "key": "key", "head": "head", "batch": "row of th
 
 
 class Chosen1D(NamedTuple):
-    """The chosen positions a call has."""
-
     local: Tensor
     """Their indices in the call (n,)."""
     among: Tensor
@@ -31,8 +29,6 @@ class Chosen1D(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """The sizes and positions of a call."""
-
     name: str
     number: int
     """The number of the call among those of its module."""
@@ -53,12 +49,10 @@ class CallPlace:
 
     @property
     def queries(self) -> range:
-        """The positions of the queries."""
         return range(self.first_query, self.first_query + self.sizes.queries)
 
     @property
     def keys(self) -> range:
-        """The positions of the keys."""
         return range(self.first_key, self.first_key + (self.sizes.keys if self.filled is None else self.filled))
 
     def __str__(self) -> str:

@@ -75,8 +75,6 @@ MASKS_HELD = 256
 
 
 class EditsOfName:
-    """Edits under a name."""
-
     def __init__(self, name: Name, chooses: Callable[[str], bool], call: int | None, edits: tuple[Edit, ...]) -> None:
         self.name, self.chooses, self.call, self.edits = name, chooses, call, edits
         self.is_reached = False
@@ -217,7 +215,6 @@ class EditRun(Interceptor):
         return self._policy
 
     def _found(self, at: CallPlace, evidence: Evidence, when: Moment, *, crosses: bool) -> CallPlace:
-        """The same place with the positions of its queries and keys, found from the keys."""
         known = self._places.get(at.name)
         if known is not None and known.number == at.number:
             return known
@@ -355,7 +352,6 @@ def with_parents(paths: Set[str]) -> set[str]:
 
 
 def _has_implementation(module: nn.Module) -> bool:
-    """True if the forward of a module takes a function from the table of transformers' implementations."""
     table = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", None)
     forward = forward_of(module)
     code = inspect.unwrap(forward) if callable(forward) else None
@@ -365,7 +361,6 @@ def _has_implementation(module: nn.Module) -> bool:
 
 
 def _refuse_implementation(modules: dict[str, nn.Module], path: str) -> None:
-    """Refuse transformers implementations out of the edits' reach."""
     config = getattr(modules[path], "config", None)
     config = config if hasattr(config, "_attn_implementation") else config_of(modules, path)
     name = getattr(config, "_attn_implementation", None)

@@ -18,8 +18,6 @@ from regard.maps.sources.source import Source
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replaced:
-    """Heads with replaced weights."""
-
     weights: Source
     """Those of (B, n) flat_heads, n heads in the order of `heads`."""
     heads: Tensor
@@ -29,8 +27,6 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EditedWeights:
-    """The weights the edits so far have left."""
-
     call: Call
     """The model's call, with the masks and biases of the edits."""
     factor: Tensor | None = None
@@ -62,7 +58,6 @@ class EditedWeights:
         return replace(self, factor=whole, replaced=replaced, words=(*self.words, word))
 
     def with_heads(self, replaced: Replaced, word: str) -> "EditedWeights":
-        """The weights with other ones in some heads and rows."""
         return replace(self, replaced=(*self.replaced, replaced), words=(*self.words, word))
 
     # -- replaced weights --------------------------------------------------------------------------------
@@ -98,7 +93,6 @@ class EditedWeights:
     # -- running -----------------------------------------------------------------------------------------
 
     def run(self, values: Tensor, backend: BackendName | None = None) -> "EditedCall":
-        """Attend with these weights to canonical values."""
         chosen = choose_backend(self.call, backend)
         attended = run_call(self.call, values, values, backend, return_weights=True, keep_values=False)
         assert isinstance(attended, Attended)
@@ -140,8 +134,6 @@ class EditedWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EditedCall:
-    """The result of an edited call."""
-
     output: Tensor
     """(batch..., H, T, E)"""
     weights: AttentionMap

@@ -37,8 +37,6 @@ from regard.watching.running.thread_state import ThreadState
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallEdits:
-    """The edits of one run for one call."""
-
     edits: tuple[Edit, ...]
     policy: RetentionPolicy
     """It reads the masks of the model, each once."""
@@ -53,8 +51,6 @@ class CallEdits:
 
 @dataclass(slots=True, eq=False)
 class Edited(ObservedCall):
-    """One edited call, after it ran."""
-
     made: EditedCall
     call: Call
     of: AttentionCall
@@ -80,8 +76,6 @@ class Edited(ObservedCall):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EditedRebuilding(Rebuilding):
-    """The output of an edited call."""
-
     edited: Edited
 
     @property
@@ -103,8 +97,6 @@ class EditedRebuilding(Rebuilding):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadyCall:
-    """A call of a function, ready to run with other weights."""
-
     of: AttentionCall
     call: Call
     """Its call, under all masks,"""
@@ -166,7 +158,6 @@ def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWe
 
 
 def _run(thread: ThreadState, ready: ReadyCall, weights: EditedWeights, changing: Changing) -> EditedCall:
-    """Run the edited call, and notify the watches."""
     of = ready.of
     with without_autocast(of.query.device):
         made = weights.run(ready.values, ready.backend)
@@ -240,7 +231,6 @@ _edit_unfused = _intercepted(_ready_multi_head, observe_function)
 
 
 def _edit_multi_head(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run the call unfused, with the mask that the fused layer would take."""
     if kwargs.get("is_causal") and would_run_fused():
         kwargs = {**kwargs, "is_causal": False}
     return _edit_unfused(thread, func, args, kwargs)

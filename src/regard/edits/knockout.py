@@ -104,7 +104,6 @@ class Knockout(Edit):
 
 
 def _pairs(edges: object) -> tuple[tuple[int, int], ...]:
-    """Pairs of integers."""
     rows = edges.tolist() if isinstance(edges, Tensor) else edges
     try:
         pairs = tuple((query, key) for query, key in rows)  # type: ignore[attr-defined]
@@ -132,8 +131,6 @@ def _existing(edges: Sequence[tuple[int, int]], at: CallPlace) -> list[tuple[int
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class KnockedOutBlock(Mask):
-    """All pairs but those of chosen queries with chosen keys."""
-
     rows: Tensor
     """bool (T)"""
     cut: Tensor
@@ -171,8 +168,6 @@ def _count(before: tuple[int, ...], where_: range) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class KnockedOutPairs(Mask):
-    """All pairs of query and key but a few."""
-
     codes: Tensor
     """query * S + key of each (n,)."""
     keys: int
@@ -187,7 +182,6 @@ class KnockedOutPairs(Mask):
         cls, pairs: list[tuple[int, int]], sizes: Sizes, device: torch.device, heads: Tensor | None,
         batch: Tensor | None,
     ) -> "KnockedOutPairs":  # fmt: skip
-        """The mask without those pairs of local indices."""
         codes = torch.tensor([q * sizes.keys + k for q, k in pairs], device=device)
         return cls(codes, sizes.keys, heads, batch, tuple(pairs))
 
@@ -207,8 +201,6 @@ class KnockedOutPairs(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class KnockedOutEdges(Mask):
-    """All pairs but those a function names."""
-
     function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     first_query: int
     first_key: int
@@ -235,6 +227,5 @@ def _axes(heads: Tensor | None, batch: Tensor | None) -> frozenset[str]:
 
 
 def _in_flat_heads(cut: Tensor, heads: Tensor | None, batch: Tensor | None, head: Tensor, row: Tensor) -> Tensor:
-    """The masked pairs, limited to the chosen heads and rows of the batch."""
     cut = cut if heads is None else cut & heads[head]
     return cut if batch is None else cut & batch[row]

@@ -122,7 +122,6 @@ KINDS: dict[str, Callable[[Path], str]] = {
 
 
 def check_weights(folder: Path) -> None:
-    """Check the headers of the safetensors files in a folder, without torch."""
     for path in folder.glob("*.safetensors"):
         check_tensors(path)
 

@@ -42,6 +42,5 @@ def part_from_other_names(path: Path) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder if it is empty or absent."""
     if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
         folder.rmdir()

@@ -41,7 +41,6 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def checksum_of_file(path: Path) -> dict[str, int | str]:
-    """The size and the checksum of a file, read in chunks."""
     size = crc = 0
     for chunk in _chunks(path):
         size, crc = size + len(chunk), zlib.crc32(chunk, crc)

@@ -131,7 +131,6 @@ def read_torch_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _require_file(path: str | os.PathLike[str]) -> None:
-    """Refuse what safetensors would wait for, or fail to map."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}

@@ -175,7 +175,6 @@ class Enabled:
 
 
 def _set(implementations: list[tuple[Any, str]]) -> None:
-    """Set the implementation of each config, and protect nested configs, which transformers sets too."""
     nested = [inner for config, _ in implementations for inner in nested_configs(config)]
     wanted = {id(inner): (inner, inner._attn_implementation) for inner in nested}
     wanted |= {id(config): (config, name) for config, name in implementations}

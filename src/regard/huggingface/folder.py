@@ -16,8 +16,6 @@ TellRead = Callable[[str, int, int | None], None]
 
 
 class Settings(NamedTuple):
-    """The values of config.json, and its path."""
-
     values: dict[str, Any]
     source: Path
 

@@ -17,8 +17,6 @@ MOST_LAYERS, LAYER_BYTES = 4_096, 100_000
 
 
 class Loaded(NamedTuple):
-    """A model of transformers, as its folder has it."""
-
     model: Any
     """In evaluation mode, float32, on the CPU."""
     absent: tuple[str, ...]
@@ -74,7 +72,6 @@ def transformers_library() -> Any:
 
 @contextmanager
 def quiet(library: Any) -> Iterator[None]:
-    """Without the messages, warnings and bars of transformers."""
     logging = library.utils.logging
     before, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

@@ -38,7 +38,6 @@ class Snapshot:
     """Whether there are functions or classes of the caller. They may depend on more, such as random numbers."""
 
     def require_unchanged(self, reader: str) -> None:
-        """Check the tensors that were held when the call ran."""
         changed = self.fingerprints.changed()
         if changed is not None:
             raise OverwrittenError(
@@ -227,7 +226,6 @@ def row_sum_error(call: Call, lse: Tensor) -> float:
 
 
 def require_same_rows(anew: Tensor, state: Tensor, reader: str) -> None:
-    """Check that a row state computed again is that of the call."""
     anew, state = anew.detach(), state.detach().to(anew.dtype)
     rounding = torch.finfo(anew.dtype).eps ** 0.5
     if torch.allclose(anew, state, rtol=rounding, atol=rounding, equal_nan=True):

@@ -86,8 +86,6 @@ def _is_for_cudnn(covering: Plan) -> bool:
 
 
 class CudaKernel(Kernel):
-    """The common parts of the CUDA kernels."""
-
     multiple = 8
 
     def laid_out(self, *tensors: Tensor) -> tuple[Tensor, ...]:

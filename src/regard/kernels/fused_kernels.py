@@ -37,8 +37,6 @@ CHUNK_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdditiveMask:
-    """The additive term of a block's scores."""
-
     tensor: Tensor | None
     """(B or 1, H or 1, t or 1, s), -inf for excluded pairs; None for zero."""
     live: Tensor | None
@@ -101,7 +99,6 @@ class Kernel(ABC):
     """The widths of the vectors must be multiples of this."""
 
     def refuses(self, sizes: Sizes) -> str | None:
-        """The reason why it cannot take calls of these sizes, if any."""
         return None
 
     def laid_out(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -172,8 +169,6 @@ CPU_FLASH = CpuFlash()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OneBlock:
-    """A block's arguments for a kernel, besides its vectors."""
-
     kernel: Kernel
     scale: float
     is_causal: bool

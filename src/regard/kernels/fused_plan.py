@@ -48,8 +48,6 @@ PAIRS_A_CALL = 1 << 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Some queries, their visible keys, and the remaining masks between them."""
-
     rows: range
     columns: range
     is_causal: bool = False
@@ -66,7 +64,6 @@ class Block:
         return None if not self.factors else self.factors[0] if len(self.factors) == 1 else And(self.factors)
 
     def looks_at_queries(self, bias: Bias | None) -> bool:
-        """Whether a mask of the block, or this bias, differs from query to query."""
         of_bias = bias is not None and bias.per_key is None
         return of_bias or any("query" in mask.depends_on() for mask in self.factors)
 
@@ -89,8 +86,6 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """The blocks of a call, and the additive masks of each."""
-
     blocks: tuple[Block, ...]
     bias: Bias | None
     per_row: Tensor | None
@@ -110,7 +105,6 @@ class Plan:
 
     @property
     def whole(self) -> Block | None:
-        """The block of all queries and keys as they lie in memory, if there is one."""
         first = self.blocks[0]
         is_whole = not self.anew and len(self.blocks) == 1 == first.count and len(first.columns) == self.sizes.keys
         return first if is_whole else None
@@ -221,8 +215,6 @@ def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockLayout:
-    """The blocks of a plan, as far as they follow from the masks and the sizes of a call."""
-
     blocks: tuple[Block, ...]
     anew: tuple[Block, ...] = ()
     repeated: frozenset[object] = frozenset()
@@ -289,7 +281,6 @@ def _cached_layout(factors: tuple[Mask, ...], is_causal: bool, sizes: Sizes, lim
 
 
 def _layout(factors: tuple[Mask, ...], bias: Bias | None, everything: Block, sizes: Sizes) -> BlockLayout:
-    """The blocks of a call with masks, or a bias, by query."""
     anew = _of_few(factors, bias, everything, sizes) if everything.is_causal else None
     if anew is not None:
         return BlockLayout((everything,), anew, _repeated((everything,), bias))

@@ -14,5 +14,4 @@ Answer = TypeVar("Answer")
 
 @torch.compiler.disable(reason="regard's tiled backend unrolls few tiles into a graph; many run between graphs")  # type: ignore[untyped-decorator]
 def ungraphed(function: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-    """Call the function eagerly, with a break in the graph before and after."""
     return function(*args, **kwargs)

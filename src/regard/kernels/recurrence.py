@@ -30,8 +30,6 @@ Joined = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recurrence:
-    """The factors of N recurrences, one for each head of each sequence. All may have a graph."""
-
     query: Tensor
     """(N, T, D). The last query stands at the last key: there may be fewer queries than keys."""
     key: Tensor
@@ -54,12 +52,10 @@ class Recurrence:
 
     @property
     def has_removal(self) -> bool:
-        """Whether anything is taken out of the state, but by the decay."""
         return self.by_delta or self.removal is not None
 
     @property
     def offset(self) -> int:
-        """The position of the first query."""
         return self.key.shape[1] - self.query.shape[1]
 
     def tensors(self) -> list[Tensor]:
@@ -155,7 +151,6 @@ class Chunks:
         return whole[..., columns - begin * self.size]
 
     def _by_chunk(self, rows: Rows, shift: int) -> Iterator[tuple[int, slice | Tensor]]:
-        """The chunks of some queries, each with the places of its queries."""
         first, stop = (end + shift for end in _ends(rows))
         for number in range(first // self.size, -(-stop // self.size)):
             start = number * self.size
@@ -311,7 +306,6 @@ def _by_channel(logs: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _after(logs: Tensor) -> Tensor:
-    """The sum of the logs behind each position, up to the last."""
     behind = torch.nn.functional.pad(logs[..., 1:, :], (0, 0, 0, 1))
     return behind.flip(-2).cumsum(-2).flip(-2)
 
@@ -325,7 +319,6 @@ def _in_chunks(x: Tensor, size: int, fill: int) -> Tensor:
 
 
 def _ends(places: Rows) -> tuple[int, int]:
-    """The first place, and the one behind the last."""
     if isinstance(places, range):
         return places.start, places.stop
     low, high = (int(end) for end in places.aminmax())

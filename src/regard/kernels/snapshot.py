@@ -41,7 +41,6 @@ def with_snapshot(call: Call, captured: tuple[Tensor, ...] = ()) -> Call:
 
 
 def with_new_snapshot(call: Call) -> Call:
-    """A call made of another, whose tensors may be those of others."""
     return _holding(call, {place: each for name in PARTS for place, each in _reached(name, getattr(call, name))})
 
 
@@ -52,7 +51,6 @@ def _holding(call: Call, named: dict[str, Any]) -> Call:
 
 
 def _reached(name: str, part: Any) -> Iterator[tuple[str, Any]]:
-    """The tensors of regard's own classes, and the objects of other classes, with their names."""
     waiting = [(name, part)]
     while waiting:
         name, part = waiting.pop()

@@ -209,7 +209,6 @@ class Tiling:
         return torch.cat([torch.cat(rows, dim=1) if len(rows) > 1 else rows[0] for rows in by_flat_heads.values()])
 
     def composite(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All tiles as checkpointed parts of one graph, differentiable any number of times."""
         outputs, states = [], []
         run: Callable[..., tuple[Tensor, Tensor]] = self.forward
         # An exported program has no backward pass, and a strict export cannot hold a checkpoint.
@@ -233,7 +232,6 @@ class Proof:
         self._state: Tensor | None = None
 
     def compare(self, state: Tensor) -> None:
-        """Take the first row state, and compare each later one with it."""
         if self._state is None:
             self._state = state.detach()
             return
@@ -273,8 +271,6 @@ class _Tiles(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """The backward pass through the tiles."""
-
     tiling: Tiling
     vectors: tuple[Tensor, Tensor, Tensor]
     state: Tensor

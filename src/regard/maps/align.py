@@ -253,7 +253,6 @@ def _swept(costs: npt.NDArray[np.float64], above: Costs, origins: npt.NDArray[np
 def _followed_back(
     origins: npt.NDArray[np.uint8], start: int, key: int, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
 ) -> int:
-    """Backtrack through a block of rows, from a key of its last row to one of the row before it."""
     for row in range(len(origins) - 1, -1, -1):
         last[start + row] = key
         while origins[row, key] == RIGHT and key > 0:

@@ -98,7 +98,6 @@ class AttentionMap(TensorLike):
         return weights[..., 0] if is_one[1] else weights
 
     def _weights_of(self, index: Index) -> Tensor:
-        """The weights of an index with paired tensors, or with a new dimension after the queries'."""
         ones = [isinstance(i, int) and not isinstance(i, bool) for i in index.lead]
         # Integers first, as in torch: other heads and sequences are not computed.
         chosen = self._choose_leading(tuple(i if one else slice(None) for i, one in zip(index.lead, ones, strict=True)))

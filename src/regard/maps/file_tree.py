@@ -39,7 +39,6 @@ module.
 
 
 def as_json_and_tensors(parts: tuple[Any, ...]) -> tuple[str, dict[str, Tensor]]:
-    """A tree as JSON, and its tensors by generated names."""
     tensors: dict[str, Tensor] = {}
     names = {kind: name for name, kind in _kinds().items()}
     tree = json.dumps(_written(parts, names, tensors))
@@ -51,7 +50,6 @@ def as_json_and_tensors(parts: tuple[Any, ...]) -> tuple[str, dict[str, Tensor]]
 
 
 def from_json_and_tensors(text: str, tensors: dict[str, Tensor]) -> tuple[Any, ...]:
-    """The tree of JSON and tensors."""
     tree = _read(parse_json(text), _kinds(), tensors)
     if not isinstance(tree, tuple):
         raise TypeError(f"a map is written as a tuple, got {type(tree).__name__}")
@@ -108,7 +106,6 @@ def _read(tree: Any, kinds: dict[str, type], tensors: dict[str, Tensor]) -> Any:
 
 
 def check_fields(kind: Any, values: dict[str, Any]) -> None:
-    """Check that a class has these fields, with values of the declared types."""
     hints = _hints(kind)
     if set(values) != set(hints):
         raise ValueError(f"{kind.__name__} has the fields {sorted(hints)}, got {sorted(values)}")
@@ -151,7 +148,6 @@ def _all_are(values: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
 
 
 def spelled(value: Any) -> str:
-    """A value, abbreviated."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     return repr(value)[:80] if isinstance(value, int | float | str | Iterable) else type(value).__name__

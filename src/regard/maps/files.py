@@ -43,8 +43,6 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class CallParts(NamedTuple):
-    """The parts of the map of a call."""
-
     call: Call
     state: Tensor
     layout: tuple[int, ...]
@@ -55,8 +53,6 @@ class CallParts(NamedTuple):
 
 
 class SummaryParts(NamedTuple):
-    """The parts of a map with statistics only."""
-
     layout: tuple[int, ...]
     names: Dimensions
     number: str
@@ -66,7 +62,6 @@ class SummaryParts(NamedTuple):
 
 
 def save(path: str | PathLike[str], source: CallSource) -> None:
-    """Write the factors of a call's map."""
     call, heads = source.call, source.chosen_key_heads
     state, value = source.factors.state_of(call), source.value
     parts = CallParts(call, state, source.leading, value, source.dimensions, source.name, heads)
@@ -152,7 +147,6 @@ def _loaded(
     device: torch.device,
     made: Callable[[dict[str, str], tuple[Any, ...]], S],
 ) -> S:
-    """The source of a file."""
     try:
         source = made(header, from_json_and_tensors(header["map"], tensors))
         repr(source)

@@ -19,8 +19,6 @@ SEVERAL = "several index tensors moved its dimensions: choose by one at a time"
 
 @dataclass(frozen=True)
 class Index:
-    """An index of a map, split into the dimensions before queries and keys, and these two."""
-
     whole: tuple[Any, ...]
     """All entries, without an ellipsis."""
     lead: tuple[Any, ...]

@@ -25,7 +25,6 @@ NOT_LAZY: Any = object()
 
 
 def lazily(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The result of a function of torch without any matrix, or NOT_LAZY."""
     entry = ENTRIES.get(name)
     if entry is None:
         return NOT_LAZY
@@ -139,7 +138,6 @@ def _of_rows(source: Source, dim: Any, keepdim: bool) -> Any:
 
 
 def _topk(input: Source, k: Any, dim: Any = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """Every index is a key's, without repetition."""
     if not largest or not _is_integer(k) or not 1 <= k <= input.keys or not _is_last(input, dim):
         return NOT_LAZY
     values, keys = map(input.laid_out, ask(input, st.TopWeights(k, names_zeros=input.has_signs)))

@@ -19,8 +19,6 @@ DENSE_LIMIT_BYTES = 2**30
 
 
 class MapWeights:
-    """The weights of a map, computed on demand."""
-
     def __init__(self, source: Source) -> None:
         self.source = source
 
@@ -36,7 +34,6 @@ class MapWeights:
 
     @property
     def device(self) -> torch.device:
-        """The device of the factors."""
         return self.source.device
 
     @property
@@ -46,7 +43,6 @@ class MapWeights:
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
         return len(self.shape)
 
     @property

@@ -15,8 +15,6 @@ POSITIONS, GATES = ("sinusoidal", "learned", "rotary"), ("none", "head", "elemen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
-    """The widths and parts of a stack of Transformer layers."""
-
     depths: ClassVar[tuple[str, ...]] = ()
     """The fields that count layers."""
 
@@ -106,8 +104,6 @@ class TransformerConfig(StackConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneStackConfig(StackConfig):
-    """The sizes and parts of a Transformer of one stack."""
-
     depths: ClassVar[tuple[str, ...]] = ("num_layers",)
     num_layers: int = 4
     """The number of layers in the stack."""

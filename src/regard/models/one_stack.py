@@ -44,7 +44,6 @@ class OneStack(nn.Module):
             self.output.weight = self.embedding.weight
 
     def embed(self, inputs: Shaped[Tensor, "B ..."], offset: int | Tensor = 0) -> Float[Tensor, "B T D"]:
-        """The input of the first layer."""
         return self.dropout(self.embedding_norm(self.positions(self.embedding(inputs), offset=offset)))
 
     def read_out(self, x: Float[Tensor, "B T D"], loss: OutputLoss | None = None) -> Any:
@@ -66,7 +65,6 @@ class OneStack(nn.Module):
         return x
 
     def each_layer(self) -> Iterator[SelfAttentionLayer]:
-        """The layers, from first to last."""
         return (cast(SelfAttentionLayer, layer) for layer in self.layers)
 
 
@@ -77,7 +75,6 @@ WindowSide = Literal["left", "both"]
 def one_stack_parts(
     config: OneStackConfig, side: WindowSide, *, head: Maker = nn.Identity, output_bias: bool = False
 ) -> OneStackParts:
-    """The parts of a decoder-only or an encoder-only Transformer."""
     return OneStackParts(
         dim=config.dim,
         stack=make_stack(config, [_attention(config, side, number) for number in range(config.num_layers)]),

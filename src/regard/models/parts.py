@@ -19,8 +19,6 @@ one.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackParts:
-    """The parts of an encoder or of a decoder."""
-
     attention: Sequence[MakeAttention]
     """For each layer, makes its self-attention and, in a decoder, its attention to the source."""
     feed_forward: Sequence[Maker]

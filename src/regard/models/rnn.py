@@ -19,8 +19,6 @@ from regard.nn.arguments import require_sizes
 
 
 class AdditiveAligner(nn.Module):
-    """Additive attention of decoder states to annotations."""
-
     def __init__(self, config: RNNConfig) -> None:
         super().__init__()
         self.attention = AdditiveAttention(config.hidden_dim, 2 * config.hidden_dim, config.attention_dim)
@@ -83,7 +81,6 @@ class BahdanauDecoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
-        """Returns the input of the readout, the query of the attention, the next state, and the attention."""
         mask = lengths(state.source_lengths)
         attended = aligner(state.hidden[:, None], state.projected, state.annotations, mask)
         context = attended.output[:, 0]
@@ -111,7 +108,6 @@ class LuongDecoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
-        """Returns the input of the readout, the query of the attention, the next state, and the attention."""
         inputs = torch.cat([word, state.fed], dim=-1) if self.input_feeding else word
         hidden = self.cell(inputs, state.hidden)
         mask = lengths(state.source_lengths)

@@ -77,7 +77,6 @@ def make_stack(config: StackConfig, attentions: Sequence[MakeAttention], *, subl
 
 
 def attention_of(config: StackConfig, **parts: Any) -> MakeAttention:
-    """Makes the attention of a layer, with these parts besides those of all layers."""
     rotary = Rotary(config.dim // config.num_heads) if config.positions == "rotary" else None
     shared = {"num_kv_heads": config.num_kv_heads, "dropout": config.attention_dropout, "rotary": rotary}
     return partial(MultiHeadAttention, config.dim, config.num_heads, **(shared | parts))
@@ -161,5 +160,4 @@ def _are_whole(valid: Tensor, sequences: Tensor) -> bool:
 
 
 def shared_bias(relative: nn.Module | None) -> Bias | Tensor | None:
-    """The bias shared by all layers of a stack, or the vectors of their biases, from its module."""
     return None if relative is None else relative()

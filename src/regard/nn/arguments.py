@@ -26,6 +26,5 @@ def require_dropout(**probabilities: float) -> None:
 
 
 def require_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Refuse a value outside the allowed names."""
     if value not in (allowed := list(allowed)):
         raise ArgumentError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -73,7 +73,6 @@ class TrainingConfig(ABC):
 
     @property
     def warmup(self) -> int:
-        """The steps of the warm-up, for as many steps as the run has."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         return min(self.longest_warmup, max(self.fit.steps // 10, 1))
@@ -90,7 +89,6 @@ class TrainingConfig(ABC):
 
 
 def make_schedule(config: TrainingConfig) -> Schedule:
-    """The learning rate that the configuration describes."""
     match config.schedule:
         case "constant":
             return constant(config.learning_rate)

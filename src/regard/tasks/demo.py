@@ -24,8 +24,6 @@ SHOWN = 12
 
 
 class DemoResult(NamedTuple):
-    """What the demonstration measured."""
-
     exact_match: float
     """Percentage of held-out dates that came out right, 0..100."""
     held_out: int
@@ -94,5 +92,4 @@ def one_of_each_script(answered: Sequence[tuple[Pair, str]], count: int) -> list
 
 
 def _scripts(text: str) -> frozenset[str]:
-    """The scripts of the letters of a text, by the first words of their Unicode names."""
     return frozenset(unicodedata.name(letter, "?").split()[0] for letter in text if letter.isalpha())

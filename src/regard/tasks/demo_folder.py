@@ -15,7 +15,6 @@ attention.png, attention.html    what the model looked at for a dozen held-out d
 
 
 def refuse_others(folder: Path) -> None:
-    """Refuse a folder that no demonstration made."""
     readme = folder / README_FILE
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if taken and not (readme.is_file() and readme.read_text(encoding="utf-8") == README):

@@ -13,8 +13,6 @@ RecipeName = Literal["small-data", "short-sentences", "recurrent", "characters",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRecipe:
-    """Settings that are good for some data, and what they reached there."""
-
     task: str
     purpose: str
     measured: str

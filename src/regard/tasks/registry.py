@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task."""
-
     config: type[TrainingConfig]
     model_field: str
     """The name of the setting that describes the model."""
@@ -44,7 +42,6 @@ class Task:
         return self.training()[0](config, **options)
 
     def load(self, folder: Path | str, *, device: str = "auto") -> "Translator | LanguageModel":
-        """Read the best model of a run."""
         found: Translator | LanguageModel = self.trained().load(folder, device=device)
         return found
 
@@ -84,7 +81,6 @@ TASKS: Mapping[str, Task] = {
 
 
 def task_name_of(folder: Path) -> str:
-    """Find the name of the task of a run folder, or of a folder in Hugging Face's format."""
     if is_huggingface(folder):
         check_tokenizer(folder)
         return TRANSLATION if read_json(folder / "config.json").get("is_encoder_decoder") else LANGUAGE_MODEL
@@ -95,5 +91,4 @@ def task_name_of(folder: Path) -> str:
 
 
 def task_of(folder: Path) -> Task:
-    """Find the task of a run folder, or of a folder in Hugging Face's format."""
     return TASKS[task_name_of(folder)]

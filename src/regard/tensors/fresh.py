@@ -49,12 +49,10 @@ class Fresh:
         return self.add(name, tensor.detach(), tensor)
 
     def own(self, name: str, tensor: Tensor) -> Tensor:
-        """Hold a copy, which is out of the reach of others."""
         self._held.append((name, tensor, None))
         return tensor
 
     def joined(self, *others: "Fresh") -> "Fresh":
-        """The tensors of several."""
         made = Fresh()
         made._held = [one for each in (self, *others) for one in each._held]  # noqa: SLF001  (its own)
         return made
@@ -119,7 +117,6 @@ def _mark(tensor: Tensor, owner: Tensor) -> "int | Fingerprint":
 
 
 def is_of_parameter(tensor: Tensor) -> bool:
-    """Whether it lies in the memory of a leaf that takes a gradient."""
     base = viewed(tensor)
     base = tensor if base is None else base
     return isinstance(base, nn.Parameter) or (base.requires_grad and base.is_leaf)

@@ -22,7 +22,6 @@ def require_at_least(least: float, **numbers: float) -> None:
 
 
 def require_above(bound: float, **numbers: float) -> None:
-    """Refuse values not above a bound, infinities and NaN."""
     for name, value in numbers.items():
         if not bound < value < inf:
             raise ArgumentError(f"{name} must be above {bound}, got {value}")

@@ -8,7 +8,6 @@ from torch import Tensor
 
 @cache
 def is_installed() -> bool:
-    """Whether numba is installed, without importing it."""
     return find_spec("numba") is not None
 
 

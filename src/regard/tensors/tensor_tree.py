@@ -11,7 +11,6 @@ UNSAVED = {"is_saved": False}
 
 
 def tensors_mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A tree of tuples and dataclasses with every tensor changed."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, tuple) and not hasattr(tree, "_fields"):

@@ -135,7 +135,6 @@ def counted_version(tensor: Tensor) -> int | None:
 
 
 def nested_sizes(tensor: Tensor) -> Tensor:
-    """The sizes of a nested tensor's parts, one row for each."""
     return _of(tensor, "torch.Tensor", "_nested_tensor_size")()
 
 
@@ -153,13 +152,11 @@ def qualified_name(operator: Any) -> str | None:
 
 
 def attends_as_torch(module: nn.TransformerEncoderLayer) -> bool:
-    """Whether an encoder layer calls its attention as torch's own class does."""
     name = "torch.nn.TransformerEncoderLayer"
     return _of(type(module), name, "_sa_block") is _of(nn.TransformerEncoderLayer, name, "_sa_block")
 
 
 def has_pre_hooks(module: nn.Module) -> bool:
-    """Whether a hook runs before the module's forward."""
     return bool(_of(module, "torch.nn.Module", "_forward_pre_hooks"))
 
 
@@ -195,16 +192,12 @@ CHECKPOINTS_IN_TRANSFORMS = not hasattr(torch.utils.checkpoint, "_NoopSaveInputs
 
 
 class Schema(NamedTuple):
-    """The part of an operator's schema in use."""
-
     places: str
     named: str
     answers: int
 
 
 class Missing(NamedTuple):
-    """A stand-in for an operator that cannot be called, with the reason."""
-
     problem: str
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:

@@ -24,12 +24,10 @@ _FAILED: set[str] = set()
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed, without importing it."""
     return find_spec("triton") is not None
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's programs run on the CPU, by its interpreter."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

@@ -16,7 +16,6 @@ def undisturbed() -> AbstractContextManager[object]:
 
 
 def with_graph() -> AbstractContextManager[object]:
-    """The same with gradients."""
     return _exactly(recorded(), autocasts())
 
 

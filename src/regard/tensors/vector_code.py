@@ -74,7 +74,6 @@ class VectorCode:
         return self.builder.call(found, [values, self.floats(0.0), chosen])
 
     def one(self, address: Any) -> Any:
-        """The element at an address, broadcast to a vector."""
         return self.splat(self.builder.load(self.builder.inttoptr(address, ir.PointerType(FLOAT)), typ=FLOAT))
 
     def load(self, address: Any) -> Any:
@@ -109,7 +108,6 @@ class VectorCode:
         return found
 
     def evens_and_odds(self, one: Any, other: Any) -> tuple[Any, Any]:
-        """The even elements of two concatenated vectors, and the odd ones."""
         evens, odds = (ir.Constant(INTS, list(range(first, 2 * LANES, 2))) for first in (0, 1))
         return self.builder.shuffle_vector(one, other, evens), self.builder.shuffle_vector(one, other, odds)
 
@@ -183,8 +181,6 @@ class VectorCode:
 
 
 def compiled_function(kind: Any) -> Callable[[Any], Any]:
-    """A decorator that compiles a C function and caches its code on disk where possible."""
-
     def decorate(function: Any) -> Any:
         kept: str | None = None
         with suppress(RuntimeError):
@@ -197,13 +193,10 @@ def compiled_function(kind: Any) -> Callable[[Any], Any]:
 
 
 def kept_code_folder(function: Any) -> str:
-    """The folder in which numba keeps the compiled code of functions in the file of this one."""
     return str(numba.njit(cache=True)(function).stats.cache_path)
 
 
 class _Compiling(events.Listener):
-    """Says that a function is compiled, when numba begins."""
-
     def __init__(self, module: str, kept: str | None) -> None:
         self.module, self.kept = module, kept
 
@@ -231,8 +224,6 @@ def aligned_numbers(count: int) -> Any:
 
 
 def pointers_to(kind: Any) -> Any:
-    """A function from an address to a pointer of this type."""
-
     def pointer(_typing: Any, _address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))

@@ -25,8 +25,6 @@ Turn = Literal["upright", "stacked", "turned"]
 
 
 class AxisLabel(NamedTuple):
-    """A label with its fonts and its measure."""
-
     lettering: Lettering
     inches: float
     """Its width in one line."""
@@ -34,20 +32,17 @@ class AxisLabel(NamedTuple):
     """True for Chinese, Japanese and Korean: written downwards where a horizontal label does not fit."""
 
     def turn(self, room: float) -> Turn:
-        """The orientation over a column, for columns of this many inches."""
         if self.inches + APART <= room:
             return "upright"
         return "stacked" if self.is_stackable else "turned"
 
     def height(self, room: float) -> float:
-        """Inches above such a column."""
         turn = self.turn(room)
         if turn == "stacked":
             return _STACKED_LINE * len(self.lettering.text) + 0.03
         return LINE if turn == "upright" else self.inches
 
     def written(self, room: float) -> str:
-        """The text, with its line breaks."""
         return "\n".join(self.lettering.text) if self.turn(room) == "stacked" else self.lettering.text
 
 
@@ -59,7 +54,6 @@ def measured(labels: Sequence[str], *, space: str = "␣") -> list[AxisLabel]:
 
 
 def widest(labels: Sequence[AxisLabel]) -> float:
-    """The inches of the widest label."""
     return max(label.inches for label in labels)
 
 
@@ -69,17 +63,14 @@ def label_step(count: int, side: float) -> int:
 
 
 def shown(labels: Sequence[AxisLabel], side: float) -> Iterator[tuple[int, AxisLabel]]:
-    """The labels that fit along so many inches, with their positions."""
     return ((place, labels[place]) for place in range(0, len(labels), label_step(len(labels), side)))
 
 
 def room(count: int, side: float) -> float:
-    """The inches from one printed label to the next."""
     return side / count * label_step(count, side)
 
 
 def room_above(labels: Sequence[AxisLabel], side: float) -> float:
-    """Inches of the column labels over a map of that width."""
     return max(label.height(room(len(labels), side)) for _, label in shown(labels, side))
 
 

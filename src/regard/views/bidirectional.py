@@ -152,7 +152,6 @@ def _resolve_neutral(types: list[str], edge: str) -> None:
 
 
 def _strong(kind: str) -> str:
-    """The direction of a type for its neighbours, "" for neutral types. Digits count as right to left."""
     return "R" if kind in ("R", "EN", "AN") else "L" if kind == "L" else ""
 
 

@@ -172,7 +172,6 @@ def _side_bar(ax: "Axes", theme: Theme) -> None:
 
 
 def plot_of_lines(title: str, theme: Theme) -> "tuple[Figure, Axes, str]":
-    """A figure with one plot, and the characters of the title without a font."""
     top = MARGIN + (0.35 if title else 0.0)
     wide = max(PLOT[0] + 0.9, heading_inches(title) + 2 * MARGIN)
     figure, (ax,) = new_figure(Box(0, 0, wide, top + PLOT[1] + 0.5), [Box(0.7, top, *PLOT)], theme)
@@ -181,13 +180,11 @@ def plot_of_lines(title: str, theme: Theme) -> "tuple[Figure, Axes, str]":
 
 
 def name_axes(ax: "Axes", across: str, up: str, theme: Theme) -> None:
-    """Print the titles of the axes."""
     ax.set_xlabel(across, fontsize=FONT_POINTS, color=theme.ink)
     ax.set_ylabel(up, fontsize=FONT_POINTS, color=theme.ink)
 
 
 def plain(ax: "Axes", theme: Theme) -> None:
-    """Axes on the paper of the theme, with lines at the left and below alone."""
     frame(ax, theme)
     ax.tick_params(
         which="minor", length=1, width=0.5, color=theme.line, labelcolor=theme.ink, labelsize=FONT_POINTS - 1

@@ -65,8 +65,6 @@ STYLE = f"<style>:is({DARK_PAGES}) .regard-picture {{ filter: invert(0.93) hue-r
 
 @dataclass(frozen=True, slots=True)
 class BiasScale(LinearScale):
-    """The colours of a bias."""
-
     title: ClassVar[str] = "bias, added to the scores"
 
 
@@ -91,7 +89,6 @@ def bundle(shown: Any) -> Bundle:
 
 
 def _named(html: str, words: str) -> str:
-    """The first picture with words for a reader that cannot see it."""
     return html.replace("<img ", f'<img alt="{escape(words)}" ', 1)
 
 
@@ -109,7 +106,6 @@ def _text(told: str) -> Bundle:
 
 
 def picture_bundle(figure: "Figure | None") -> Bundle:
-    """A figure, which takes dark colours on a dark page."""
     from regard.views.shown import png_bundle
 
     assert figure is not None
@@ -135,7 +131,6 @@ def _(shown: AttentionMap) -> Bundle:
 
 @display_of.register
 def _(shown: Attended | AttentionStep | AttentionRelevance) -> Bundle:
-    """The map, and below it the tensors that come with it."""
     parts = {name: getattr(shown, name) for name in shown._fields}
     (name,) = (name for name, part in parts.items() if isinstance(part, AttentionMap))
     data, metadata = display_of(parts.pop(name))
@@ -184,7 +179,6 @@ def _(shown: Mask) -> Bundle:
 
 @display_of.register
 def _(shown: Bias) -> Bundle:
-    """The bias of a few queries and keys, for a few heads spread over all."""
     if shown.reads_vectors:
         return _text(str(shown))
     heads = shown.head_count or 1
@@ -243,7 +237,6 @@ def _(shown: Relevance) -> Bundle:
 
 @display_of.register
 def _(shown: TopKeys) -> Bundle:
-    """The strongest keys of each query, of the first head."""
     lead = (0,) * (shown.values.dim() - 2)
     values, keys = (part[lead].cpu() for part in shown)
     rows = [
@@ -257,7 +250,6 @@ def _(shown: TopKeys) -> Bundle:
 
 @display_of.register
 def _(shown: Finding) -> Bundle:
-    """The row that shows the fault, or the finding in a line."""
     return _text(str(shown)) if shown.example is None else picture_bundle(faulty_row(shown))
 
 

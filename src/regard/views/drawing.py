@@ -44,8 +44,6 @@ class Panel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Colouring:
-    """How weights become colours, for all maps of a figure."""
-
     scale: ColourScale
     limits: Limits | None
     """The caller's limits; None for those of the data."""
@@ -69,8 +67,6 @@ class Colouring:
 
 
 class Drawn(NamedTuple):
-    """One map, ready to draw, with columns in reading order from the left."""
-
     values: Numbers
     """The drawn values, (rows, columns)."""
     hidden: Cells
@@ -150,7 +146,6 @@ def ordered(shown: Picture, labels: Sequence[str] | None) -> list[int]:
 
 
 def limits_of(maps: Iterable[Drawn], look: Colouring) -> Limits:
-    """The limits shared by the maps of a figure."""
     if look.limits is not None:
         return look.limits
     return look.scale.limits(np.concatenate([one.values[one.counted] for one in maps]))

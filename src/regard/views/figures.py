@@ -37,7 +37,6 @@ def require_matplotlib() -> None:
 
 
 def new_figure(outline: Box, boxes: Sequence[Box], theme: Theme) -> "tuple[Figure, list[Axes]]":
-    """A figure of the size of the outline, with axes in the boxes."""
     from regard.views.shown import ShownAxes, ShownFigure
 
     figure = ShownFigure(figsize=(outline.width, outline.height), dpi=150, facecolor=theme.paper)
@@ -47,7 +46,6 @@ def new_figure(outline: Box, boxes: Sequence[Box], theme: Theme) -> "tuple[Figur
 
 
 def sized_figure(size: tuple[float, float], theme: Theme) -> "tuple[Figure, Axes]":
-    """A figure of the caller's size in inches with one plot, laid out when it is drawn."""
     from regard.views.shown import ShownAxes, ShownFigure
 
     try:
@@ -98,7 +96,6 @@ def save_figure(figure: "Figure | Axes", path: str | os.PathLike[str]) -> Path:
 
 
 def heading_inches(title: str) -> float:
-    """The width of a figure's title."""
     return letter([title])[0].inches(HEADING_POINTS)
 
 
@@ -114,7 +111,6 @@ def write_heading(figure: "Figure", title: str, theme: Theme) -> str:
 
 
 def write_title(ax: "Axes", title: str, theme: Theme) -> str:
-    """Print the title of a map, and return the characters without a font."""
     (lettering,) = letter([title])
     style = text_style(lettering, theme)
     ax.set_title(lettering.text, loc="left", fontsize=TITLE_POINTS, parse_math=False, **style)
@@ -122,7 +118,6 @@ def write_title(ax: "Axes", title: str, theme: Theme) -> str:
 
 
 def text_style(lettering: Lettering, theme: Theme) -> dict[str, Any]:
-    """The font keywords of a text, with a stroke for thin faces."""
     effects: list[Any] = []
     if any(face.thin for face in lettering.faces):
         from regard.views.strokes import ThinStroke
@@ -132,7 +127,6 @@ def text_style(lettering: Lettering, theme: Theme) -> dict[str, Any]:
 
 
 def frame(ax: "Axes", theme: Theme) -> None:
-    """Thin lines and short ticks."""
     ax.tick_params(length=2, width=0.5, pad=2, color=theme.line, labelcolor=theme.ink, labelsize=FONT_POINTS)
     for spine in ax.spines.values():
         spine.set(linewidth=0.5, color=theme.line)
@@ -153,7 +147,6 @@ def colours_of(colour_map: "str | Colormap | None", theme: Theme, limits: Limits
 
 
 def norm_of(scale: ColourScale, limits: Limits) -> "Normalize":
-    """The scale as matplotlib needs it."""
     from matplotlib.colors import Normalize
 
     class Norm(Normalize):
@@ -168,7 +161,6 @@ def norm_of(scale: ColourScale, limits: Limits) -> "Normalize":
 
 
 def foot(figure: "Figure") -> "Axes":
-    """Axes for the colour bar, at the bottom left of the figure."""
     across, height = figure.get_size_inches()
     return figure.add_axes(fractions(Box(0, 0, across, height), Box(2 * MARGIN, height - COLOUR_BAR - 0.02, 1.9, 0.09)))
 
@@ -216,7 +208,6 @@ def colour_bar(
 
 
 def warn_of_missing(missing: str) -> None:
-    """Warn of the characters without a font."""
     if missing:
         warnings.warn(
             f"no font has {' '.join(dict.fromkeys(missing))}: labelled by code point. pip install "

@@ -18,8 +18,6 @@ PACKAGES = ("manimgx_fonts", "manimgx_fonts_cjk")
 
 
 class Face(NamedTuple):
-    """One face of a font file."""
-
     family: str
     path: str
     number: int
@@ -28,8 +26,6 @@ class Face(NamedTuple):
 
 
 class Lettering(NamedTuple):
-    """The way to draw one label."""
-
     text: str
     """The label, with missing characters replaced by their code points."""
     faces: tuple[Face, ...]
@@ -42,7 +38,6 @@ class Lettering(NamedTuple):
         return tuple(face.family for face in self.faces)
 
     def inches(self, points: float) -> float:
-        """The width of the text in one line, at a font size in points."""
         return points / 72 * _ems(self.text, self.faces)
 
 

@@ -215,7 +215,6 @@ def head_panels(
 
 
 def size_of(one: Drawn, sides: Sides, *, axis_titles: float = 0.0) -> FigureSize:
-    """Inches of a map with its labels and title."""
     (title,) = letter([one.title])
     return panel_size(one.rows, one.columns, title.inches(TITLE_POINTS), sides=sides, axis_titles=axis_titles)
 
@@ -278,7 +277,6 @@ def _remove_earlier(ax: "Axes") -> None:
 
 
 def _is_untouched(figure: "Figure") -> bool:
-    """Whether the plots of a figure stand where matplotlib puts them."""
     from matplotlib.gridspec import SubplotParams
 
     return vars(figure.subplotpars) == vars(SubplotParams())
@@ -334,7 +332,6 @@ def _inches(ax: "Axes", axis: str) -> float:
 
 
 def key_of_masked(figure: "Figure", theme: Theme) -> None:
-    """Explain the hatching beside the colour bar."""
     from matplotlib.patches import Rectangle
 
     across, height = figure.get_size_inches()

@@ -18,8 +18,6 @@ NARROWEST = 3.6
 
 
 class Box(NamedTuple):
-    """A rectangle in inches from the top left corner of the figure."""
-
     left: float
     top: float
     width: float
@@ -27,8 +25,6 @@ class Box(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """Inches of the longer side of a map."""
-
     usual: float
     """For a few words: their cells grow up to LARGEST_CELL to fill it."""
     longest: float
@@ -36,8 +32,6 @@ class Sides(NamedTuple):
 
 
 class FigureSize(NamedTuple):
-    """Inches of one panel."""
-
     width: float
     height: float
     left: float

@@ -177,7 +177,6 @@ def _drawn(layers: list[LayerPicture], names: list[str], heading: str, look: Col
 
 
 def _laid_out(layers: Sequence[Numbers]) -> tuple[Numbers, tuple[int, int]]:
-    """All pictures in one array, NaN between them, and the dots from one to the next."""
     pitch = (max(one.shape[1] for one in layers) + GAP, max(one.shape[2] for one in layers) + GAP)
     dots = np.full((len(layers) * pitch[0] - GAP, max(len(one) for one in layers) * pitch[1] - GAP), np.nan)
     for row, heads in enumerate(layers):

@@ -302,7 +302,6 @@ def _drawn(
 
 
 def _limits(values: Numbers, look: Colouring) -> Limits:
-    """The caller's limits, or those of the data from its own floor."""
     found, floor = look.limits or look.scale.limits(values), float(values.min())
     return found._replace(low=floor) if look.limits is None and found.low < floor < found.high else found
 

@@ -158,7 +158,6 @@ def draw_arithmetic(
 
 
 def _boxes(maps: list[Drawn], title: str) -> tuple[Box, list[Box]]:
-    """The query above the keys, the output below the values, and all keys in line."""
     label = max(one.inches for one in maps[1].rows) + 0.15
     gap, above = 0.5, 2.6 * LINE
     left = MARGIN + label

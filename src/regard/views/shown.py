@@ -13,7 +13,6 @@ CSS_PIXELS = 96
 
 
 def png_bundle(figure: Figure) -> Bundle:
-    """A figure as a PNG at its own size in inches."""
     file = io.BytesIO()
     figure.savefig(file, format="png")
     width, height = (round(CSS_PIXELS * inches) for inches in figure.get_size_inches())

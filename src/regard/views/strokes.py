@@ -16,8 +16,6 @@ POINTS = 0.15
 
 
 class ThinStroke(AbstractPathEffect):
-    """Draws a text, and a stroke around its glyphs of thin fonts, in the colour of the text."""
-
     def __init__(self, lettering: Lettering) -> None:
         super().__init__()
         self._lettering = lettering
@@ -43,7 +41,6 @@ class ThinStroke(AbstractPathEffect):
 
 
 def thin_vertices(lettering: Lettering) -> np.ndarray:
-    """The path vertices of glyphs of thin fonts, bool."""
     font = get_font([FontPath(face.path, face.number) for face in lettering.faces])
     font.set_size(text_to_path.FONT_SCALE, text_to_path.DPI)
     # A glyph is named after its font.

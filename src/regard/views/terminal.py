@@ -227,7 +227,6 @@ def map_text(
 
 
 def _downwards(labels: Sequence[str]) -> list[list[str]]:
-    """Labels written downwards, ending above their columns."""
     split = [_letters(label) for label in labels]
     tall = max(map(len, split))
     return [list(line) for line in zip(*([""] * (tall - len(one)) + one for one in split), strict=True)]

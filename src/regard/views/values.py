@@ -107,7 +107,6 @@ def _pooled_map(weights: AttentionMap, max_cells: int, pooling: Pooling) -> tupl
 
 
 def _pooled_array(weights: Any, grid: Grid, pooling: Pooling) -> npt.NDArray[np.floating[Any]]:
-    """The maxima or sums of the blocks of a tensor or an array, read some rows at a time."""
     parts = []
     for rows in _row_blocks(grid):
         read = _array(weights[rows.start : rows.stop, 0 : grid.columns.length])

@@ -18,7 +18,6 @@ NAMED = 4
 
 
 def separate(name: str, sequences: list[CallSequence]) -> str:
-    """The message for calls that cannot be joined."""
     said = [_said(sequence, n > 0) for n, sequence in enumerate(sequences[:NAMED])]
     more = len(sequences) - NAMED
     return (
@@ -36,8 +35,6 @@ def _said(sequence: CallSequence, has_reason: bool) -> str:
 
 @dataclass(slots=True)
 class _Piece:
-    """Some queries of a call."""
-
     weights: AttentionMap
     start: int
     first: int
@@ -67,8 +64,6 @@ ModelRun = tuple[int, int]
 
 
 class OfRuns:
-    """The possible parent rows of the batch in each run of a model, by all its modules."""
-
     def __init__(self, sequences: Iterable[CallSequence]) -> None:
         self._origins: dict[ModelRun, list[Tensor | None]] = {}
         for sequence in sequences:

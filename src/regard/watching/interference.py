@@ -26,8 +26,6 @@ PositionAxes = Mapping[TensorPlace, Sequence[tuple[int, str]]]
 
 
 class Place(NamedTuple):
-    """Positions of one row of a batch."""
-
     row: int
     at: Tensor
     """(n,), indices."""
@@ -38,15 +36,12 @@ Places = Mapping[str, Place]
 
 
 class FollowedRun:
-    """A run of a model whose modules' calls are numbered."""
-
     def __init__(self) -> None:
         self.running: list[NumberedCall] = []
         self._counts: Counter[str] = Counter()
 
     @contextmanager
     def through(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-        """Follow these modules."""
         handles = []
         for path, module in modules.items():
             handles += [
@@ -77,8 +72,6 @@ class FollowedRun:
 
 
 class AxisPrints(NamedTuple):
-    """The fingerprints of a tensor along one axis of positions."""
-
     sequence: str
     values: Tensor
     """(positions, rows), or (positions, 1) of a tensor for all rows, float64."""
@@ -100,8 +93,6 @@ TensorMarks = dict[str, Mark]
 
 @dataclass(slots=True)
 class TracedCall:
-    """The fingerprints of a call."""
-
     at: NumberedCall
     inputs: "TensorMarks" = field(default_factory=dict)
     outputs: "TensorMarks" = field(default_factory=dict)
@@ -170,7 +161,6 @@ def _is_plain(x: object) -> bool:
 
 
 def _product(x: Tensor) -> Tensor:
-    """The fingerprint of each last dimension."""
     if x.is_complex():
         x = torch.view_as_real(x).flatten(-2)
     x = x.detach().double().nan_to_num(nan=1.7, posinf=2.3, neginf=-2.3)
@@ -220,8 +210,6 @@ def _shapes(trace: RunTrace) -> Iterator[tuple[TensorPlace, tuple[int, ...]]]:
 
 
 class Departed(NamedTuple):
-    """The first call whose output departs, though its inputs agree."""
-
     path: str
     call: int
     position: int
@@ -293,7 +281,6 @@ class Comparison:
 
     @staticmethod
     def _changed_wholes(ones: TensorMarks, others: TensorMarks) -> set[float]:
-        """The fingerprints of tensors without positions that differ."""
         pairs = [(ones[name], others[name]) for name in ones.keys() & others.keys()]
         return {
             one.whole for one, other in pairs

@@ -13,7 +13,6 @@ Names = str | Iterable[str] | Callable[[str], bool] | None
 
 
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules by path. Of one that torch.compile wrapped, the path has the module itself, which runs."""
     named = ((path.split("."), module) for path, module in model.named_modules())
     return {".".join(part for part in parts if part != INSIDE_COMPILED): module for parts, module in named}
 

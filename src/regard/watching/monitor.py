@@ -73,7 +73,6 @@ def measured_heads(passes: Iterable[Mapping[str, AttentionMap]]) -> dict[str, Me
 
 
 def with_logits(maps: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:
-    """The maps of a softmax over scores."""
     return {name: weights for name, weights in maps.items() if not isinstance(weights.source, LinearSource)}
 
 

@@ -70,8 +70,6 @@ class EmbeddedIds(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Observed:
-    """One observed call."""
-
     name: str
     index: int
     how: str
@@ -141,7 +139,6 @@ class Observed:
 
     @property
     def is_of_positions(self) -> bool:
-        """True if positions of one sequence attend to each other, as far as is known."""
         return self.kind not in ("cross-attention", "attention over depth", "compression")
 
     @property

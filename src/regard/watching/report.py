@@ -63,7 +63,6 @@ COMPILED = "the model is compiled: it ran uncompiled under the watch, with the b
 
 
 def report(record: Record) -> Report:
-    """Make the report of a watch, after checking unused row states."""
     for call in record.calls:
         if call.factors is not None:
             _read_or_note(call, call.factors.verify)
@@ -118,7 +117,6 @@ IN_A_THREAD = "it ran in a thread in which the watch is not open: run it inside 
 
 
 def in_threads(record: Record) -> list[str]:
-    """The outermost modules that ran in other threads alone, and may have attended there."""
     known = {call.name for call in record.calls} | record.ran
     containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
     hidden = [path for path in sorted(record.elsewhere) if type(record.modules[path]) not in containers]
@@ -210,13 +208,11 @@ def mixers_in(record: Record) -> dict[str, str]:
 
 
 def without_calls(mixing: Iterable[str], known: set[str]) -> list[str]:
-    """The outermost of the modules that mix positions, without a known call in them."""
     silent = [path for path in mixing if not any(is_inside(call, path) for call in known)]
     return [path for path in silent if not any(path != other and is_inside(path, other) for other in silent)]
 
 
 def _typed_layers(modules: dict[str, nn.Module]) -> Iterator[tuple[str, str]]:
-    """The layers of which a configuration says how each of them mixes positions."""
     for path, module in modules.items():
         config = getattr(module, "config", None)
         kinds = getattr(config, "layer_types", None) or ()
@@ -237,7 +233,6 @@ def _scripted(record: Record) -> list[str]:
 
 
 def is_inside(path: str, other: str) -> bool:
-    """True if a path is that of another module, or of a part of it."""
     return not other or path == other or path.startswith(f"{other}.")
 
 
@@ -266,7 +261,6 @@ def _table(calls: list[Observed]) -> list[str]:
 
 
 def _ends(call: Observed) -> str:
-    """The kinds of queries and keys, if they are no positions."""
     assert call.map is not None
     names = call.map.dimensions
     sorts = (("queries", names.queries), ("keys", names.keys))

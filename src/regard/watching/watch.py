@@ -127,7 +127,6 @@ class Seen(Displayed):
 
     @property
     def calls(self) -> list[Observed]:
-        """All observed calls in order, including unreadable ones."""
         return self.record.calls
 
     # -- watching ----------------------------------------------------------------------------------------
@@ -331,7 +330,6 @@ class Seen(Displayed):
         return list(self)
 
     def items(self) -> list[tuple[Key, AttentionMap]]:
-        """Every key with its map."""
         return list(zip(self.keys(), self.maps, strict=True))
 
     def report(self) -> Report:

@@ -11,8 +11,6 @@ from regard.call.shapes import Rows, Sizes, index_tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SummedBias(BlockBias):
-    """The sum of two bound biases."""
-
     one: Bias
     other: Bias
 

@@ -157,26 +157,22 @@ def query_offset(offset: int | None, sizes: Sizes) -> int:
 
 
 def bound_offset(offset: int | None) -> int:
-    """The offset of a bound bias."""
     if offset is None:
         raise ArgumentError("this bias has not met a call yet: bind it, or give it an offset")
     return offset
 
 
 def require_heads(name: str, what: str, got: int, sizes: Sizes) -> None:
-    """Refuse another number of heads than the query's."""
     if got != sizes.heads:
         raise ShapeError(f"{name} needs one for each of the query's {sizes.heads} heads, got {got} {what}")
 
 
 def require_table(name: str, what: str, table: Tensor, *, dims: int) -> None:
-    """Refuse a table that is not floating or has other dimensions."""
     require(table, Tensor, f"the table of {name}", f"a float tensor {what}")
     if table.dim() != dims or not table.is_floating_point() or 0 in table.shape:
         raise ShapeError(f"{name} takes a float tensor {what}, got {table.dtype} of shape {tuple(table.shape)}")
 
 
 def require_width(name: str, what: str, table: Tensor, query: Tensor) -> None:
-    """Refuse a table of another width than the query."""
     if table.shape[-1] != query.shape[-1]:
         raise ShapeError(f"{name} needs {what} as wide as the query, {query.shape[-1]}, got {tuple(table.shape)}")

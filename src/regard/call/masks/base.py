@@ -244,7 +244,6 @@ class DenseMask(Mask):
 
 
 def _operand(given: object) -> Mask | None:
-    """A mask, or a bool tensor as one."""
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         return DenseMask(given)
     return given if isinstance(given, Mask) else None
@@ -267,7 +266,6 @@ def _blocks(allowed: Tensor, rows: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
 
 
 def _first_true(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of chosen entries in each row, and their indices first, in order."""
     order = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
@@ -297,8 +295,6 @@ class _Combination(Mask):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class And(_Combination):
-    """The pairs that all of the masks allow."""
-
     def factors(self) -> tuple[Mask, ...]:
         return self.masks
 
@@ -322,8 +318,6 @@ class And(_Combination):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Or(_Combination):
-    """The pairs allowed by any of the masks."""
-
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         answer = self.masks[0].allowed(batch, head, query, key)
         for mask in self.masks[1:]:

@@ -289,8 +289,6 @@ class Predicate(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Rendered(DenseMask):
-    """The answers of a predicate, of the call for which they were made."""
-
     name: str
 
     def __str__(self) -> str:

@@ -208,7 +208,6 @@ class Documents(Mask):
         return Documents(ids, key_ids).placed()
 
     def placed(self) -> "Documents":
-        """The bound mask with the extents of its documents."""
         return Documents(self.ids, self.key_ids, _Places.of(self.ids.cpu(), self.key_ids.cpu()))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -338,12 +337,10 @@ class _Places:
         return cls(torch.from_numpy(first), torch.from_numpy(last), (ids, key_ids), (next(changes), next(changes)))
 
     def seen_by(self, rows: range) -> tuple[int, int]:
-        """The first key of the rows' documents, and the index after the last."""
         first, last = (_array(t)[rows.start : rows.stop] for t in (self.first, self.last))
         return int(first.min()), int(last.max())
 
     def is_one_document(self, rows: range, columns: range) -> bool:
-        """Whether the rows and the columns all belong to one document, in every sequence."""
         down, across = (_array(t) for t in self.changes)
         if down[rows.stop - 1] != down[rows.start] or across[columns.stop - 1] != across[columns.start]:
             return False

@@ -107,13 +107,11 @@ def _places(sizes: Sizes, device: torch.device) -> Tensor:
 
 
 def _stop(ends: RowRanges, sizes: Sizes, device: torch.device) -> Tensor:
-    """The end of the range of each query, as a tensor."""
     relative = _places(sizes, device) + ends.upper
     return relative if ends.stop is None else torch.minimum(relative, ends.stop)
 
 
 def _documents(mask: Documents) -> RowRanges | None:
-    """The first and last key of each query's document, if documents are contiguous."""
     assert mask.places is not None
     _, key_ids = mask.places.ids
     if bool((key_ids[:, 1:] < key_ids[:, :-1]).any()):

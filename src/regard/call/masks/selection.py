@@ -11,8 +11,6 @@ from regard.call.shapes import Rows, Sizes
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PartMask(Mask):
-    """A bound mask at some of its rows and columns."""
-
     mask: Mask
     rows: Tensor
     columns: Tensor

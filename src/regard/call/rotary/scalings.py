@@ -261,6 +261,5 @@ def require_factor(name: str, factor: float | Tensor) -> None:
 
 
 def require_length(name: str, length: int) -> None:
-    """Refuse a training length without a positive logarithm."""
     if length < 2:
         raise ArgumentError(f"{name} needs the length trained on as original_length, at least 2, got {length}")

@@ -143,7 +143,6 @@ class Additive(Score):
         return hidden @ self.vector.to(hidden.dtype)
 
     def _swept(self, query: Tensor, key: Tensor) -> Tensor:
-        """The same, through one small buffer that stays in the CPU cache."""
         *batch, t, dim = query.shape
         s = key.shape[-2]
         scores = query.new_empty(*batch, t, s)

@@ -258,7 +258,6 @@ def per_head(value: float | Tensor, query: Tensor) -> Tensor:
 
 
 def same_width(score: Score, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return query and key of equal width."""
     if query.shape[-1] != key.shape[-1]:
         raise ShapeError(f"{score} needs query and key of one width, got {query.shape[-1]} and {key.shape[-1]}")
     return query, key

@@ -39,7 +39,6 @@ class Custom(Score):
     def block(
         self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
     ) -> Float[Tensor, "*batch t s"]:
-        """The scores of the function."""
         scores = self.function(query, key)
         expected = (*query.shape[:-1], key.shape[-2])
         if not isinstance(scores, Tensor) or tuple(scores.shape) != expected:

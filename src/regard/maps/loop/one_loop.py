@@ -76,8 +76,6 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
 
 @dataclass(frozen=True, slots=True)
 class LoopRequest:
-    """The answers requested from the loop, or from the kernel of a GPU."""
-
     ranked: int
     """k: how many of the largest weights of each query."""
     grid: Grid | None
@@ -123,8 +121,6 @@ class LoopRequest:
 
 
 class _LoopAnswers:
-    """The memory for the answers of all flat_heads."""
-
     def __init__(self, source: Source, wanted: LoopRequest, pieces: int, width: int, chains: int) -> None:
         made = partial(torch.empty, device="cpu")
         flat_heads, queries, grid = source.flat_heads, source.queries, wanted.grid

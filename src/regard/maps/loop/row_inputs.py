@@ -41,7 +41,6 @@ def pack_keys(work: Any, head: int) -> bool:
 
 @numba.njit(fastmath={"reassoc"}, nogil=True)
 def sum_of(numbers: Any) -> Any:
-    """A sum, which is finite only if all elements are."""
     total = ZERO
     for j in range(numbers.size):
         total += numbers[j]

@@ -76,8 +76,6 @@ class _Scratch(NamedTuple):
 
 
 class _Bins(NamedTuple):
-    """Where the bins of the picture begin, and the factors of their sums."""
-
     rows: Any
     columns: Any
     row_shares: Any
@@ -139,7 +137,6 @@ def _answers_of(work: Any, flat_head: int, piece: int) -> Any:
 
 @numba.njit(nogil=True)
 def _read_share(work: Any, flat_head: int, piece: int, scratch: Any) -> None:
-    """Read the rows of one piece of a flat_head, tile by tile."""
     rows, tiles = carray(longs(work.piece_edges), work.pieces + 1), carray(_tiles(work.tiles), work.tile_count)
     bins, answers = _bins_of(work), _answers_of(work, flat_head, piece)
     if work.is_first:
@@ -179,7 +176,6 @@ def _read_tile(
 def _weigh(
     work: Any, flat_head: int, tile: Any, row: int, together: int, bins_together: int, is_begun: bool, scratch: Any
 ) -> None:
-    """The weights of a few rows, panel by panel, with their entropies and maxima, added to the sums of their bins."""
     batch, head = divmod(flat_head, work.heads)
     key_head = batch * work.key_heads + head // (work.heads // work.key_heads)
     panels = work.panels + 4 * key_head * scratch.width * work.depth
@@ -212,7 +208,6 @@ def _weigh(
 
 @numba.njit(nogil=True)
 def _read_rows(work: Any, flat_head: int, tile: Any, first: int, together: int, scratch: Any, answers: Any) -> None:
-    """The answers that belong to one row, for each of a few rows."""
     first_key = tile.first_panel * PANEL
     seen = tile.stop_panel * PANEL - first_key
     for i in range(together):
@@ -230,13 +225,11 @@ def _read_rows(work: Any, flat_head: int, tile: Any, first: int, together: int, 
 
 @numba.njit(nogil=True)
 def _seen_keys(work: Any, tile: Any) -> int:
-    """The number of keys of a tile, without those that fill its last panel."""
     return min(tile.stop_panel * PANEL, work.keys) - tile.first_panel * PANEL
 
 
 @numba.njit(nogil=True)
 def _add_bins(work: Any, tile: Any, first_bin: int, together: int, bins: Any, scratch: Any, answers: Any) -> None:
-    """Add the sums of a few bins to those by key, and to the picture."""
     columns, first_key = _seen_keys(work, tile), tile.first_panel * PANEL
     for one in range(together):
         for j in range(columns):
@@ -258,7 +251,6 @@ def _flush(work: Any, tile: Any, scratch: Any, answers: Any) -> None:
 
 @numba.njit(fastmath=FAST, nogil=True)
 def _distance(weights: int, count: int, position: int) -> Any:
-    """sum_j w_j |position - j|."""
     row, total = carray(floats(weights), count), np.float32(0)
     for j in range(count):
         total += row[j] * np.float32(abs(np.int32(position) - np.int32(j)))
@@ -267,7 +259,6 @@ def _distance(weights: int, count: int, position: int) -> Any:
 
 @numba.njit(nogil=True)
 def _add_chosen(work: Any, flat_head: int, query: int, weights: int, first_key: int, count: int) -> None:
-    """Write the sums of the weights of a query on its chosen keys."""
     row = carray(floats(weights), count)
     sequence = flat_head * work.sequences // (work.batch * work.heads)
     for chain in range(work.chains):

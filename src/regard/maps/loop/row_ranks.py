@@ -212,7 +212,6 @@ def _rank_many(few: int, places: int, count: int, top: int, keys: int, ranked: i
 
 @numba.njit(nogil=True, inline="always")
 def _insert(new: Any, best: Any) -> None:
-    """Insert an element among the largest, without a branch, which would be mispredicted."""
     # From the end, so no step waits for the one before.
     for place in range(best.size - 1, 0, -1):
         best[place] = max(best[place], min(best[place - 1], new))

@@ -78,7 +78,6 @@ kept_batches: dict[Hashable, TileBatch] = {}
 
 
 def addresses(**arrays: Any) -> dict[str, int]:
-    """The addresses of numpy arrays or tensors, by name."""
     return {
         name: array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr() for name, array in arrays.items()
     }

@@ -57,7 +57,6 @@ def _rows_of(
     first_at, stop_at, first_row, stop_row, lower, upper, queries, keys, first_key, stop_key,
     HAS_FIRST: tl.constexpr, HAS_STOP: tl.constexpr,
 ):  # fmt: skip
-    """The queries that see any of a block of keys, and those of them that see it whole, as two ranges."""
     low, high = tl.maximum(first_key - upper + 1, 0), tl.minimum(stop_key - lower, queries)
     all_low, all_high = stop_key - upper, first_key - lower + 1
     if HAS_FIRST or HAS_STOP:

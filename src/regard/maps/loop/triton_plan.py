@@ -100,8 +100,6 @@ def parts_of(programs: int, length: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """What the programs are told of a call, apart from its tensors."""
-
     sizes: Sizes
     width: int
     dtype: torch.dtype
@@ -134,8 +132,6 @@ class CallForm:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The answers that some statistics need."""
-
     names: frozenset[type[Statistic]]
     ranked: int
     grid: Grid | None
@@ -166,8 +162,6 @@ class Asked:
 
 
 class Memory:
-    """Tensors by name, in one allocation for each dtype."""
-
     def __init__(self, **shapes: tuple[tuple[int, ...], torch.dtype]) -> None:
         self._counts: dict[torch.dtype, int] = {}
         self._views: list[tuple[str, torch.dtype, tuple[tuple[int, ...], list[int], int]]] = []
@@ -182,8 +176,6 @@ class Memory:
 
 
 class LaunchPlan:
-    """The launches for one form of a call."""
-
     def __init__(self, form: CallForm, asked: Asked) -> None:
         from regard.maps.loop import triton_columns, triton_ranks, triton_rows
 
@@ -279,7 +271,6 @@ class LaunchPlan:
         self.launches.append(self._made(*launch, **told))
 
     def _made(self, program: Any, grid: tuple[int, int], tile: KernelTile, **told: Any) -> Launch:
-        """A launch with the numbers and constants that its program names."""
         form, sizes = self.form, self.form.sizes
         query, key, first, stop, keep = (one or (0, 0) for one in form.strides)
         wide = _power(form.width)
@@ -332,5 +323,4 @@ _MAYBE = ("first", "stop", "keep", "slopes", "sinks", "sums", "peaks", "pooled_s
 
 @lru_cache(maxsize=64)
 def plan_of(form: CallForm, asked: Asked) -> LaunchPlan:
-    """The plan for a call of this form."""
     return LaunchPlan(form, asked)

@@ -93,7 +93,6 @@ def _why_tiles(call: Call) -> str | None:
 
 
 def _has_all(statistics: Sequence[Statistic]) -> bool:
-    """Whether the kernels have these statistics."""
     wanted = LoopRequest.of(statistics)
     names_zeros = any(isinstance(one, st.ArgLargest | st.TopWeights) and one.names_zeros for one in statistics)
     return wanted is not None and not wanted.chosen and not names_zeros

@@ -15,8 +15,6 @@ from regard.tensors.vector_code import LANES, LARGEST, SMALLEST, VectorCode
 
 
 def _kernel(rows: int, bins: int = 1) -> Any:
-    """The kernel for so many queries, the same number in each of some bins."""
-
     def weigh(_context: Any, _places: Any, _scale: Any) -> Any:
         """Turn queries and a panel of keys into weights 2^(scale q k + added - state).
 

@@ -212,7 +212,6 @@ class CallSource(NamedSource):
         return x.expand(self.flat_heads, *x.shape[1:])
 
     def _pooled(self, call: Call, picture: st.Pooled) -> tuple[Tensor] | None:
-        """A picture of few columns, as one product with their indicators, cheaper than tiles."""
         rows, columns = picture.grid.rows, picture.grid.columns
         if columns.count > call.query.shape[-1]:
             return None
@@ -264,7 +263,6 @@ class CallSource(NamedSource):
 
 
 def source_of_call(source: Source, asked: str) -> CallSource:
-    """The source as that of one call."""
     return source if isinstance(source, CallSource) else source.refuse(asked)
 
 

@@ -23,8 +23,6 @@ Answer = tuple[Tensor, ...]
 
 
 class SeveralSource(Source):
-    """A source made from several others of equal size."""
-
     parts: tuple[Source, ...]
 
     def _of_others(self, parts: Iterable[Source]) -> Source:
@@ -261,7 +259,6 @@ class ScaledSource(SameShapeSource):
 
 
 def is_linear(statistic: Statistic) -> bool:
-    """Whether a statistic of a sum is the sum of the statistics."""
     if isinstance(statistic, st.Pooled):
         return not statistic.of_largest
     return isinstance(statistic, st.Received | st.Product | st.TransposedProduct | st.Distance)

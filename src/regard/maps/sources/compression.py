@@ -58,7 +58,6 @@ class Compression(NamedSource):
         return block
 
     def over_heads(self, heads: int) -> "Compression":
-        """The mean over the channels, the same for so many heads."""
         shares = self.shares.unflatten(0, self.layout).mean(1)[:, None].expand(-1, heads, -1, -1)
         layout = (self.layout[0], heads)
         return Compression(shares.flatten(0, 1), self.rate, self.positions, layout, self.names)

@@ -18,8 +18,6 @@ from regard.tensors.guards import has_values
 
 
 class DerivedSource(Source):
-    """A source made from another one, with its device and its dtype."""
-
     of: Source
 
     @property
@@ -91,8 +89,6 @@ class SameShapeSource(DerivedSource):
 
 @dataclass(frozen=True, eq=False)
 class AverageSource(DerivedSource):
-    """The mean of a source over its last leading dimension, or its sum with factors."""
-
     of: Source
     shares: Tensor | None = None
     """The factors: for a mean they sum to 1."""
@@ -103,7 +99,6 @@ class AverageSource(DerivedSource):
 
     @property
     def count(self) -> int:
-        """The size of that dimension."""
         return self.of.leading[-1]
 
     @property
@@ -174,8 +169,6 @@ class AverageSource(DerivedSource):
 
 @dataclass(frozen=True, eq=False)
 class WeightedSource(SameShapeSource):
-    """The weights of a source times a_i . b_j, or a_i . b_j alone."""
-
     of: Source
     left: Tensor | None
     """a (flat_heads, T, E); None for 1."""
@@ -275,7 +268,6 @@ def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
 
 
 def sum_over(of: Source, dim: int) -> AverageSource:
-    """The sum over a leading dimension."""
     place = _leading_place(of, dim)
     return _over(of, place, torch.ones(of.leading[place], dtype=of.dtype, device=of.device))
 
@@ -333,7 +325,6 @@ def heads_last(of: Source) -> Source:
 
 
 def _moved_last(of: Source, place: int) -> Source:
-    """The source with one leading dimension after the others."""
     flat_heads = torch.arange(math.prod(of.leading), device=of.device).view(of.leading).movedim(place, -1)
     moved = of.choose(flat_heads.reshape(-1), tuple(flat_heads.shape))
     return moved.with_dimensions(of.dimensions.moved_last(place))
@@ -364,8 +355,6 @@ def _over(of: Source, place: int, shares: Tensor | None) -> AverageSource:
 
 @dataclass(frozen=True, eq=False)
 class CastSource(SameShapeSource):
-    """The weights of a source, computed in its own dtype and rounded to another at the end."""
-
     of: Source
     answer: torch.dtype
 

@@ -37,7 +37,6 @@ def _bias_of(call: Call, rows: Rows, columns: Rows, dtype: torch.dtype) -> Tenso
 
 
 def _covered(call: Call, rows: Rows, columns: Rows) -> int:
-    """The number of leading columns allowed by the mask in all rows."""
     mask = call.mask
     if mask is None:
         return len(columns)
@@ -47,8 +46,6 @@ def _covered(call: Call, rows: Rows, columns: Rows) -> int:
 
 
 class DotScores:
-    """The factors of the scores of a call, multiplied by the loop over rows."""
-
     def __init__(self, call: Call, state: Tensor, scale: float) -> None:
         self._call, self.scale = call, scale / LN_2
         self.query, self.key = call.query.to(call.compute_dtype), call.key.to(call.compute_dtype)

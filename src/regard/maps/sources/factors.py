@@ -103,7 +103,6 @@ class Factors:
         return Factors.given, (call, self.known_state_of(call))
 
     def __getattr__(self, name: str) -> Call:
-        """The form of a call that is not made yet."""
         if name != "form":
             raise AttributeError(name)
         return self.call
@@ -170,7 +169,6 @@ class Factors:
 
     @property
     def is_stale(self) -> bool:
-        """Whether tensors of the call have been written to."""
         return self._held().changed() is not None
 
     def _held(self) -> Fresh:
@@ -187,18 +185,15 @@ class Factors:
             one.drop_keys()
 
     def drop_keys(self) -> None:
-        """Let go of the call's own tensor of keys."""
         self.form = replace(self.form, key=self.form.key.new_empty(0))
 
     def tensors(self) -> list[Tensor]:
-        """The tensors in memory now."""
         found = [self.form.query, self.form.key] if self._make is None else []
         found += [] if self._state is None else [self._state]
         others = self._held().tensors() + ([] if self.keys is None else [self.keys.tensor])
         return found + [one for one in others if not any(one is other for other in found)]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Factors":
-        """The same with the tensors changed."""
         call = self.call
         call, state = tensors_mapped((call, self.known_state_of(call)), change)
         if call.snapshot is not None:
@@ -222,7 +217,6 @@ def _takes_graph(call: Call) -> bool:
 
 
 def needs_gradient(tensors: Sequence[Tensor]) -> bool:
-    """Whether any of the tensors needs a gradient."""
     return True in [one.requires_grad for one in tensors]
 
 

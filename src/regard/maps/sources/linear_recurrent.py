@@ -53,7 +53,6 @@ class LinearRecurrent(LinearSource):
         return range(self.keys) if self.has_signs else self.support(rows)
 
     def of_some(self, flat_heads: range) -> Recurrence:
-        """The factors of some heads."""
         if len(flat_heads) == self.flat_heads:
             return self.recurrence
         return self.recurrence.mapped(lambda x: x[flat_heads.start : flat_heads.stop])

@@ -21,8 +21,6 @@ from regard.tensors.guards import has_values, in_transform
 
 
 class RowShift:
-    """The shift of the rows of one call, computed at the first read of the weights."""
-
     def __init__(self) -> None:
         self._is_known = False
         self._peak: Tensor | None = None

@@ -77,21 +77,16 @@ class Scores(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SoftmaxCall:
-    """A call with softmax weights."""
-
     call: Call
     state: Callable[[], Tensor | None]
     """The log-sum-exp of each row (B, H, T), None if not yet computed. It may be checked when it is asked for."""
 
 
 class Scratch:
-    """Buffers of sources for one pass."""
-
     def __init__(self) -> None:
         self._held: dict[Source, Any] = {}
 
     def of(self, owner: "Source", make: Callable[[], T]) -> T:
-        """The buffer of a source in this pass, made at the first call."""
         if owner not in self._held:
             self._held[owner] = make()
         held: T = self._held[owner]
@@ -123,13 +118,10 @@ class Statistic(ABC):
         """Turn the total into the answers (flat_heads, ...)."""
 
     def without_rounding(self, answers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The answers of any path, without the rounding that its formula excludes."""
         return answers
 
 
 class PartOf(NamedTuple):
-    """The rows and columns of the map that a map is a part of."""
-
     rows: Rows
     columns: Rows
     queries: int
@@ -338,8 +330,6 @@ class Source(ABC):
 
 
 class NamedSource(Source):
-    """A source that holds the names of its dimensions."""
-
     names: Dimensions | None
 
     @property
@@ -365,7 +355,6 @@ def bytes_by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:
 
 
 def take_rows(tensor: Tensor, rows: Rows) -> Tensor:
-    """Take rows from the last dimension."""
     if not isinstance(rows, range):
         return tensor[..., rows]
     return tensor if len(rows) == tensor.shape[-1] else tensor[..., rows.start : rows.stop]

@@ -26,8 +26,6 @@ class FixedResult(Generic[T]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldValues:
-    """A function that returns the values of a call, as long as others have not written to them."""
-
     made: Tensor
     fresh: Fresh
 
@@ -50,8 +48,6 @@ def read_now(make: Callable[[], Tensor] | None) -> FixedResult[Tensor] | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallValues:
-    """The values of a call and the gradient of its output, each computed on demand."""
-
     value: Callable[[], Tensor] | None = None
     """Makes the values for each flat_head, (flat_heads, S, E), if they were kept."""
     grad_output: Callable[[], Tensor] | None = None
@@ -110,7 +106,6 @@ def of_heads(value: Tensor, heads: int) -> Tensor:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """A tensor in the dtype of maps."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

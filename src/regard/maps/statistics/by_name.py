@@ -26,7 +26,6 @@ USUAL = ("received", "entropy", "top_keys", "pooled")
 
 
 def check_names(names: Sequence[str], where: str) -> None:
-    """Check the names of statistics."""
     if unknown := [name for name in names if name not in STATISTICS]:
         raise ArgumentError(f"{where} knows {', '.join(STATISTICS)}; got {', '.join(map(repr, unknown))}")
 
@@ -70,7 +69,6 @@ def as_summary(source: Source, named: Mapping[str, Statistic], answers: Answers)
 
 
 def finished(source: Source, statistic: Statistic, answers: tuple[Tensor, ...]) -> Tensor | TopKeys:
-    """From the answers of one statistic to its result, laid out as the map."""
     match statistic:
         case st.TopWeights():
             return TopKeys(*map(source.laid_out, answers))
@@ -78,14 +76,12 @@ def finished(source: Source, statistic: Statistic, answers: tuple[Tensor, ...]) 
 
 
 def top_p_count(p: float) -> Statistic:
-    """The fewest keys with the share p."""
     if not isinstance(p, Real | Tensor) or not 0 < p <= 1:
         raise ArgumentError(f"top_p_count needs a share p in (0, 1], got {p!r}")
     return st.TopPCount(float(p))
 
 
 def pooled(rows: int, columns: int, queries: int, keys: int, how: How) -> Statistic:
-    """A picture of at most rows x columns blocks."""
     if how not in ("mean", "sum", "max"):
         raise ArgumentError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
     return st.Pooled(Grid.at_most(rows, columns, queries, keys), how)

@@ -38,8 +38,6 @@ class SumsOfKeys(PerQuery):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AtPlaces(SumsOfKeys):
-    """The weight of each query on one key, at each of some places."""
-
     places: Tensor
     """(places, T); outside [0, S) there is no key."""
 

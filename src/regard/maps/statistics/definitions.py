@@ -228,7 +228,6 @@ class TopWeights(Statistic):
 
     @classmethod
     def of(cls, k: int, keys: int) -> "TopWeights":
-        """The k largest of so many keys."""
         if not is_integer(k) or not 1 <= k <= keys:
             raise ArgumentError(f"top_keys needs k in [1, {keys}], the number of keys; got {k!r}")
         return cls(int(k))
@@ -325,7 +324,6 @@ class PlacedDistance(PerQuery):
 
 
 def distance_in(part: PartOf, device: torch.device) -> Distance | PlacedDistance:
-    """The distance of the rows of a map that is a part of another."""
     rows, columns = part.rows, part.columns
     if isinstance(rows, range) and isinstance(columns, range):
         return Distance(rows.start + part.keys - part.queries - columns.start)
@@ -343,7 +341,6 @@ class Pooled(Statistic):
 
     @property
     def of_largest(self) -> bool:
-        """Whether a block becomes its largest weight, not a sum or a mean."""
         return self.how == "max"
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
@@ -386,7 +383,6 @@ def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def key_values(f: Tensor | Callable[[Tensor], Tensor], keys: int, device: torch.device) -> Tensor:
-    """The values of a function of the key, or given values."""
     values = f(torch.arange(keys, device=device)) if callable(f) else f
     try:
         return torch.as_tensor(values)

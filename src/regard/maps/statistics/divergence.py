@@ -101,7 +101,6 @@ def _sums_to_one(source: Source) -> bool:
 
 
 def _sources(p: AttentionMap | Tensor, q: AttentionMap | Tensor) -> tuple[Source, Source]:
-    """The sources of both sides."""
     maps = [side for side in (p, q) if isinstance(side, AttentionMap)]
     if not maps or not all(isinstance(side, AttentionMap | Tensor) for side in (p, q)):
         raise ArgumentError(
@@ -159,8 +158,6 @@ def _same_causal(one: Mask, other: Mask) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Together(SeveralSource):
-    """The weights of the first of two sources, on tiles with all keys of both."""
-
     parts: tuple[Source, ...]
 
     @property
@@ -200,8 +197,6 @@ class Compared(PerQuery):
 
 
 class CrossEntropy(Compared):
-    """-sum_j p_j ln q_j."""
-
     reads_shares: ClassVar[bool] = True
 
     def compare(self, p: Piece, q: Piece) -> Tensor:

@@ -44,7 +44,6 @@ def _bound(mask: Mask, part: PartOf, sizes: Sizes, device: torch.device) -> Mask
 
 
 def sizes_of(source: Source) -> Sizes:
-    """The sizes for binding masks of a map, as in a call."""
     leading, has_heads = source.leading, source.dimensions.has_heads_last
     heads = leading[-1] if has_heads else 1
     return Sizes(leading[:-1] if has_heads else leading, heads, heads, source.queries, source.keys, has_heads)

@@ -384,7 +384,6 @@ class MapStatistics(MapWeights):
         return self.source.grid(Grid.at_most(rows, columns, self.source.queries, self.source.keys), how)
 
     def _source_of(self, of: Of, sizes: Callable[[Source], Source]) -> Source:
-        """The weights as they are, or a source made of their sizes."""
         if of not in ("value", "size"):
             raise ArgumentError(f"of must be 'value' or 'size', got {of!r}")
         return self.source if of == "value" else sizes(self.source)

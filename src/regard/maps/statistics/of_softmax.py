@@ -173,8 +173,6 @@ def _mask_of_swapped(factors: tuple[Mask, ...], sizes: Sizes) -> tuple[Mask | No
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Doubled(BlockBias):
-    """Twice another bias."""
-
     bias: Bias
 
     def learned(self) -> tuple[Tensor, ...]:

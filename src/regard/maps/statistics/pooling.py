@@ -24,7 +24,6 @@ class Bins:
 
     @classmethod
     def at_most(cls, count: int, length: int, name: str) -> "Bins":
-        """As many bins as asked, or one for each place if there are fewer."""
         if not is_integer(count) or count < 1:
             raise ArgumentError(f"pooled() needs at least 1 bin of {name}, a whole number, got {count!r}")
         return cls(length, min(int(count), length))

@@ -35,7 +35,6 @@ def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
 
 
 def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    """The answers of several statistics, in one pass if one of them always needs tiles."""
     shares = ""
     for one in statistics:
         if one.reads_shares and source.has_signs:

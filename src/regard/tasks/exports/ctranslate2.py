@@ -18,7 +18,6 @@ from regard.tasks.text.tokenizers import BOS, EOS, SPECIAL_TOKENS, UNK, Tokenize
 
 
 def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
-    """Write model.bin, config.json, the vocabularies and the tokenizers."""
     config = trained.config
     refuse_for_ctranslate2(config)
     layers = config.encoder_layers, config.decoder_layers
@@ -77,7 +76,6 @@ def _fill(trained: ExportedRun, spec: Any) -> None:
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> list[str]:
-    """The vocabulary in the order of the ids."""
     return [tokenizer.piece(number) for number in range(len(tokenizer))]
 
 

@@ -65,7 +65,6 @@ class CTranslate2Engine:
         return f"CTranslate2 {library().__version__}: {kind} on {place}, batches at a time: {self._threads}"
 
     def search(self, jobs: Iterable[SearchJob]) -> list[list[list[Hypothesis]]]:
-        """The hypotheses of each job's sentences, in the order of the jobs."""
         given = list(jobs)
         for job in given:
             if reason := self.why_not(job):

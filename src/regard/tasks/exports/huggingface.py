@@ -29,8 +29,6 @@ NEVER = -1e9
 
 
 class TargetFamily(NamedTuple):
-    """An architecture of transformers."""
-
     model_type: str
     architecture: str
 
@@ -44,7 +42,6 @@ FAMILIES = {
 
 
 def to_huggingface(trained: ExportedRun, out: Path) -> None:
-    """Write config.json, generation_config.json, model.safetensors and the tokenizers."""
     family = _family(trained)
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in _tensors(trained)}
     write_atomically(out / "model.safetensors", safetensors_library().torch.save(tensors, metadata={"format": "pt"}))
@@ -107,7 +104,6 @@ def _vocab_size(trained: ExportedRun) -> int:
 
 
 def _tensors(trained: ExportedRun) -> Iterator[tuple[str, Tensor]]:
-    """The names in the family, with our tensors in the form it needs."""
     model, config = trained.model, trained.config
     order = _order(trained)
 

@@ -110,8 +110,6 @@ LONGEST = 1024
 
 
 class ExportedRun(NamedTuple):
-    """A translation run's best model."""
-
     model: Transformer
     config: TransformerConfig
     source_tokenizer: Tokenizer
@@ -139,13 +137,11 @@ class ExportedRun(NamedTuple):
 
 
 def refuse_downloaded(folder: Path) -> None:
-    """Check that a folder is a run of ours."""
     if is_huggingface(folder):
         raise ArgumentError(f"{folder} is a Hugging Face folder already; only runs of `regard train` are exported")
 
 
 def transformer_of(folder: Path) -> TransformerConfig:
-    """The configuration of a run's Transformer."""
     refuse_downloaded(folder)
     config = RunFolder(folder).read_config(TRANSLATION, TranslationConfig)
     if config.model != "transformer":
@@ -154,7 +150,6 @@ def transformer_of(folder: Path) -> TransformerConfig:
 
 
 def exported(translator: Translator, config: TransformerConfig) -> ExportedRun:
-    """The model of a loaded run, with its configuration and its tokenizers."""
     model, tokenizers = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
     assert isinstance(model, Transformer)
     source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
@@ -196,7 +191,6 @@ def refuse(format: str, config: TransformerConfig, **reads: tuple[str | None, ..
 
 
 def split_attention(attention: nn.Module) -> dict[str, nn.Linear]:
-    """Query, key, value and output projections as separate linear layers."""
     assert isinstance(attention, MultiHeadAttention)
     assert attention.in_bias is not None
     weights, biases = attention.in_weights[0].split(attention.sizes), attention.in_bias.split(attention.sizes)

@@ -134,7 +134,6 @@ class Downloaded(nn.Module):
 
     @property
     def alignment_names(self) -> list[str]:
-        """The names of the maps from target to source, first layer first."""
         return [name for name, side in self.sides.items() if side == "cross"]
 
     @property

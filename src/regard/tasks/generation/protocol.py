@@ -111,8 +111,6 @@ Choose = Callable[[Tensor, Progress], tuple[Tensor, Tensor]]
 
 
 class TextStep(NamedTuple):
-    """One step of N texts."""
-
     rows: Integer[Tensor, " N"]
     """The indices of the texts."""
     tokens: Integer[Tensor, " N"]

@@ -45,8 +45,6 @@ SAMPLES_TOGETHER = 32
 
 @displayed
 class TextEvaluation(NamedTuple):
-    """How well a text was predicted."""
-
     loss: float
     """Mean cross-entropy of the tokens, in nats."""
     perplexity: float

@@ -84,7 +84,6 @@ class PictureFiles(NamedTuple):
 def look_at(
     model: Attends, inputs: Sequence[ViewInput], skipped: Callable[[str], None], *, choice: Choice = EVERYTHING
 ) -> list[SeenText]:
-    """Use a model on inputs, and go on past those at which it cannot look."""
     seen, problems = [], []
     for number, asked in enumerate(inputs, 1):
         try:

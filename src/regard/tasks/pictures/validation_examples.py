@@ -40,7 +40,6 @@ def look_at_pairs(model: Model, corpus: Corpus, count: int) -> Look | None:
 
 
 def look_at_text(model: DecoderOnly, corpus: TextCorpus, count: int, block_length: int) -> Look | None:
-    """The attention of a model to stretches of the validation text, evenly apart."""
     tokens, length = corpus.valid.tokens, min(block_length, LONGEST_TOKENS, len(corpus.valid))
     starts = [number * (len(tokens) - length) // max(count, 1) for number in range(count)]
     if not starts or not length:
@@ -69,7 +68,6 @@ def short_pairs(store: TokenStore, count: int) -> list[int]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode while the block runs."""
     was_training = model.training
     model.eval()
     try:

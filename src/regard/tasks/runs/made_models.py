@@ -28,7 +28,6 @@ def made_of(make: Callable[[], M]) -> M:
 
 
 def filled(make: Callable[[], M], config: Any, tensors: dict[str, Tensor], *, source: Path) -> M:
-    """A model with the weights of a checkpoint."""
     most = max((value for name, value in _integers(config) if name.endswith("layers")), default=0)
     if most > len(tensors):
         raise RunFolderError(f"{source} does not fit the model: it has {len(tensors)} tensors, and {most} layers")
@@ -52,8 +51,6 @@ def _integers(config: Any) -> Iterator[tuple[str, int]]:
 
 
 class AdamSettings(TypedDict, total=False):
-    """The settings of AdamW in which a task differs from its defaults."""
-
     betas: tuple[float, float]
     eps: float
 

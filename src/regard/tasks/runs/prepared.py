@@ -38,7 +38,6 @@ def read_prepared(folder: RunFolder) -> dict[str, Any]:
 
 
 def check_file(path: Path, folder: RunFolder, prepared: Mapping[str, Any]) -> None:
-    """Check that a file is still as it was when it was prepared. A file without a checksum is not checked."""
     expected: Mapping[str, Any] | None = prepared.get("files", {}).get(path.relative_to(folder.path).as_posix())
     if expected is None:
         return

@@ -67,7 +67,6 @@ def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
 
 
 def require_files(paths: Iterable[Path], *, setting: str) -> None:
-    """Refuse paths that are not files or pipes this process may read."""
     for path in paths:
         try:
             if path.is_dir():

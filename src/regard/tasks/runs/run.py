@@ -62,8 +62,6 @@ class CountedBatches(Batches[Any], Protocol):
 
 
 class TrainingJob(NamedTuple):
-    """The parts of a task for the training loop."""
-
     model: nn.Module
     batches: CountedBatches
     loss: Loss
@@ -76,8 +74,6 @@ class TrainingJob(NamedTuple):
 
 
 class RunOptions(TypedDict, total=False):
-    """How a run is begun and watched."""
-
     resume: bool
     overwrite: bool
     progress: IO[str] | None
@@ -126,7 +122,6 @@ def train_run(
 
 
 def _in_one_precision(task: str, config: C, folder: RunFolder, *, goes_on: bool) -> C:
-    """The settings with the precision of the resumed run, or with the choice of all ranks for a new one."""
     if config.precision != "auto":
         return config
     if goes_on:

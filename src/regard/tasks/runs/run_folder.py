@@ -60,8 +60,6 @@ PACKAGES = ("regard", "torch", "numpy", "tokenizers", "safetensors", "lightning-
 
 
 class RunFolder:
-    """The paths in a run folder, and its configuration."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.marker = path / "run.toml"
@@ -97,7 +95,6 @@ class RunFolder:
         self.write_config(task, config)
 
     def refuse_taken(self) -> None:
-        """Check that a new run can have this folder."""
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; name a folder for the run")
         if self.holds_a_run():
@@ -157,7 +154,6 @@ class RunFolder:
         refuse_links(self.log_file, self.metrics_file, *(folder for folder, _ in self._folders()))
 
     def write_config(self, task: str, config: Any) -> None:
-        """Write the configuration, and the versions of Python and of the libraries."""
         record = {"format": FORMAT, "task": task, "config": to_plain(config), "versions": versions_of(PACKAGES)}
         write_toml(self.marker, task, config)  # first: if the process dies, the folder can be known for ours
         write_sealed(self.config_file, record)

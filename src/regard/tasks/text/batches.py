@@ -140,7 +140,6 @@ def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]
 
 
 def _with_end(lengths: Integers) -> npt.NDArray[np.int64]:
-    """Lengths with EOS, in a dtype wide enough for their sums."""
     return lengths.astype(np.int64) + 1
 
 
@@ -163,7 +162,6 @@ def _by_length(source: Integers, target: Integers, generator: np.random.Generato
 
 
 def _cuts(source: Integers, target: Integers, max_tokens: int) -> list[int]:
-    """The bounds of the batches in the sorted pairs, each as late as the budget allows."""
     cuts = []
     start, longest_source, longest_target = 0, 0, 0
     for i, (s, t) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):

@@ -41,8 +41,6 @@ class TextWindow(NamedTuple):
 
 
 class TextBlocks(NamedTuple):
-    """B stretches of text, and a random number for each. The number depends on the text and the epoch alone."""
-
     tokens: npt.NDArray[np.int64]
     """(B, T)."""
     seeds: npt.NDArray[np.int64]
@@ -110,7 +108,6 @@ class BlockPlan:
         return sum(len(blocks) // self.rows for blocks in sections(count, seed=self.seed, epoch=0))
 
     def _cut(self, epoch: int) -> tuple[np.random.Generator, int, int]:
-        """The epoch's random generator, the position of its first block, and the number of its blocks."""
         generator = np.random.default_rng([self.seed, epoch])
         spare = len(self.tokens) - self.overlap - self.rows * self.length
         phase = int(generator.integers(min(self.length, spare + 1)))

@@ -168,7 +168,6 @@ def _kept_and_left_out() -> tuple[tuple[Form, ...], tuple[Form, ...]]:
 
 
 def _readings_as_numbers(text: str) -> set[date]:
-    """The readings of an all-digit date in each locale, whatever its separators."""
     numbers = [int(number) for number in re.findall(r"\d+", text)]
     if len(numbers) != 3 or any(character.isalpha() for character in text):
         return set()

@@ -71,7 +71,6 @@ def json_of(line: Line) -> Any:
 
 
 def shape_of(record: object) -> str:
-    """The kind of a JSON value, and of those in an object."""
     if not isinstance(record, dict):
         return f"a JSON {type(record).__name__}"
     held = ", ".join(f'"{key[:40]}": {type(value).__name__}' for key, value in list(record.items())[:5])

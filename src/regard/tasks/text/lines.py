@@ -154,7 +154,6 @@ def decoded(place: str, raw: bytes) -> str:
 
 
 def refuse_long(place: str) -> None:
-    """Refuse a line longer than the longest that is read."""
     raise DataError(
         f"{place}: expected text in lines of at most {LONGEST_LINE_BYTES:,} bytes, got a longer one; "
         "give a text file with one sentence or pair a line"
@@ -239,13 +238,11 @@ def _opened(path: StrPath, opened: ExitStack) -> Any:
 
 
 def _release(stream: Any) -> None:
-    """Take a reader off standard input, which it would close."""
     with suppress(ValueError):  # it is closed already
         stream.detach()
 
 
 def why_not_read(name: str, error: OSError) -> str:
-    """Why a file could not be read, and how to proceed."""
     if isinstance(error, PermissionError) and os.path.isdir(name):  # Windows refuses to open a folder so
         error = IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     advice = {

@@ -62,7 +62,6 @@ def csv_rows(files: Sequence[Lines], *, has_header: bool) -> Iterator[CsvRow]:
 
 
 def _first_row(first: Mapping[str, list[str]], place: str) -> tuple[list[str], str]:
-    """The first row as one of two marks cuts it, and the mark."""
     cut = {mark: row for mark, row in first.items() if len(row) > 1}
     named = {mark: row for mark, row in cut.items() if set(SIDES) <= _names(row).keys()}
     if len(found := named or cut) != 1:

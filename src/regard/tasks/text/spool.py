@@ -42,7 +42,6 @@ class Spool(AbstractContextManager["Spool"]):
         return self._count
 
     def __iter__(self) -> Iterator[Any]:
-        """The records in order. Several iterations may run at the same time."""
         at = 0
         while at < self._end:
             self._file.seek(at)

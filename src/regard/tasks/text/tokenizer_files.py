@@ -52,8 +52,6 @@ def read_tokenizer(text: str) -> Any:
 
 
 def reads_lower_case(backend: Any) -> bool:
-    """True if a tokenizer of the library lowercases text first."""
-
     def lowers(step: Any) -> bool:  # of its settings: the library's steps within a step within a step have no end
         is_bert = step["type"] == "BertNormalizer" and bool(step["lowercase"])
         return step["type"] == "Lowercase" or is_bert or any(map(lowers, step.get("normalizers", ())))
@@ -89,7 +87,6 @@ def _as_value_errors() -> Iterator[None]:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """The class is made inside the library's extension and cannot be imported."""
     return type(error).__name__ == "PanicException"
 
 

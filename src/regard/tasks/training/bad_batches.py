@@ -75,6 +75,5 @@ def what_is_wrong(loss: float, norm: float) -> str | None:
 
 
 def describe_bad(bad: Skipped) -> str:
-    """The fault and the position of the batches in the data."""
     where = f"batch {bad.first}" if bad.first == bad.last else f"batches {bad.first} to {bad.last}"
     return f"{bad.reason} at step {bad.step} (epoch {bad.epoch}, {where})"

@@ -65,7 +65,6 @@ class Checkpoints:
         self.folder = folder
 
     def path(self, which: str) -> Path:
-        """The file of a checkpoint, "last" or "best"."""
         return self.folder / f"{which}.safetensors"
 
     def save_last(self, state: TrainingState, ranks: Ranks = ALONE) -> None:
@@ -107,7 +106,6 @@ class Checkpoints:
             return TrainingState(model, optimizer, random, _position_of(file), file.part("average") or None)
 
     def load_model(self, which: str) -> Tensors:
-        """Read the model of a checkpoint on the CPU, the moving average if it has one."""
         with open_checked(self.path(which)) as file:
             return file.part("model") | file.part("average")
 

@@ -139,7 +139,6 @@ class _Meter:
         self.places += places
 
     def pause(self, seconds: float) -> None:
-        """Exclude time of validation or of writing checkpoints."""
         self.started += seconds
         self.window_started += seconds
 
@@ -201,7 +200,6 @@ class _Run:
         return self.position
 
     def groups(self) -> Iterator["_Group"]:
-        """The data from the present position on, pass after pass, in groups of one update each."""
         epoch, start = self.position.epoch, self.position.batch
         while True:
             found = False
@@ -329,7 +327,6 @@ class _Run:
         return is_best
 
     def averaged(self) -> AbstractContextManager[None]:
-        """The model with its averaged weights, if there is an average."""
         return nullcontext() if self.average is None else in_place_of(self.average, self.model)
 
     def save_best(self) -> None:
@@ -353,7 +350,6 @@ class _Run:
         self.tell(Saved(step=self.position.step, which="last"))
 
     def gather_random_states(self) -> dict[str, Tensor]:
-        """The random states of all ranks, stacked in the order of the ranks."""
         states = Ranks.of(self.fabric).gather(lambda: get_random_state(self.fabric.device))
         return {name: torch.stack([one[name] for one in states]) for name in states[0]}
 

@@ -67,8 +67,6 @@ class BatchSize(NamedTuple):
 
 
 class Batches(Protocol[B]):
-    """Training data in an order that depends on the epoch alone."""
-
     def epoch(self, epoch: int, start: int) -> Iterator[B]:
         """This rank's batches of one pass over the data, from index `start` on. All ranks have equally many."""
 

@@ -123,7 +123,6 @@ def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Token
 def _say_of_figures(
     config: TranslationConfig, targets: Sequence[str], valid: TokenStore, tokenizer: Tokenizer, say: Say
 ) -> None:
-    """Say what the loss and BLEU of the validation pairs cannot see."""
     unknown = sum(int((valid.target(i) == tokenizer.unknown_id).sum()) for i in range(len(valid)))
     if unknown and tokenizer.unknown_id is not None:
         share = unknown / int(valid.target_lengths.sum())

@@ -48,7 +48,6 @@ class TranslationOptions:
         return self.labels or self.alignments is not None
 
     def settings(self) -> dict[str, Any]:
-        """The options that decide the answers, as values for JSON."""
         alignments = None if self.alignments is None else str(self.alignments)
         return {
             "beam": self.beam.size,

@@ -12,8 +12,6 @@ from regard.tasks.training.metrics import CorpusScore
 
 @displayed
 class Candidate(NamedTuple):
-    """One translation of a sentence."""
-
     text: str
     score: float
     """Log-probability: the plain sum with greedy search; with beam search as `Beam` says, by default
@@ -49,8 +47,6 @@ class Translation(NamedTuple):
 
 @displayed
 class Attention(NamedTuple):
-    """The attention of a model to a translation and its source."""
-
     source_labels: list[str]
     target_labels: list[str]
     read_labels: list[str]
@@ -77,8 +73,6 @@ class Attention(NamedTuple):
 
 @displayed
 class Evaluation(NamedTuple):
-    """How well sentences were translated."""
-
     bleu: CorpusScore
     chrf: CorpusScore
     exact_match: float

@@ -22,7 +22,6 @@ class Choice:
 
     @property
     def note(self) -> str:
-        """The numbers of the chosen heads, which a page counts anew."""
         return f" · head{'s' * (len(self.heads) > 1)} {', '.join(map(str, self.heads))}" if self.heads else ""
 
     def of(self, attention: TextMaps) -> TextMaps:

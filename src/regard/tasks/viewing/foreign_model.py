@@ -37,8 +37,6 @@ MOST_WRITTEN = 64
 
 
 class ForeignModel:
-    """A model of transformers with the tokenizer, image processor and feature extractor of its folder."""
-
     def __init__(self, folder: Path, *, device: str, sequence: int = 0, tell: TellRead = lambda *_: None) -> None:
         self._folder, self._sequence = folder, sequence
         self._library = transformers_library()
@@ -321,7 +319,6 @@ class ForeignModel:
 
 
 def said_by(error: Exception) -> str:
-    """The first sentence of another library's error, in one line."""
     return f"{' '.join(str(error).split()).split('. ')[0]:.200}"
 
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ImageCells:
-    """Squares of an image that is one tile of the input, or is put together of several."""
-
     rows: int
     columns: int
     tiles: tuple[tuple[int, ...], ...]

@@ -77,7 +77,6 @@ def mosaic(tiles: Pixels, size: tuple[int, int]) -> Mosaic | None:
 
 
 def _contents(pixels: Pixels, size: tuple[int, int]) -> Iterator[Pixels]:
-    """All of an image, and the part in its middle with these proportions."""
     yield pixels
     height, width = pixels.shape[:2]
     scale = min(height / size[0], width / size[1])

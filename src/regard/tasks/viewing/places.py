@@ -41,12 +41,10 @@ class ForeignAttention:
 
     @property
     def image(self) -> "SeenImage | None":
-        """The image, if the keys of the map that is shown are proved to be its patches."""
         return None if self.axes[self.shown][1] is None else self.picture
 
     @property
     def unproved(self) -> list[str]:
-        """The maps with an axis of numbers."""
         return [name for name in self.maps if None in self.axes[name]]
 
     def labels(self, name: str) -> tuple[AxisLabels, AxisLabels]:

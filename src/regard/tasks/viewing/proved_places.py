@@ -22,8 +22,6 @@ LEAST_OWN = 0.8
 
 
 class NoPart(Enum):
-    """What a position stands for that is no part of the input."""
-
     OWN = "own"
     """A learned token: it moves with no part."""
     UNKNOWN = "unknown"
@@ -31,8 +29,6 @@ class NoPart(Enum):
 
 
 class ClaimedAxis(NamedTuple):
-    """Labels of positions, and the part of the input that each claims to stand for."""
-
     labels: list[str]
     parts: Sequence[Any]
     """The name of an input of tokens and a position in it; row and column of `cells`; or an `NoPart`."""
@@ -131,7 +127,6 @@ class PlaceProof:
         return next((one for one in others if one not in self.fixed), token)
 
     def _quarters(self) -> list[dict[str, Any]]:
-        """The inputs with one quarter of their moments changed after the other."""
         name, sound = next((n, x) for n, x in self.inputs.items() if isinstance(x, Tensor) and x.is_floating_point())
         axis = max(range(1, sound.dim()), key=lambda n: sound.shape[n])
         found = []

@@ -38,15 +38,12 @@ def as_text(value: Any) -> str:
 
 
 class PackedArray(NamedTuple):
-    """An array of a page."""
-
     kind: str
     length: int
     raw: bytes
     """Deflated bytes; plain bytes for a kernel, which sends them as buffers."""
 
     def as_json(self) -> dict[str, Any]:
-        """The input of decodeArray in page_codec.js."""
         return {"kind": self.kind, "length": self.length, "data": b64encode(self.raw).decode()}
 
     @property

@@ -81,8 +81,6 @@ def _named(maps: list[str]) -> str:
 
 
 class Work(NamedTuple):
-    """A map on its way into the page."""
-
     entry: dict[str, Any]
     """The map's entry for the page's script."""
     carried: Carried
@@ -94,7 +92,6 @@ class Work(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True if the small pictures hold every weight."""
         return self.found[0].cells.grid.is_whole
 
     @property
@@ -152,7 +149,6 @@ def carry_strongest(work: Work, arrays: Arrays, k: int) -> None:
 
 
 def _strongest_of(top: Top, k: int) -> Top:
-    """The k strongest of the carried keys, in the order of the keys."""
     if k >= top.keys.shape[-1]:
         return top
     order = np.argsort(-top.weights, axis=-1, kind="stable")

@@ -122,7 +122,6 @@ def most_telling(maps: Sequence[Mapping[str, Any]]) -> int:
 def alternatives_of(
     name: str, given: Sequence[Sequence[tuple[str, float]]], queries: int
 ) -> list[list[tuple[str, float]]]:
-    """The printed alternatives of each query."""
     if len(given) != queries:
         raise ShapeError(f"map {name!r} needs alternatives for each of its {queries} queries; {len(given)} came")
     found = [[(printable(text), float(f"{probability:.4g}")) for text, probability in some] for some in given]

@@ -53,8 +53,6 @@ class Top:
 
 @dataclass(frozen=True, slots=True)
 class HeadNumbers:
-    """Statistics of some heads."""
-
     cells: HeadCells
     top: Top | None
     largest: list[float]

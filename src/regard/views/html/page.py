@@ -147,7 +147,6 @@ def page(
 
 
 def document_of(parts: Mapping[str, str]) -> str:
-    """The document with its title, style, data and script, and the name of the script's function that draws."""
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], resource("page.html"))
 
 
@@ -184,7 +183,6 @@ def _report(used_bytes: float, budget_bytes: float, carried: Sequence[Carried]) 
 
 
 def page_colours() -> dict[str, Any]:
-    """The colours of a page on light and on dark paper."""
     return {"light": _colours(LIGHT, NOT_CARRIED[0]), "dark": _colours(DARK, NOT_CARRIED[1])}
 
 
@@ -219,5 +217,4 @@ def one_module(modules: Iterable[str]) -> str:
 
 
 def resource(name: str) -> str:
-    """A file of the page."""
     return files("regard.views.html").joinpath(name).read_text(encoding="utf-8").rstrip("\n")

@@ -12,8 +12,6 @@ from regard.views.reading_order import visual_order
 
 
 class TokenLists:
-    """The label lists of an example, shared by maps with equal labels."""
-
     def __init__(self, arrays: Arrays) -> None:
         self.entries: list[dict[str, Any]] = []
         self._arrays = arrays
@@ -34,8 +32,6 @@ class TokenLists:
 
 
 class LayerName(NamedTuple):
-    """The kind of a map, and its layer among the maps of that kind."""
-
     kind: str
     layer: str
     """On a page; "" for a map alone whose name has no number."""

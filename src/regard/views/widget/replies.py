@@ -94,8 +94,6 @@ HELD = 12
 
 
 class Reply(NamedTuple):
-    """A message to the view."""
-
     content: dict[str, Any]
     buffers: list[bytes]
 
@@ -273,7 +271,6 @@ def _whole_numbers(question: Mapping[str, Any], name: str, count: int) -> list[i
 
 
 def _numpy_of(weights: Tensor | Any) -> npt.NDArray[np.floating[Any]]:
-    """Weights for the view."""
     values: npt.NDArray[np.floating[Any]] = weights.detach().cpu().float().numpy()
     if not np.isfinite(values).all():
         raise NonFiniteError(f"weights must be finite; {values[~np.isfinite(values)][0]} came")

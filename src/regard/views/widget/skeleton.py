@@ -70,7 +70,6 @@ def _carried(name: str, example: Example, arrays: Arrays) -> dict[str, Any]:
 
 
 def live_sources() -> list[str]:
-    """The modules that ask for weights, for a page with a server behind it."""
     return [_own(name) for name in ("questions.js", "kernel_weights.js")]
 
 

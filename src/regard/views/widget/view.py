@@ -204,7 +204,6 @@ def _view_class() -> Any:
             return {"text/html": f'<div class="{self.place}">{inner}</div>', "text/plain": repr(self)}
 
         def _ipython_display_(self) -> None:
-            """Show the view, and after it, hidden, its last picture."""
             bundle: Any = self._repr_mimebundle_()
             # Older anywidgets return the bundle alone, newer ones with its metadata.
             data, about = bundle if isinstance(bundle, tuple) else (bundle, {})

@@ -96,7 +96,6 @@ def head_table(
 
 
 def _ids_of(tokens: TokenTexts, ids: Tensor | None) -> Tensor:
-    """A number for each string, the same for equal ones."""
     if ids is not None:
         raise ArgumentError("tokens and ids are the same, as strings and as numbers: leave one of them out")
     given: list[Any] = [] if isinstance(tokens, str | Tensor) else list(tokens)
@@ -149,8 +148,6 @@ def compare(one: Maps, other: Maps, *, skip: Names = ()) -> HeadTable:
 
 
 class QueryValues(NamedTuple):
-    """A number for each query of a map, and the queries that count in its mean."""
-
     values: Tensor
     """(batch..., H, T)."""
     counted: Tensor
@@ -162,8 +159,6 @@ class QueryValues(NamedTuple):
 
 
 class TopOfQueries(NamedTuple):
-    """The k largest weights of each query of a map, in descending order."""
-
     weights: Tensor
     """(batch..., H, T, k)."""
     keys: Tensor
@@ -250,7 +245,6 @@ def _mean(values: Tensor, counted: Tensor) -> Tensor:
 def _chosen_keys(
     weights: AttentionMap, ids: Tensor | None, names: Collection[str]
 ) -> dict[tuple[str, ...], SumsOfKeys]:
-    """The statistics of the keys that the names choose, by the names of their answers."""
     part, device, keys = weights.source.part_of, weights.device, weights.shape[-1]
     chosen: dict[tuple[str, ...], SumsOfKeys] = {}
     if of_positions := tuple(name for name in OF_POSITIONS if name in names):
@@ -276,7 +270,6 @@ def _of_chosen_keys(
     chosen: Mapping[tuple[str, ...], SumsOfKeys],
     answers: Sequence[tuple[Tensor, ...]],
 ) -> dict[str, QueryValues]:
-    """The answers by name, each with the live queries that have such a key."""
     values, of_heads = {}, (*weights.leading[:-1], 1, weights.shape[-2])
     for (names, statistic), found in zip(chosen.items(), answers, strict=True):
         has_key = statistic.chains(weights.shape[-1]).first >= 0

@@ -77,8 +77,6 @@ def measure_mixing(seen: "Seen", run: Callable[[], object]) -> dict[str, str]:
 
 
 class _RecordedRun(FollowedRun):
-    """A run of a model, and the tensors that its modules get and give."""
-
     def __init__(self) -> None:
         super().__init__()
         self.given: dict[NumberedCall, tuple[list[Tensor], list[Tensor]]] = {}
@@ -87,7 +85,6 @@ class _RecordedRun(FollowedRun):
 
     @property
     def runs(self) -> str | None:
-        """The path of the module that runs, or at which a run ended by an error."""
         return self.running[-1][0] if self.running else None
 
     def entered(self, call: NumberedCall, inputs: Any) -> Any:
@@ -180,6 +177,5 @@ def _tensors(given: object) -> list[Tensor]:
 
 
 def _deepest(path: str, mixing: set[str], modules: dict[str, nn.Module]) -> str:
-    """The innermost part that does all the mixing of a module, and has parts itself."""
     inner = [one for one in mixing if one.rpartition(".")[0] == path or (not path and "." not in one and one)]
     return _deepest(inner[0], mixing, modules) if len(inner) == 1 and [*modules[inner[0]].children()] else path

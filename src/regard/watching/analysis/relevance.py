@@ -199,7 +199,6 @@ class _RowsOfR:
         return found + rows[self.of] if self.of in rows else found
 
     def _normalised(self, stream: str, number: int, x: Tensor) -> Tensor:
-        """The normalised R of a stream before a layer, times x."""
         sums = self._excess(stream, number, torch.ones_like(x[..., :1]))
         return _over(self._excess(stream, number, x), sums) + x
 
@@ -258,7 +257,6 @@ def _are_mutual(layers: Layers) -> bool:
 
 
 def _given(steps: Any) -> Layers:
-    """The caller's list of layers."""
     found: list[tuple[AttentionStep, ...]] = []
     require(steps, (Iterable, AttentionMap), "steps", "what regard.watch saw, or maps and AttentionSteps")
     for one in [steps] if isinstance(steps, AttentionMap) else steps:
@@ -318,7 +316,6 @@ def _batch(one: AttentionMap) -> tuple[int, ...]:
 
 
 def _lengths(layers: Layers) -> dict[str, int]:
-    """The length of each stream, purely attended streams first."""
     found: dict[str, int] = {}
     asking = {queries for steps in layers for _, queries, keys in steps if queries != keys}
     for is_asking in (False, True):

@@ -80,7 +80,6 @@ def _not_seen(record: Record, run: AuditedRun) -> Iterator[Finding]:
 
 
 def without_echoes(findings: list[Finding]) -> list[Finding]:
-    """The findings without warnings that repeat an error of the same call, or an explanation of the same rows."""
     errors = {(one.path, one.call, one.reason) for one in findings if one.severity == "error"}
     explained = {(one.path, one.call) for one in findings if one.severity == "error" and one.reason in EXPLAINS}
 

@@ -33,8 +33,6 @@ from regard.watching.observed import EmbeddedIds, Observed, Record
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UserTold:
-    """What the user says of the model, beside its arguments."""
-
     causal: bool | None = None
     keep: Tensor | None = None
     """The real tokens among the keys, bool (B, S)."""
@@ -44,8 +42,6 @@ class UserTold:
 
 @dataclass(eq=False)
 class AuditedCall:
-    """One call, and what is known of it. The properties are read on demand, and kept."""
-
     call: Observed
     facts: Facts
     modules: Mapping[str, nn.Module]
@@ -69,7 +65,6 @@ class AuditedCall:
 
     @cached_property
     def crosses(self) -> bool:
-        """True if its keys are of another sequence."""
         return self.call.crosses is True or reads_memory(self.modules, self.name)
 
     @property
@@ -81,7 +76,6 @@ class AuditedCall:
         return self.call.map
 
     def placed(self, finding: Finding) -> Finding:
-        """A finding of this call."""
         return replace(finding, path=self.name, call=self.call.index, observed=self.call)
 
     @property
@@ -95,7 +89,6 @@ class AuditedCall:
 
     @property
     def mixes_positions(self) -> bool:
-        """True for attention over positions, and for recurrences and convolutions over them."""
         return self.is_attention or (self.call.is_of_positions and self.call.blocks is None)
 
     @cached_property
@@ -113,12 +106,10 @@ class AuditedCall:
 
     @cached_property
     def part(self) -> SequencePart | None:
-        """The sequence of the queries."""
         return part_of(self.call, crosses=self.crosses, module_is_decoder=is_of_decoder(self.modules, self.name))
 
     @cached_property
     def key_part(self) -> SequencePart | None:
-        """The sequence of the keys."""
         return self.part if not self.crosses else "source" if self.part in ("own", "target") else None
 
     @cached_property
@@ -133,7 +124,6 @@ class AuditedCall:
 
     @property
     def is_later_step(self) -> bool:
-        """True for a call whose keys begin with those of an earlier one."""
         return self.grows and self.before is not None
 
     # -- padding -----------------------------------------------------------------------------------------
@@ -242,7 +232,6 @@ class AuditedCall:
     # -- visible pairs -----------------------------------------------------------------------------------
 
     def chunks(self) -> Iterator[range]:
-        """The rows, a few at a time."""
         sizes = self.sizes
         yield from ranges(sizes.queries, fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys))
 
@@ -294,8 +283,6 @@ class AuditedCall:
 
 @dataclass(slots=True, eq=False)
 class AuditedRun:
-    """All audited calls of a watch."""
-
     calls: list[AuditedCall] = field(default_factory=list)
     unread: list[tuple[Observed, str]] = field(default_factory=list)
     """The calls without facts, with the reasons."""
@@ -305,7 +292,6 @@ NOT_AUDITED = ("compression", "attention over depth")
 
 
 def run_of(record: Record, user: UserTold) -> AuditedRun:
-    """The calls of a watch in their order, with the facts of their masks."""
     steps = _steps(record)
     pads = PadToken.of(record.modules)
     run = AuditedRun()
@@ -336,7 +322,6 @@ StepPlace = tuple[CallSequence, SequenceStep, int | None]
 
 
 def _steps(record: Record) -> dict[tuple[str, int], StepPlace]:
-    """The place of each call in its sequence, and the number of the call before it."""
     found: dict[tuple[str, int], StepPlace] = {}
     for name, sequences in record.sequences.of.items():
         for sequence in sequences:

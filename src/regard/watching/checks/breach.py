@@ -36,8 +36,6 @@ class Breach:
 
 
 class HiddenPairs(NamedTuple):
-    """Required pairs that are hidden in every head."""
-
     number: int
     sequence: int
     query: int

@@ -103,7 +103,6 @@ def check(
 
 
 def _run_on(model: nn.Module, batch: Any) -> Seen:
-    """The watch of one call with a batch as it was given."""
     torch.manual_seed(0)
     with watch(model) as seen:
         output_of(model, batch)

@@ -85,8 +85,6 @@ def _recalled(call: Observed, offset: int, real: Tensor, first_key: Tensor) -> t
 
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
-    """The blocks among the keys of a call, and the choice of some of them."""
-
     rate: int
     count: int
     weight: float
@@ -106,7 +104,6 @@ class BlockFacts:
 
 
 def blocks_of(call: Observed) -> BlockFacts:
-    """Measure the weight on blocks, and the recall of their choice, a few rows at a time."""
     assert call.map is not None
     assert call.blocks is not None
     count, rate, keys = call.blocks.number, call.blocks.rate, call.map.shape[-1]

@@ -23,8 +23,6 @@ SHIFTS = (1, -1, 2, -2)
 
 
 class Departure(NamedTuple):
-    """How a map differs from another one."""
-
     reason: Reason
     says: str
     """Goes on after "its"."""
@@ -137,7 +135,6 @@ def other_scale(rows: SomeRows, pair: PairedCalls) -> Departure | None:
 
 
 def other_mask(pair: PairedCalls) -> Departure | None:
-    """Weight on keys that one of the two hides."""
     own, other = pair
     for one, beside, says in ((own, other, "which the reference hides"), (other, own, "which it hides")):
         if not beside.is_exact and beside.facts.mask.pattern == one.facts.mask.pattern:
@@ -158,7 +155,6 @@ def other_mask(pair: PairedCalls) -> Departure | None:
 
 
 def other_vectors(pair: PairedCalls) -> Departure | None:
-    """Keys in another order of heads, or rotary positions that are others, by the vectors that the kernels got."""
     calls = [call.call.factors.call for call in pair if call.call.factors is not None]
     if len(calls) < 2 or calls[0].query.shape != calls[1].query.shape:
         return None
@@ -203,8 +199,6 @@ TURN = 1e-3
 
 
 class Turns(NamedTuple):
-    """The angles by which pairs of dimensions are turned, with the same one for each sequence and head."""
-
     angles: Tensor
     """(T, pairs), complex, of the size 1."""
 
@@ -241,7 +235,6 @@ NEAR = 1e-4
 
 
 def is_near(one: Tensor, other: Tensor) -> bool:
-    """True for vectors that are equal but for rounding."""
     return one.shape == other.shape and bool((one - other).abs().amax() <= NEAR * other.abs().amax().clamp(min=1e-30))
 
 
@@ -257,7 +250,6 @@ def _pairs(vectors: Tensor, *, halves: bool) -> Tensor:
 
 
 def other_places(rows: SomeRows, pair: PairedCalls) -> Departure | None:
-    """Rows, keys or both that are those of the reference some positions further, among the keys that both have."""
     keys = rows.own.shape[-1]
     for by in SHIFTS:
         for queries, columns, what in ((by, by, "positions are"), (0, by, "keys are"), (by, 0, "queries are")):

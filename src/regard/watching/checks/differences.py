@@ -33,8 +33,6 @@ EVERY = slice(None)
 
 
 class Way(NamedTuple):
-    """A way to run a subject, on a batch of some rows."""
-
     run: Callable[[Subject], SubjectRun]
     rows: int = 1
 
@@ -44,13 +42,10 @@ class Way(NamedTuple):
 
 
 def as_they_are(rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> Way:
-    """The way to run rows as they are."""
     return Way(lambda subject: subject.run(rows, side=side, filler=filler, width=width), len(rows))
 
 
 class Same(NamedTuple):
-    """Real positions of a row in one run, and those of the other that must agree with them."""
-
     row: int = 0
     other: int = 0
     at: slice = EVERY
@@ -183,7 +178,6 @@ class Judge:
         return None
 
     def axes(self, is_double: bool) -> PositionAxes:
-        """The axes of positions in all modules, by a run for each sequence that is one position shorter."""
         if is_double not in self._axes:
             subject = self.double() if is_double else self.subject
             row, lengths, shorter = subject.rows.long, dict[str, int](), dict[str, RunTrace]()

@@ -111,7 +111,6 @@ def facts_of(call: Observed) -> Facts:
 
 
 def _with_blocks(call: Observed, positions: int) -> Facts:
-    """The facts of the keys that are positions, with those of the blocks behind them."""
     assert call.map is not None
     own: AttentionMap = call.map[..., :positions]
     facts = facts_of(replace(call, made=own, factors=None, is_stored=True, blocks=None, chooser=None))
@@ -139,7 +138,6 @@ def _mean(call: Observed, seen: Visible, of_rows: Tensor) -> float | None:
 
 
 def _on_first(call: Observed, seen: Visible) -> float | None:
-    """The share on the first key that any row of the sequence sees."""
     assert call.map is not None
     weights, sizes = call.map, call.sizes
     first = seen.keys.unflatten(0, seen.shape).any(1).expand(sizes.flat_batch, sizes.keys).long().argmax(-1)
@@ -151,7 +149,6 @@ def _on_first(call: Observed, seen: Visible) -> float | None:
 
 
 def _later(call: Observed, kind: MaskKind, seen: Visible) -> float | None:
-    """The share on later positions."""
     assert call.map is not None
     if not kind.ahead:
         return 0.0
@@ -174,7 +171,6 @@ def _later_by_state(source: CallSource, offset: int) -> Tensor | None:
 
 
 def _later_by_rows(weights: AttentionMap, offset: int) -> Tensor:
-    """The weight on later keys, a few rows at a time."""
     queries, keys = weights.shape[-2:]
     places = torch.arange(keys, device=weights.device)
     parts = []
@@ -227,7 +223,6 @@ def facts_by_mask(calls: Sequence[Observed]) -> list[str]:
 
 
 def _spread(calls: Sequence[Observed], most: int) -> list[Observed]:
-    """At most so many calls at equal distances, with the first and the last."""
     if len(calls) <= most:
         return list(calls)
     return [calls[round(n * (len(calls) - 1) / (most - 1))] for n in range(most)]

@@ -186,7 +186,6 @@ class GivenSubject(Subject):
         return row, {**row, **pads, **masks}
 
     def _full(self, row: Sample) -> Sample:
-        """The row with words in place of its padding."""
         out = dict(row)
         for name in self._inputs:
             if (mask := self._mask_of[name]) is not None and name not in FIXED:
@@ -240,7 +239,6 @@ class GivenSubject(Subject):
         return {name: self._shared[name] for name in ENDS if isinstance(self._shared.get(name), Tensor)}
 
     def _documents(self, row: Sample) -> tuple[Tensor, str, bool] | None:
-        """The document of each position, the argument that tells, and whether it begins positions anew."""
         assert self.ahead is not None
         length, names = len(row[self.ahead]), self.inputs_of(self.ahead)
         if DOCUMENTS_TOLD in row:
@@ -296,7 +294,6 @@ class GivenSubject(Subject):
         return sdpa_kernel([SDPBackend.MATH])
 
     def _side(self, row: Sample) -> Side:
-        """Where a row is padded."""
         sides = [real for real in self._masks_of(row) if not bool(real.all())]
         return "left" if bool(sides[0][-1]) and not bool(sides[0][0]) else "right"
 
@@ -316,7 +313,6 @@ class GivenSubject(Subject):
         return min(same, key=lambda mask: (mask != name, self._masks[mask].part != of), default=None)
 
     def _real(self, row: Sample, name: str) -> Tensor:
-        """The real positions of an argument of a row."""
         mask = self._mask_of[name]
         if mask is None:
             return torch.ones(len(row[name]), dtype=torch.bool, device=row[name].device)
@@ -326,7 +322,6 @@ class GivenSubject(Subject):
         return {name: one[self._real(row, name)] if name in self._mask_of else one for name, one in row.items()}
 
     def _filled(self, row: Sample, filler: int) -> Sample:
-        """The row with other values in its padding."""
         out = dict(row)
         for name in self._inputs if filler and self._fills else ():
             real, donor = self._real(row, name), self.rows.long[name].roll(filler, 0)
@@ -398,7 +393,6 @@ def _shared(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _may_be_mask(name: str, one: Tensor) -> bool:
-    """True for a square tensor that is neither a mask of padding nor ids."""
     is_square = one.dim() == 2 and one.shape[0] == one.shape[1] and name not in MASKS
     is_of_ids = not one.is_floating_point() and bool((one > 1).any())
     return is_square and not is_of_ids

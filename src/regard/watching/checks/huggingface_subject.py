@@ -40,7 +40,6 @@ FEEDS_ALL = ("fsmt",)
 
 
 def is_huggingface_model(model: nn.Module) -> bool:
-    """True for a model of transformers, without importing it."""
     library: Any = sys.modules.get("transformers.modeling_utils")
     return library is not None and isinstance(model, library.PreTrainedModel)
 

@@ -67,7 +67,6 @@ class MaskKind:
 
     @property
     def tells_positions(self) -> bool:
-        """True if it shows at which positions the queries are."""
         return self.pattern not in ("none", "dense of no known kind", "no key at all")
 
     def __str__(self) -> str:
@@ -241,7 +240,6 @@ def _both_sides(rows: _Rows, offset: int, *, sees_first: bool, sees_last: bool) 
 
 
 def _hidden(keys: Tensor, low: int, high: int) -> tuple[HiddenAt | None, int]:
-    """The side of the keys hidden from every row, among those in the pattern, and their largest count."""
     keys = keys[:, low:high]
     hidden = int((~keys).sum(-1).max()) if keys.numel() else 0
     if not hidden:

@@ -52,8 +52,6 @@ PASSES = 30
 
 
 class PromisedTrials:
-    """The trials whose results must agree, by what a model promises."""
-
     def __init__(self, subject: Subject) -> None:
         self.subject, self.judge = subject, Judge(subject)
         self.found: list[Finding] = []
@@ -64,7 +62,6 @@ class PromisedTrials:
         self.seen: list[tuple[Seen, Tensor | None]] = []
 
     def forms(self) -> Iterator[tuple[str, Sequence[Sample], Side]]:
-        """A sequence alone, and beside a short one, padded on either side."""
         rows = self.subject.rows
         yield "", [rows.long], "right"
         if rows.short is not None:
@@ -178,7 +175,6 @@ class PromisedTrials:
         return False
 
     def _splits(self, packed: PackedRow) -> bool:
-        """True if the attention of a layer tells the documents apart."""
         torch.manual_seed(0)
         with watch(self.subject.model) as seen:
             self.subject.run([packed.row])
@@ -228,7 +224,6 @@ class PromisedTrials:
         return False
 
     def _states(self) -> set[str]:
-        """The modules that mix positions by a state or a convolution."""
         seen = self.seen[0][0]
         return {call.name for call in seen.calls if call.kind != "attention"} | mixers_in(seen.record).keys()
 
@@ -295,7 +290,6 @@ class PromisedTrials:
 
     @contextmanager
     def trying(self, what: str) -> Iterator[None]:
-        """Name a trial. One that fails is reported, and is no fault of attention."""
         self.tried.append(what)
         try:
             yield
@@ -336,7 +330,6 @@ def _as_it_is(subject: Subject, way: Way) -> SubjectRun:
 
 
 def in_eager(subject: Subject, way: Way) -> SubjectRun:
-    """Run with attention written out."""
     with subject.eager():
         return way.run(subject)
 
@@ -358,7 +351,6 @@ Around = Callable[[Subject, Way], SubjectRun]
 
 
 def within(around: Around, way: Way) -> Way:
-    """The same way in another mode."""
     return Way(lambda subject: around(subject, way), way.rows)
 
 

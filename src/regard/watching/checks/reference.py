@@ -29,8 +29,6 @@ COARSE = 5e-2
 
 @dataclass(frozen=True, slots=True)
 class Runnable:
-    """A model, and a way to run it or a copy of it on the inputs of the comparison."""
-
     model: nn.Module
     run: Callable[[nn.Module], Any]
 
@@ -39,7 +37,6 @@ class Runnable:
 
 
 def on_batch(model: nn.Module, batch: Any) -> Runnable:
-    """The model on a batch as it was given."""
     return Runnable(model, lambda model: output_of(model, batch))
 
 
@@ -106,7 +103,6 @@ def _compared(model: Runnable, reference: Runnable) -> Checked:
 
 
 def _seen(of: Runnable, what: str) -> tuple[list[AuditedCall], Any]:
-    """The calls of attention that could be read, and the output."""
     torch.manual_seed(0)
     with evaluated(of.model), watch(of.model, values=True) as seen:
         try:
@@ -156,7 +152,6 @@ def _apart_by_row(pair: PairedCalls) -> tuple[Tensor, Tensor, float]:
 
 
 def _of_values(pair: PairedCalls, asked: list[str], tolerance: float) -> Finding | None:
-    """Values that differ, under maps that do not."""
     sources = [call.weights.source for call in pair]
     values = [one.value for one in sources if isinstance(one, CallSource) and one.value is not None]
     if len(values) < 2 or values[0].shape != values[1].shape:

@@ -13,8 +13,6 @@ PREFIXED = ("cpmant",)
 
 
 class Role(NamedTuple):
-    """The direction in which a module should see, and the reason."""
-
     direction: Literal["causal", "both", "unknown"]
     why: str
     is_sure: bool = True
@@ -82,7 +80,6 @@ def is_masked_encoder(config: Any) -> bool:
 
 
 def generates(modules: Mapping[str, nn.Module]) -> bool:
-    """True for a model of one's own that generates with transformers, and is no pair."""
     library: Any = sys.modules.get("transformers.generation.utils")
     mappings: Any = sys.modules.get("transformers.models.auto.configuration_auto")
     root: Any = modules.get("")
@@ -93,7 +90,6 @@ def generates(modules: Mapping[str, nn.Module]) -> bool:
 
 
 def reads_memory(modules: Mapping[str, nn.Module], path: str) -> bool:
-    """True for the attention of a torch decoder to its memory."""
     around = modules.get(path.rpartition(".")[0])
     return isinstance(around, nn.TransformerDecoderLayer) and around.multihead_attn is modules.get(path)
 
@@ -137,7 +133,6 @@ def is_causal(modules: Mapping[str, nn.Module], path: str, crosses: bool | None 
 
 
 def _writes_text(modules: Mapping[str, nn.Module], path: str, config: Any) -> bool:
-    """True for the text part of a model around it that writes text about images, sounds or videos."""
     library: Any = sys.modules.get("transformers.models.auto.modeling_auto")
     for one in around(modules, path) if library is not None else ():
         other: Any = getattr(one, "config", None)
@@ -159,26 +154,22 @@ def is_of_decoder(modules: Mapping[str, nn.Module], path: str) -> bool | None:
 
 
 def is_causal_model(modules: Mapping[str, nn.Module], config: Any) -> bool:
-    """True if the config of a model, of its text part, or any attention module in it is causal."""
     if is_causal_config(config) or generates(modules):
         return True
     return not is_pair(config) and any(is_causal(modules, path) for path in modules)
 
 
 def is_pair(config: Any) -> bool:
-    """True for the config of an encoder with a decoder."""
     return bool(getattr(config, "is_encoder_decoder", False))
 
 
 def is_causal_config(config: Any) -> bool:
-    """True for the config of a causal language model."""
     if not has_language_model(config) or sees_both_sides(config):
         return False
     return bool(getattr(config, "is_decoder", True))
 
 
 def has_language_model(config: Any) -> bool:
-    """True if transformers has a causal language model of a config's type."""
     names = sys.modules.get("transformers.models.auto.modeling_auto")
     return names is not None and getattr(config, "model_type", None) in names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -203,13 +194,11 @@ def config_of(modules: Mapping[str, nn.Module], path: str) -> Any:
 
 
 def around(modules: Mapping[str, nn.Module], path: str) -> Iterator[nn.Module]:
-    """A module and those around it, the innermost first."""
     places = [path.rsplit(".", n)[0] for n in range(path.count(".") + 1)] if path else []
     return (modules[place] for place in (*places, "") if place in modules)
 
 
 def nested_configs(config: Any) -> Iterator[Any]:
-    """A config of transformers and those inside it."""
     yield config
     for name in config.sub_configs:
         if (inner := getattr(config, name, None)) is not None:

@@ -31,8 +31,6 @@ class Samples(NamedTuple):
 
 
 class Output(NamedTuple):
-    """One output of one row."""
-
     values: Tensor
     of: str | None
     """The input whose positions are its first dimension; None without positions."""
@@ -50,15 +48,11 @@ class UnsupportedError(Exception):
 
 
 class SubjectRun(NamedTuple):
-    """The outputs of each sequence of a run, and its positions in the batch."""
-
     outputs: list[Outputs]
     places: list[Places]
 
 
 class PackedRow(NamedTuple):
-    """A row of several documents."""
-
     row: Sample
     spans: list[slice]
     """The positions of each document."""
@@ -71,8 +65,6 @@ class PackedRow(NamedTuple):
 
 
 class Subject(ABC):
-    """A model under check, and how to call it."""
-
     model: nn.Module
     rows: Samples
     ahead: str | None
@@ -96,7 +88,6 @@ class Subject(ABC):
         `filler`."""
 
     def alone(self, row: Sample) -> Sample:
-        """A sequence as the model gets it alone, without padding."""
         return row
 
     def keep(self, rows: Sequence[Sample]) -> Tensor | None:
@@ -105,7 +96,6 @@ class Subject(ABC):
         return None
 
     def inputs_of(self, sequence: str) -> tuple[str, ...]:
-        """The inputs with a value for each position of a sequence, without masks."""
         return (sequence,)
 
     def fixed(self, sequence: str) -> tuple[str, ...]:
@@ -114,7 +104,6 @@ class Subject(ABC):
 
     @property
     def sequences(self) -> tuple[str, ...]:
-        """The sequences of positions, by the name of an input."""
         return () if self.ahead is None else (self.ahead,)
 
     def made(self, length: int) -> Sample:
@@ -122,7 +111,6 @@ class Subject(ABC):
         raise UnsupportedError("its inputs have one length")
 
     def packed(self) -> PackedRow | None:
-        """A row of several documents, if the model takes one."""
         return None
 
     def steps(
@@ -133,11 +121,9 @@ class Subject(ABC):
         raise UnsupportedError("it has no cache that is known")
 
     def shifted(self, row: Sample, by: int) -> SubjectRun:
-        """Run a row whose positions are all moved."""
         raise UnsupportedError("it takes no positions")
 
     def eager(self) -> AbstractContextManager[object]:
-        """A context with attention written out, or with another kernel."""
         raise UnsupportedError("its attention has no other form")
 
     def cut(self, row: Sample, at: slice, sequence: str | None = None) -> Sample:
@@ -178,7 +164,6 @@ class Subject(ABC):
         return set()
 
     def fresh(self) -> Self:
-        """Itself, or with a copy of the model that keeps state."""
         if not self.keeps_state:
             return self
         other = copy.copy(self)
@@ -198,15 +183,12 @@ HUGE = 1e4
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """A batch of sequences of several lengths."""
-
     values: Tensor
     keep: Tensor
     """The real positions, bool (B, L)."""
 
     @property
     def is_padded(self) -> bool:
-        """True with any padding."""
         return not bool(self.keep.all())
 
 
@@ -227,7 +209,6 @@ def padded(sequences: Sequence[Tensor], side: Side, value: float | int, width: i
 
 
 def tensors_of(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The floating-point tensors of a model's output, by name."""
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield name or "output", output

@@ -11,8 +11,6 @@ from regard.errors import ArgumentError
 
 
 class Target(NamedTuple):
-    """A model, and a batch for it if it came with one."""
-
     model: nn.Module
     batch: Any = None
 

@@ -19,14 +19,11 @@ SequencePart = Literal["own", "source", "target"]
 
 
 class Meaning(NamedTuple):
-    """The meaning of an argument's name."""
-
     part: SequencePart
     is_real: bool = True
     """True if True marks a word, False if it marks padding."""
 
     def real(self, mask: Tensor) -> Tensor:
-        """The words by a mask of this name, bool."""
         return mask > 0 if self.is_real else mask == 0
 
 
@@ -66,8 +63,6 @@ class Told:
 
 
 class Handed(NamedTuple):
-    """An argument with a value for each position of a sequence."""
-
     frame: KeptArguments
     name: str
     values: Tensor
@@ -82,7 +77,6 @@ class Handed(NamedTuple):
 
 
 def place(of: KeptArguments, name: str) -> str:
-    """Where an argument was given, in words."""
     return f"{name} of {of.path or 'the model'}"
 
 

@@ -34,10 +34,7 @@ EAGER = "the kernel and the same attention written out give two results{}: they 
 
 
 class Trials(PromisedTrials):
-    """Tries one subject, and collects findings."""
-
     def run(self) -> None:
-        """All trials. A sequence that fails even alone is the caller's mistake."""
         subject, rows = self.subject, self.subject.rows
         alone = as_they_are([rows.long])
         try:
@@ -100,7 +97,6 @@ class Trials(PromisedTrials):
         self._unused_weights()
 
     def knows(self, unknown: str) -> bool:
-        """True for what the audits do not know, and the results or the caller tell."""
         if unknown == CAUSAL_UNKNOWN:
             return self.subject.causal is not None
         return bool(self.subject.causal) and any(one.startswith("the last positions") for one in self.tried)
@@ -138,7 +134,6 @@ class Trials(PromisedTrials):
                     return
 
     def _sinks(self) -> None:
-        """Other learned sinks, which must change the result."""
         subject, seen = self.subject, self.seen[0][0]
         heads = {call.name: call.sizes.heads for call in seen.calls if call.map is not None}
         sinks = {path: one for path, n in heads.items() if (one := sinks_of(seen.modules.get(path), n)) is not None}
@@ -169,6 +164,5 @@ class Trials(PromisedTrials):
                 self.found.append(Finding("unused weights", "info", says, path, remedy=remedy))
 
     def audited(self, seen: Seen, keep: Tensor | None) -> Checked:
-        """The audit of a watched run, without most infos."""
         found = seen.audit(causal=self.subject.told_causal, padding=keep, skip="*")
         return replace(found, findings=(*found.faults, *(one for one in found.infos if one.reason in SHOWN)))

@@ -100,7 +100,6 @@ def visible_in(weights: AttentionMap) -> Visible:
 
 
 def _by_rows(read: Callable[[range], tuple[Tensor, Tensor]], queries: int, step: int) -> Visible:
-    """Read the pairs and the uniform rows, a few rows at a time."""
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     shape, keys = (1, 1), None
     for rows in ranges(queries, step):

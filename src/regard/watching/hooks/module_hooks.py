@@ -39,7 +39,6 @@ _open: list[Interceptor] = []
 
 
 def install_hooks(watch: Interceptor) -> None:
-    """Install the hooks for one more open watch."""
     with _lock:
         _open.append(watch)
         if len(_open) == 1:
@@ -48,7 +47,6 @@ def install_hooks(watch: Interceptor) -> None:
 
 
 def remove_hooks(watch: Interceptor) -> None:
-    """Remove the hooks after the last open watch."""
     with _lock:
         _open.remove(watch)
         while not _open and _handles:
@@ -87,7 +85,6 @@ def _before(module: nn.Module, args: Args) -> None:
 
 
 def _tell_others(module: nn.Module, here: Collection[Interceptor]) -> None:
-    """Tell the watches that are open in other threads alone that a module of theirs runs in this one."""
     for watch in tuple(_open):
         if watch not in here:
             watch.ran_elsewhere(module)

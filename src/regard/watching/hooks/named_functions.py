@@ -39,7 +39,6 @@ _replaced: dict[Home, tuple[Callable[..., Any], int]] = {}
 
 
 def _places(modules: Iterable[nn.Module]) -> Iterator[tuple[Home, FunctionObserver]]:
-    """The places of the functions that these modules may call, each with its observer."""
     modules = list(modules)
     kinds = {kind for one in modules for kind in type(one).__mro__}
     homes = [sys.modules.get(home) for home in {kind.__module__ for kind in kinds}]
@@ -57,7 +56,6 @@ def _places(modules: Iterable[nn.Module]) -> Iterator[tuple[Home, FunctionObserv
 
 
 def _kernels(modules: list[nn.Module]) -> list[tuple[Home, FunctionObserver]]:
-    """The places of all kernels, under any name of a Python module or of a module of the model."""
     names = list(sys.modules)
     packages = {name for name in names if "flash" in name or "xformers" in name or "varlen" in name}
     public = [(getattr(sys.modules[name], one, None), kernel) for name in packages for one, kernel in KERNELS.items()]
@@ -79,7 +77,6 @@ CALLABLE = frozenset({FunctionType, partial})
 
 
 def _itself(value: object) -> object:
-    """A function without what wraps it or applies a part of it."""
     value = value.func if type(value) is partial else value
     return unwrap(value) if callable(value) and hasattr(value, "__wrapped__") else value
 
@@ -103,7 +100,6 @@ def replace_functions(modules: Iterable[nn.Module]) -> list[Home]:
 
 
 def put_functions_back(places: Iterable[Home]) -> None:
-    """Put the functions back that no other open watch needs."""
     with _lock:
         for home in places:
             original, users = _replaced.pop(home)

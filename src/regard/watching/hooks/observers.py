@@ -59,14 +59,12 @@ POSITIONS = frozenset({torch.bool, torch.int32, torch.int64})
 
 @after
 def observe_operator(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
-    """An opaque operator, which is named."""
     if not _is_of_positions((args, kwargs, result)):
         _name(thread, func)
 
 
 @after_traces
 def observe_own(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
-    """An operator of torch outside the table, which is named if it attends."""
     if any(part in name_of(func) for part in ATTENTION):
         _name(thread, func)
 
@@ -88,7 +86,6 @@ OBSERVING = tuple(f"regard.watching.{folder}." for folder in ("hooks", "readers"
 
 
 def _is_ours() -> bool:
-    """True for an operator of this library, as in a read of a map while a model runs."""
     running: FrameType | None = sys._getframe(2)
     while running is not None:
         name = running.f_globals.get("__name__", "")

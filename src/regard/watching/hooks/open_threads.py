@@ -19,8 +19,6 @@ def _uncompiled() -> ModuleType:
 
 
 class OpenThreads:
-    """The threads of an open watch, with the mark to leave each, and the functions that were replaced for it."""
-
     def __init__(self) -> None:
         self._open: dict[ThreadState, tuple[int, list[Home]]] = {}
 

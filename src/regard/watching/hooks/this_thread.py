@@ -32,8 +32,6 @@ def _of_recurrence(*call: Any) -> Any:
 
 
 class FunctionMode(TorchFunctionMode):
-    """Passes the functions of a model in one thread to their observers in place of running them."""
-
     def __init__(self, thread: ThreadState) -> None:
         super().__init__()
         self._thread = thread
@@ -72,7 +70,6 @@ _local = threading.local()
 
 
 def this_thread() -> ThreadState:
-    """The state of the current thread."""
     thread = known_thread()
     if thread is None:
         thread = _local.thread = ThreadState()

@@ -29,7 +29,6 @@ def run_uncompiled() -> None:
 
 
 def run_compiled() -> None:
-    """Let compiled modules run compiled again, after the last watch that had them run uncompiled."""
     with _lock:
         if len(_stances) == 1:
             _stances[0].__exit__(None, None, None)
@@ -43,7 +42,6 @@ def run_compiled() -> None:
 
 @contextmanager
 def uncompiled(watch: Interceptor) -> Iterator[None]:
-    """Let the compiled modules of a watch run uncompiled."""
     if not watch.is_compiled:
         yield
         return

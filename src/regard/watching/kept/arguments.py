@@ -23,8 +23,6 @@ MOST_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleArguments:
-    """The small integer arguments of one running call of a module."""
-
     module: nn.Module
     tensors: Mapping[str, Tensor]
     flags: Mapping[str, bool]
@@ -41,7 +39,6 @@ class KeptArguments:
 
     @classmethod
     def of(cls, path: str, given: ModuleArguments) -> "KeptArguments":
-        """Keep the arguments of a running call."""
         return cls(path, {name: kept(tensor) for name, tensor in given.tensors.items()}, given.flags)
 
     def read(self, name: str) -> Tensor | None:
@@ -77,7 +74,6 @@ def _forward_of(module: nn.Module) -> Callable[..., Any] | None:
 
 @lru_cache(maxsize=1024)
 def _names(forward: Callable[..., Any] | None) -> tuple[str, ...]:
-    """The names of a forward's positional parameters, without the module."""
     try:
         parameters = [] if forward is None else list(inspect.signature(forward).parameters.values())
     except (TypeError, ValueError):
@@ -87,12 +83,10 @@ def _names(forward: Callable[..., Any] | None) -> tuple[str, ...]:
 
 
 def kept(tensor: Tensor) -> tuple[Tensor, Fresh]:
-    """Keep a small tensor by reference, and a buffer as a copy."""
     fresh = Fresh()
     with torch.no_grad():
         return fresh.keep("argument", tensor), fresh
 
 
 def running_arguments(frames: Iterable[Any]) -> Iterator[ModuleArguments]:
-    """Those of the running modules, the outermost first."""
     return (frame.arguments for frame in frames if frame.arguments is not None)

@@ -65,8 +65,6 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownEvidence:
-    """Evidence whose fingerprints are made already."""
-
     prints: "Prints | None"
 
     def printed(self) -> "Prints | None":
@@ -83,7 +81,6 @@ AnyEvidence = Evidence | KnownEvidence
 
 
 def joined_prints(before: "Prints | None", new: "Prints | None") -> "Prints | None":
-    """Those of a call whose keys follow those of earlier calls."""
     if before is None or new is None:
         return new
     keys = torch.cat([before.keys, new.keys], 1)
@@ -155,8 +152,6 @@ def _print(vectors: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ViewedMemory:
-    """The memory of a view, without keeping it alive."""
-
     reference: Any
     """A weak reference to its storage."""
     place: tuple[int, tuple[int, ...]]
@@ -168,7 +163,6 @@ class ViewedMemory:
         return cls(StorageWeakRef(tensor.untyped_storage()), (int(tensor.storage_offset()), tensor.stride()))
 
     def is_that_of(self, other: "ViewedMemory") -> bool:
-        """True for the same view of the same memory."""
         return self.place == other.place and bool(self.reference.cdata == other.reference.cdata)
 
 

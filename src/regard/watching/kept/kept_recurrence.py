@@ -24,8 +24,6 @@ OPEN = 16
 
 
 class Shared(NamedTuple):
-    """What all calls of a recurrence have in common."""
-
     heads: int
     scale: float
     by_delta: bool
@@ -76,8 +74,6 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptRecurrence(LinearRecurrent):
-    """The weights of one call, over its own keys and those of the calls before it."""
-
     chain: tuple[Link, ...]
     shared: Shared
     layout: tuple[int, ...]
@@ -122,8 +118,6 @@ class KeptRecurrence(LinearRecurrent):
 
 
 def recurrence_of(parts: list[Factored], shared: Shared, flat_heads: range | None = None) -> Recurrence:
-    """The recurrence of consecutive positions, with the queries of the last ones, for all heads or for some."""
-
     def of_flat(x: Tensor) -> Tensor:
         if flat_heads is None:
             return of_heads(x, shared.heads)

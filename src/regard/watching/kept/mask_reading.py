@@ -29,8 +29,6 @@ CHUNK_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenMask:
-    """The meaning of a dense mask, bound to its call."""
-
     mask: Mask | None = None
     bias: Bias | None = None
     live: Tensor | None = None
@@ -47,7 +45,6 @@ class GivenMask:
         return 0 if self.dense is None else self.dense.numel() * self.dense.element_size()
 
     def holding(self, dense: Tensor, fresh: Fresh) -> "GivenMask":
-        """The same mask, read from a saved tensor."""
         if self.bias is not None:
             return replace(self, bias=DenseBias(dense), dense=dense, fresh=fresh)
         return replace(self, mask=DenseMask(dense), dense=dense, fresh=fresh)

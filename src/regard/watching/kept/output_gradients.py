@@ -43,7 +43,6 @@ class GradientOf:
 
     @property
     def is_reached(self) -> bool:
-        """True after a backward pass."""
         return self._passes > 0
 
     def clear(self) -> None:
@@ -72,8 +71,6 @@ class GradientOf:
 
 
 class GradientLog:
-    """The gradients one watch waits for."""
-
     def __init__(self, keep: Callable[[Tensor, str, Fresh], Tensor]) -> None:
         self.keep = keep
         self.is_recording = True
@@ -91,11 +88,9 @@ class GradientLog:
 
     @property
     def reached(self) -> int:
-        """How many calls a backward pass has reached."""
         return sum(one.is_reached for one in self._waiting)
 
     def clear(self) -> None:
-        """Forget all gradients, so the next backward pass is the first one again."""
         for one in self._waiting:
             one.clear()
 

@@ -29,14 +29,11 @@ class Rebuilt(NamedTuple):
     """The scores that the rows were rebuilt from, where the rounding of a kernel's scores moves them."""
 
     def error(self) -> float:
-        """The largest difference over the largest |value|."""
         miss = float((self.rebuilt - self.output.to(self.rebuilt.dtype)).abs().max())
         return miss / max(float(self.values.abs().max()), 1e-30)
 
 
 class Rebuilding(ABC):
-    """The output of one call, rebuilt while the model's tensors are at hand."""
-
     @property
     @abstractmethod
     def queries(self) -> int:
@@ -59,8 +56,6 @@ class Rebuilding(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallRebuilding(Rebuilding):
-    """The output of a call with visible queries, keys and values."""
-
     call: Call
     """Of the model's own tensors."""
     value: Tensor

@@ -16,8 +16,6 @@ Where = Literal["factors", "cpu", "summary"]
 
 
 class RetentionPolicy:
-    """The rules of one watch for saving tensors, and its cache of masks."""
-
     def __init__(
         self, where: Where, *, copy: bool, graph: bool = False, values: bool = False, gradients: bool = False
     ) -> None:
@@ -43,7 +41,6 @@ class RetentionPolicy:
         return self.graph or self.values or self.gradients is not None
 
     def keep(self, tensor: Tensor, what: str, fresh: Fresh) -> Tensor:
-        """Save an activation, among the tensors of a map."""
         if self.graph:
             return self._keep_graph(tensor, what, fresh)
         if self.where == "summary":
@@ -99,7 +96,6 @@ class RetentionPolicy:
         return self._masks[key]
 
     def _read_learned(self, tensor: Tensor, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
-        """Save a learned bias as it is, with its graph."""
         given = read_mask(tensor if dtype is None else tensor.to(dtype), sizes, is_learned=True)
         return given if given.dense is None else self._held(given, given.dense, is_owned=False)
 

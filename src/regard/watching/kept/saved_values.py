@@ -22,8 +22,6 @@ DROPPED = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputOf:
-    """The output of a call, as the model got it, and the transformation of its gradient to that of P V."""
-
     tensor: Tensor | None
     """None if the model got no output of its attention."""
     laid_out: Callable[[Tensor], Tensor]
@@ -66,8 +64,6 @@ def saved_values(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turned:
-    """A transformed gradient, without a reference to its tensor."""
-
     received: GradientOf
     laid_out: Callable[[Tensor], Tensor]
     fresh: Fresh

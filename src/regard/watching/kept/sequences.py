@@ -24,8 +24,6 @@ OPEN = 16
 
 
 class Moment(NamedTuple):
-    """When a call ran."""
-
     thread: int
     at: int
     """How many calls its thread had observed until then, this one included."""
@@ -35,8 +33,6 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceStep:
-    """One call in a sequence of calls."""
-
     call: int
     """The number of the call among those of its module."""
     when: Moment
@@ -54,8 +50,6 @@ class SequenceStep:
 
 @dataclass(slots=True, eq=False)
 class CallSequence:
-    """Consecutive calls of one module in a sequence."""
-
     steps: list[SequenceStep]
     why: str
     """Why the first call it does not share with another sequence does not continue one."""
@@ -66,8 +60,6 @@ class CallSequence:
 
 @dataclass(slots=True, eq=False)
 class _End:
-    """An open sequence, and the fingerprints of its last call."""
-
     sequence: CallSequence
     known: Tensor
     """The fingerprints of all its keys so far (B, total, n); for cross-attention those of its last call."""
@@ -82,8 +74,6 @@ class _End:
 
 @dataclass(slots=True)
 class _Found:
-    """The way a call continues a sequence."""
-
     end: _End
     start: int
     kept: int
@@ -102,8 +92,6 @@ class _LastResult:
 
 
 class _Waiting(NamedTuple):
-    """The first call of a module, with deferred fingerprints."""
-
     call: int
     printed: Callable[[], Prints | None]
     when: Moment
@@ -111,8 +99,6 @@ class _Waiting(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Sequences:
-    """The sequences of calls of each module, in order of their beginnings."""
-
     _of: dict[str, list[CallSequence]] = field(default_factory=dict)
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
     """The first call of each module without a second one."""
@@ -124,7 +110,6 @@ class Sequences:
 
     @property
     def of(self) -> dict[str, list[CallSequence]]:
-        """The sequences by the name of the module."""
         for name in tuple(self._waiting):
             self._settle(name)
         self._place_queued()
@@ -139,7 +124,6 @@ class Sequences:
         return True
 
     def queue(self, name: str, call: int, printed: Callable[[], Prints | None], when: Moment) -> None:
-        """Save a call whose place nothing in the run depends on."""
         self._queued.append((name, _Waiting(call, printed, when)))
         if len(self._queued) >= QUEUED:
             self._place_queued()
@@ -237,7 +221,6 @@ class Sequences:
 
     @staticmethod
     def _cut_back(prints: Prints, ends: list[_End], kept: int) -> _Found | None:
-        """The latest sequence that begins with the old keys."""
         for end in sorted(ends, key=lambda end: -end.order):
             start = end.last.start
             if end.sequence.grows is not False and start + kept < end.known.shape[1]:
@@ -310,7 +293,6 @@ def _origins(kept: Tensor, known: Tensor) -> Tensor | None:
 
 
 def _narrowed(origins: Tensor, others: Tensor | None) -> Tensor:
-    """The rows allowed by two parts of a model, if each row has some."""
     if others is None or others.shape != origins.shape:
         return origins
     both = origins & others

@@ -31,8 +31,6 @@ class Stream:
 
 
 class Origins(NamedTuple):
-    """The sequences that the queries and the keys of a call were made of."""
-
     queries: Stream
     keys: Stream
     changed: tuple[tuple[str, bool | Tensor], ...] = ()
@@ -48,8 +46,6 @@ class Origins(NamedTuple):
 
 
 class Streams:
-    """The sequences of positions of one thread's tensors, by the memory of these."""
-
     def __init__(self) -> None:
         self._made: dict[int, _Memory] = {}
         self._most = MOST_MADE
@@ -131,7 +127,6 @@ class Streams:
             self.follow(result, *reversed(parts))
 
     def carry(self, result: Tensor, stream: Stream | Origins) -> None:
-        """Record the stream of a tensor."""
         made = self._found(result)
         if made is None or made.stream is not stream:
             self._put(base_of(result), stream, None if made is None else made.channels_last)
@@ -144,7 +139,6 @@ class Streams:
             self.carry(scores, origins)
 
     def masked(self, scores: object, clause: str, *masks: object) -> None:
-        """Record that scores were changed by tensors that may be masks of zeros and ones."""
         if isinstance(scores, Tensor) and isinstance(stream := self.stream(scores), Origins):
             found = [(clause, flag) for one in masks if (flag := _is_mask(one, scores)) is not False]
             if clause == ADDED:
@@ -172,7 +166,6 @@ class Streams:
         return stream
 
     def begin(self, tensor: object, sort: Sort) -> None:
-        """Record that a tensor without a stream begins one."""
         if isinstance(tensor, Tensor):
             self._continued(tensor, sort)
 
@@ -187,8 +180,6 @@ class Streams:
 
 
 class _Memory(NamedTuple):
-    """The origin of the memory of a tensor."""
-
     reference: Any
     shape: tuple[int, ...] | None
     """The shape of an inference tensor, which its views cannot name; None if it is not contiguous."""
@@ -207,7 +198,6 @@ class _Memory(NamedTuple):
         return None if step <= stride < whole < stride * size else step <= stride < whole
 
     def is_gone(self) -> bool:
-        """True if its memory may belong to another tensor by now."""
         if isinstance(self.reference, StorageWeakRef):
             return self.reference.expired()
         return self.reference() is None
@@ -218,7 +208,6 @@ MOST_MADE = 4096
 
 
 def base_of(tensor: Tensor) -> Tensor:
-    """The tensor a view is a view of, or the tensor itself."""
     base = viewed(tensor)
     return tensor if base is None else base
 
@@ -256,5 +245,4 @@ def _number(base: Tensor) -> int:
 
 
 def is_learned(tensor: Tensor) -> bool:
-    """True for a parameter, or a view of one."""
     return isinstance(tensor, nn.Parameter) or isinstance(viewed(tensor), nn.Parameter)

@@ -52,7 +52,6 @@ class SoftmaxOrigin:
         return self.shape[self.axis]
 
     def sequences(self) -> Origins | None:
-        """The sequences of queries and keys, if known."""
         if not isinstance(self.streams, Origins):
             return None
         return self.streams._replace(queries=Stream("slots")) if self.is_of_slots else self.streams
@@ -66,21 +65,16 @@ class SoftmaxOrigin:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Trace:
-    """The origin of one tensor, as far as it is known."""
-
     origins: tuple[SoftmaxOrigin, ...] = ()
     depth: int = 0
     """How many modules ran when it was made."""
 
     def ends_with(self, depth: int) -> bool:
-        """True if it is no longer needed when a module of that depth ends."""
         return self.depth >= depth
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SoftmaxTrace(Trace):
-    """A tensor with the elements of a softmax, or made of them."""
-
     key: AxisNumber
     """The axis of the keys."""
     other: AxisNumber
@@ -105,23 +99,17 @@ class SoftmaxWeights(SoftmaxTrace):
 
 
 class SoftmaxLogs(SoftmaxTrace):
-    """The logarithms of weights."""
-
     __slots__ = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Exponentials(Trace):
-    """Exponentials, which may be divided by their sum later."""
-
     of: weakref.ref[Tensor]
     """The tensor as it was made."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sums(Trace):
-    """Sums along one axis, or the logarithms of sums of exponentials."""
-
     axis: int
     summand: weakref.ref[Tensor]
     made_as: weakref.ref[Tensor]
@@ -153,8 +141,6 @@ class AttentionOutput(Trace):
 
 
 class Traces:
-    """The traced tensors of one thread."""
-
     def __init__(self) -> None:
         self.alive: dict[int, tuple[weakref.ref[Tensor], Trace]] = {}
         """The traces by the ids of their tensors, read at each function."""
@@ -167,7 +153,6 @@ class Traces:
         return None if found is None or found[0]() is not tensor else found[1]
 
     def put(self, tensor: Tensor, trace: Trace) -> None:
-        """Trace a tensor for as long as it lives."""
         number, traces = id(tensor), self.alive
 
         def forget(reference: "weakref.ref[Tensor]") -> None:
@@ -178,11 +163,9 @@ class Traces:
         traces[number] = weakref.ref(tensor, forget), trace
 
     def is_alive(self, origin: SoftmaxOrigin) -> bool:
-        """True while a tensor made from that origin exists."""
         return any(reference() is not None and origin in trace.origins for reference, trace in [*self.alive.values()])
 
     def leave(self, depth: int) -> None:
-        """Forget the traces of an ended module, except those still needed."""
         for number, (_, trace) in list(self.alive.items()):
             if trace.ends_with(depth):
                 self.alive.pop(number, None)

@@ -34,8 +34,6 @@ NOTHING_GIVEN = GivenMask()
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class AttentionCall(ObservedCall):
-    """One call of queries, keys and values, before or after it ran."""
-
     query: Tensor
     key: Tensor
     value: Tensor
@@ -52,7 +50,6 @@ class AttentionCall(ObservedCall):
 
     @property
     def vectors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The queries, keys and values."""
         return self.query, self.key, self.value
 
     @abstractmethod
@@ -60,11 +57,9 @@ class AttentionCall(ObservedCall):
         """The call of vectors as `computed` gives them, without the masks that the model handed over as tensors."""
 
     def computed(self) -> tuple[Tensor, Tensor]:
-        """The queries and keys with which the kernel computed."""
         return self.query, self.key
 
     def mask_of(self, sizes: Sizes, policy: RetentionPolicy) -> tuple[GivenMask, Mask | None]:
-        """The mask that the model handed over, and one beside it."""
         return NOTHING_GIVEN, None
 
     def value_layout(self, sizes: Sizes) -> LaidOut:
@@ -134,8 +129,6 @@ class AttentionCall(ObservedCall):
         return CallVectors(*self.vectors)
 
     def beside(self, policy: RetentionPolicy, name: str, sizes: Sizes, dtype: torch.dtype) -> CallValues:
-        """Save the values, and wait for the gradient of the output, as the watch demands."""
-
         def values() -> ValuesOf:
             fresh, laid_out = Fresh(), self.value_layout(sizes)
             kept = policy.keep(self.value, f"values of {name}", fresh)

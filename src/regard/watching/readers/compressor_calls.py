@@ -26,8 +26,6 @@ LATER = "its cache has tokens of earlier calls: a block leads back to tokens in 
 
 @dataclass(slots=True, eq=False)
 class CompressorCall(ObservedCall):
-    """One call, after it ran. Its weights hold for the vectors before their norm and rotation."""
-
     module: Any
     shares: Tensor
     """(B, D, n, L)."""
@@ -56,8 +54,6 @@ class CompressorCall(ObservedCall):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompressorRebuilding(Rebuilding):
-    """The blocks of a compressor, with its own norm and rotation."""
-
     call: CompressorCall
     rotate: Any
 

@@ -25,7 +25,6 @@ class Contraction:
     added: Tensor | None = None
 
     def product_of(self, result: Tensor) -> Tensor:
-        """The product alone, computed back from the result."""
         if self.added is not None and self.beta:
             result = result - self.beta * self.added
         return result / self.alpha if self.alpha != 1.0 else result

@@ -144,8 +144,6 @@ class ConvolutionCall(ObservedCall):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConvolutionRebuilding(Rebuilding):
-    """The output of a convolution."""
-
     call: ConvolutionCall
 
     @property

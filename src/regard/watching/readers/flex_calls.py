@@ -65,7 +65,6 @@ class BlockLists:
         return cls(kinds, int(block_mask[-3]), int(block_mask[-2]))
 
     def over(self, allowed: Allowed) -> Allowed:
-        """The pairs that the kernel visits and the function allows, or that it takes unasked."""
         batches, heads, rows, columns = self.kinds.shape
 
         def visited(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -138,8 +137,6 @@ def of_pairs(function: Function, *parts: Tensor) -> Tensor:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class FlexCall(AttentionCall):
-    """One call of FlexAttention."""
-
     score_mod: Function
     mask_mod: Function
     scale: float
@@ -187,7 +184,6 @@ def flex_mask(function: Function) -> Callable[[Tensor, Tensor, Tensor, Tensor], 
 
 
 def _is_identity(score_mod: Function) -> bool:
-    """True if a function returns every score unchanged."""
     if isinstance(score_mod, torch.fx.GraphModule):
         nodes = list(score_mod.graph.nodes)
         return all(n.op in ("placeholder", "output") for n in nodes) and nodes[-1].args[0] in (nodes[0], (nodes[0],))
@@ -206,13 +202,11 @@ def _with(function: Function, captured: tuple[Any, ...]) -> Function:
 
 @after
 def observe_flex(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
-    """A call of FlexAttention's operator, whose arguments are handed to the thread's watches."""
     thread.handed.add(result[0].data_ptr())
     give_flex(thread, args, result[0], None)
 
 
 def hand_on_compiled(thread: ThreadState) -> None:
-    """Hand on the recorded compiled calls, as calls of the running module."""
     calls, module = list(thread.compiled), thread.stack[-1].module if thread.stack else None
     thread.compiled.clear()
     # Calls torch runs while it compiles are recorded too, and were seen already.
@@ -224,7 +218,6 @@ def hand_on_compiled(thread: ThreadState) -> None:
 
 
 def give_flex(thread: ThreadState, args: Args, output: Tensor, module: nn.Module | None) -> None:
-    """Hand a call of FlexAttention's operator to the watches, as one of a module or of the running one."""
     query, key, value, score_mod, block_mask, scale, _, *buffers = args
     mods, masks = (tuple(buffers[n]) if len(buffers) > n else () for n in (0, 1))
     how = "flex_attention" if module is None else "flex_attention, compiled"

@@ -128,7 +128,6 @@ def _ends(tensor: Tensor, sequences: int) -> Iterator[Tensor]:
 
 
 def _occurs(vector: Tensor, inside: Tensor, dtype: torch.dtype) -> Tensor:
-    """True if a vector is a contiguous slice of another one."""
     apart = (inside.unfold(0, len(vector), 1) - vector).abs().amax(-1)
     return apart.min() <= CLOSE.get(dtype, 1e-4) * vector.abs().max()
 
@@ -141,14 +140,12 @@ NAMES = frozenset({
 
 
 def inferred_heads(module: nn.Module) -> list[int]:
-    """The head counts of a module and its config."""
     config = vars(module).get("config", vars(type(module)).get("config"))
     found = _counts(getattr(config, "__dict__", {})) or _counts({name: _of_config(config, name) for name in NAMES})
     return list(dict.fromkeys([*own_heads(module), *found]))
 
 
 def own_heads(module: nn.Module) -> list[int]:
-    """The head counts of a module itself."""
     # A property of a module may run anything, and is not read.
     return _counts(vars(module)) or _counts(vars(type(module)))
 
@@ -171,7 +168,6 @@ MODULES = 3
 
 
 def running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
-    """The running modules, from the innermost outwards, and the tensors among their arguments."""
     frame: FrameType | None = sys._getframe(2)
     found: list[nn.Module] = []
     while frame is not None and len(found) < MODULES:

@@ -39,7 +39,6 @@ def name_of(func: Any) -> str:
 
 
 def is_in_place(func: Any) -> bool:
-    """True for a function that writes its result over its first argument."""
     name = _plain_name(func)
     return (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE
 

@@ -79,7 +79,6 @@ def _at(place: int, rank: int) -> Heads:
 
 
 def _beside(count: int) -> tuple[DimensionName, ...]:
-    """The names of dimensions that are not the heads."""
     windows: tuple[DimensionName, ...] = ("window",)
     return (*BATCH, *windows * (count - 1)) if count else ()
 

@@ -8,8 +8,6 @@ from regard.call.shapes import Dimensions
 
 
 class Folding(NamedTuple):
-    """How the rows of a batch are made of sequences and heads."""
-
     heads: int
     heads_last: bool
     """True if the heads of a sequence are adjacent (B * H), False if the sequences of a head are (H * B)."""
@@ -62,7 +60,6 @@ class MovedHeads(NamedTuple):
         return tensor.movedim(self.place, -3) if tensor.dim() >= -self.place else tensor
 
     def folded(self, tensor: Tensor) -> Tensor:
-        """The same the other way round."""
         return tensor.movedim(-3, self.place)
 
     def __str__(self) -> str:
@@ -73,8 +70,6 @@ HeadLayout = Folding | MovedHeads
 
 
 class Heads(NamedTuple):
-    """The dimensions of a call, and the layout of its heads in the tensors of the model."""
-
     dimensions: Dimensions | None = None
     """Of the call as it is shown; None for those of its documentation."""
     layout: HeadLayout | None = None
@@ -82,7 +77,6 @@ class Heads(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """The lines for the report."""
         found = [] if self.layout is None else [str(self.layout)]
         names = self.dimensions
         if names is not None and names.why:

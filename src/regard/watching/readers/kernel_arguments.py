@@ -81,7 +81,6 @@ def _unpacked(given: Given) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _with_lse(result: Any) -> tuple[Tensor, Tensor | None]:
-    """The output, and the log-sum-exp where a function returns it too."""
     if isinstance(result, Tensor):
         return result, None
     return result[0], result[1] if isinstance(result[1], Tensor) else None
@@ -144,8 +143,6 @@ ReadKernel = Callable[[Given, Any], KernelCall]
 
 
 class KernelFunction(NamedTuple):
-    """The parameters that tell a kernel's function from others of its name, and its reader."""
-
     takes: frozenset[str]
     read: ReadKernel
 
@@ -177,8 +174,6 @@ ENGINE = KernelFunction(
 
 @dataclass(slots=True, eq=False)
 class UnreadKernel(ObservedCall):
-    """A call with an argument that is not read."""
-
     how: str
     error: ArgumentError
     has_scores: ClassVar[bool] = False
@@ -191,7 +186,6 @@ class UnreadKernel(ObservedCall):
 
 
 def observe_kernel(read: ReadKernel, thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run a kernel's function, and hand it to the thread's watches as one call."""
     thread.is_reading = True  # The parts of a kernel are no calls of the model.
     try:
         result = func(*args, **kwargs)

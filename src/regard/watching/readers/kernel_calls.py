@@ -48,7 +48,6 @@ class KernelRows:
 
     @classmethod
     def of_batch(cls, tensor: Tensor, counts: Tensor | None = None) -> "KernelRows":
-        """Rows of a batch, perhaps with padding behind the first positions."""
         return cls(tensor.shape[0], tensor.shape[1], None, None if counts is None else counts.long())
 
     @classmethod
@@ -86,7 +85,6 @@ class KernelRows:
         return self.take(number), number, (row - self.starts[number]).clamp(max=self.length - 1)
 
     def take(self, number: Tensor) -> "KernelRows":
-        """One of the sequences."""
         starts, counts = (None if one is None else one[number] for one in (self.starts, self.counts))
         return replace(self, number=1, starts=starts, counts=counts)
 
@@ -178,7 +176,6 @@ class KernelForm:
         return masks
 
     def of_one(self, number: Tensor) -> "KernelForm":
-        """The same formula for one of the sequences."""
         if self.slopes is None or self.slopes.dim() == 1:
             return self
         return replace(self, slopes=self.slopes[number])
@@ -299,20 +296,16 @@ class PackedRebuilding(Rebuilding):
 
 
 class Given:
-    """The arguments of a call by name. Those that no reader has asked for must have their defaults."""
-
     def __init__(self, function: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self.function = function
         self._arguments, self._defaults = dict(arguments), defaults
         self._asked: set[str] = set()
 
     def __call__(self, *names: str, default: Any = None) -> Any:
-        """The first of these arguments that the function has."""
         self._asked |= set(names)
         return next((self._arguments[name] for name in names if name in self._arguments), default)
 
     def passed_by(self, *names: str) -> None:
-        """Arguments that change no weight."""
         self._asked |= set(names)
 
     def require_read(self) -> None:

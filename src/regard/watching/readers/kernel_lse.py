@@ -133,8 +133,6 @@ def _runs_written_out(args: Args, kwargs: Kwargs) -> bool:
 
 
 class _Recording(TorchDispatchMode):
-    """Sees the operators of one call of F.scaled_dot_product_attention."""
-
     def __init__(self, kernel: KernelLse) -> None:
         super().__init__()
         self._kernel = kernel

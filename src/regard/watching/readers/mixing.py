@@ -29,7 +29,6 @@ MIXING = {
 
 @after_traces
 def observe_mixing(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
-    """A function that may mix positions, noted for the running module."""
     name, given, frame = name_of(func), (*args, *kwargs.values()), thread.innermost()
     x, how = given[0], MIXING[name]
     if name == "pad":

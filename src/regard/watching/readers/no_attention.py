@@ -46,7 +46,6 @@ class ValueProduct:
 
     @property
     def values(self) -> Tensor:
-        """The operand with the keys too."""
         return self.contraction.operands[self._values]
 
     @property
@@ -64,22 +63,18 @@ class ValueProduct:
 
     @property
     def queries(self) -> int:
-        """T."""
         return self.weights.shape[self.order[-2]] if self.has_queries else 1
 
     @property
     def keys(self) -> int:
-        """S."""
         return self.weights.shape[self.order[-1]]
 
     @property
     def features(self) -> list[int]:
-        """The axes of the values only they have."""
         known = set(self.contraction.labels[self.place])
         return [n for n, label in enumerate(self.values_labels) if label not in known]
 
     def unfold(self, trace: SoftmaxWeights) -> "ValueProduct":
-        """Unfold batch and heads of a model's softmax, folded into one axis for the product."""
         shape = trace.origins[0].shape
         lead = tuple(shape[:-2])
         is_folded = self.order == (0, 1, 2) and len(lead) > 1 and prod(lead) == self.weights.shape[0]
@@ -127,7 +122,6 @@ class Verdict:
 
 
 def judged(thread: ThreadState, product: ValueProduct, trace: SoftmaxWeights) -> Verdict:
-    """Weigh the evidence about a product of weights and values."""
     values, keys = product.values, product.keys
     projected = any(origin.is_projected for origin in trace.origins)
     if is_learned(values) or (projected and _is_like_a_parameter(thread, values)):

@@ -32,7 +32,6 @@ PlacedWeights = list[tuple[int, SoftmaxWeights]]
 
 
 def observe_product(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run a product, and test its operands for weights."""
     result = func(*args, **kwargs)
     if thread.traces:
         thread.try_to(_multiplied, thread, func, args, kwargs, result)
@@ -45,7 +44,6 @@ def observe_product(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs)
 
 
 def _made(thread: ThreadState, func: Func, args: Args, result: Tensor) -> None:
-    """Record a projection by a parameter, or the scores of two other tensors."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     given = tensors[:1] if func is F.linear else [one for one in tensors if not is_learned(one)]
     if len(given) < len(tensors):
@@ -142,7 +140,6 @@ def _one(thread: ThreadState, contraction: Contraction, n: int, trace: SoftmaxWe
 
 
 def _takes_values(contraction: Contraction, n: int) -> bool:
-    """True for a product of the last axis of an operand with activations of features of their own."""
     labels = contraction.labels[n]
     return labels[-1] not in contraction.output and any(
         labels[-1] in own

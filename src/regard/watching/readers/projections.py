@@ -19,8 +19,6 @@ from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arg
 
 
 class Layer(NamedTuple):
-    """The parts of a layer of multi-head attention."""
-
     num_heads: int
     weights: tuple[Tensor | None, ...]
     is_packed: bool
@@ -56,7 +54,6 @@ def layer_of_call(given: Mapping[str, Any]) -> Layer:
 
 
 def layer_of_module(module: nn.MultiheadAttention) -> Layer:
-    """The parts of nn.MultiheadAttention as they are now."""
     is_packed = module.in_proj_weight is not None
     packed, apart = module.in_proj_weight, (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     return Layer(
@@ -72,8 +69,6 @@ def layer_of_module(module: nn.MultiheadAttention) -> Layer:
 
 
 class LayerNormArguments(NamedTuple):
-    """A layer norm as F.layer_norm takes it."""
-
     shape: tuple[int, ...]
     weight: Tensor | None
     bias: Tensor | None
@@ -126,18 +121,15 @@ class Projection:
         )  # fmt: skip
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """The tensors that another projection may share."""
         norm = () if self.norm is None else (self.norm.weight, self.norm.bias)
         return self.input, self.weight, self.bias, *norm
 
     def parts(self) -> tuple[Tensor, Tensor | None]:
-        """The matrix and the bias of this projection alone."""
         assert self.weight is not None, "a static projection has none"
         weight = self.weight.chunk(3)[self.part] if self.is_packed else self.weight
         return weight, None if self.bias is None else self.bias.chunk(3)[self.part]
 
     def normed(self) -> Tensor:
-        """The input, through the layer norm before the projection if there is one."""
         return self.input if self.norm is None else F.layer_norm(self.input, *self.norm)
 
     def heads(self, num_heads: int, *, batch_first: bool) -> Tensor:
@@ -161,8 +153,6 @@ SavedProjection = tuple[Projection, Projection]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProjectedHeads:
-    """The attention of one call, after the projections."""
-
     query: Tensor
     """(N, H, T, D)."""
     key: Tensor
@@ -178,8 +168,6 @@ class ProjectedHeads:
 
 
 class _InnerCalls(TorchFunctionMode):
-    """Keeps the arguments of the one attention inside a call."""
-
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self._num_heads = num_heads

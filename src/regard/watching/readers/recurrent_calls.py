@@ -200,7 +200,6 @@ def _fla_lightning(given: dict[str, Any]) -> Tensor:
 
 
 def _either(given: dict[str, Any]) -> Tensor | None:
-    """The decays of single positions, or those of the heads."""
     g, of_heads = given.get("g"), given.get("g_gamma")
     if g is not None and of_heads is not None:
         return g + of_heads

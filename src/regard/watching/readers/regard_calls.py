@@ -30,7 +30,6 @@ class RegardCall(AttentionCall):
 
     @classmethod
     def of(cls, attended: Attended, query: Tensor, key: Tensor, value: Tensor) -> "RegardCall":
-        """The call of these queries, keys and values, by its map."""
         source = source_of_call(attended.weights.source, "a watch")
         return cls(
             query=query, key=key, value=value, output=attended.output, made=(call := source.call),

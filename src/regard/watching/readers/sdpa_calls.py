@@ -30,8 +30,6 @@ from regard.watching.running.thread_state import ThreadState
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sdpa(AttentionCall):
-    """One call of F.scaled_dot_product_attention."""
-
     is_editable: ClassVar[bool] = True
     attn_mask: Tensor | None
     scale: float | None
@@ -181,7 +179,6 @@ def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
 
 
 def _not_repeated(call: Sdpa, group: int) -> Sdpa:
-    """Undo the repetition of the heads of keys and values, made by transformers under a mask."""
     if call.value.shape[1] != call.key.shape[1]:
         return call
     grouped = [one.unflatten(1, (-1, group)) for one in (call.key, call.value)]

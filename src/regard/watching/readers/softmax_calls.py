@@ -32,7 +32,6 @@ from regard.watching.running.thread_state import ThreadState
 
 @after
 def observe_softmax(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
-    """A softmax, whose result may turn out to be attention."""
     name = name_of(func)
     scores = args[0] if args else kwargs.get("input", kwargs.get("logits", kwargs.get("self")))
     dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)

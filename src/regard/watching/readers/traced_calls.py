@@ -49,8 +49,6 @@ Note = Callable[[ThreadState, Func, Args, Kwargs, Any], None]
 
 
 def after(note: Note) -> FunctionObserver:
-    """The observer that runs a function and then notes it."""
-
     def observe(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
         result = func(*args, **kwargs)
         thread.try_to(note, thread, func, args, kwargs, result)
@@ -60,8 +58,6 @@ def after(note: Note) -> FunctionObserver:
 
 
 def after_traces(note: Note) -> FunctionObserver:
-    """The same, and traced results are followed before."""
-
     def observe(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
         result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
         thread.try_to(note, thread, func, args, kwargs, result)
@@ -72,7 +68,6 @@ def after_traces(note: Note) -> FunctionObserver:
 
 @after_traces
 def observe_followed(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
-    """A result with the positions of its argument."""
     of = result[0] if isinstance(result, tuple) else result
     # (A view by an index is found by its base, and two inputs of which parts are taken may be one sequence.)
     if isinstance(of, Tensor) and (func is not Tensor.__getitem__ or viewed(of) is None):
@@ -81,7 +76,6 @@ def observe_followed(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
 
 @after
 def observe_embedding(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
-    """An embedding of ids, which begins a stream."""
     thread.streams.given(result)
     given = dict(zip(("input", "weight"), args, strict=False)) | kwargs
     thread.embedded(given.get("input"), given.get("weight"))
@@ -107,12 +101,10 @@ def observe_joined(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, 
 
 @after_traces
 def observe_written(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
-    """A write into a part of a tensor, as of new keys into the buffer of a cache."""
     thread.streams.follow(args[0] if result is None else result, *reversed(args))
 
 
 def trace_results(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
-    """Trace the results of a function with a traced argument."""
     if not (result is None or isinstance(result, Tensor | tuple | list)):
         return
     found = [(tensor, trace) for tensor in tensors_in(args, kwargs) if (trace := thread.traces.of(tensor)) is not None]
@@ -135,7 +127,6 @@ observe_traced = after(trace_results)
 
 
 def tensors_in(args: Args, kwargs: Kwargs) -> Iterator[Tensor]:
-    """All tensors among the arguments of a function, also those in lists."""
     for arg in (*args, *kwargs.values()):
         if isinstance(arg, Tensor):
             yield arg
@@ -201,7 +192,6 @@ def _spread(tensor: Tensor, trace: SoftmaxWeights, args: Args, kwargs: Kwargs, r
 
 
 def _overwritten(target: Any, found: list[tuple[Tensor, Trace]]) -> None:
-    """An inference tensor does not count its writes, so they are noted here."""
     for tensor, trace in found:
         if tensor is target:
             for origin in trace.origins:
@@ -210,7 +200,6 @@ def _overwritten(target: Any, found: list[tuple[Tensor, Trace]]) -> None:
 
 
 def _written_into(thread: ThreadState, target: Tensor, found: list[tuple[Tensor, Trace]]) -> None:
-    """Weights written into a part of a larger tensor make it one of weights."""
     tensor, trace = found[-1]
     if not isinstance(trace, SoftmaxWeights) or tensor is target:
         return

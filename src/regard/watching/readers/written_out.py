@@ -106,8 +106,6 @@ def stored(
 
 @dataclass(slots=True, eq=False)
 class WrittenOut(ObservedCall):
-    """Weights the model multiplied with values, after the product ran."""
-
     product: ValueProduct
     result: Tensor
     softmax: Tensor | None
@@ -176,7 +174,6 @@ CHANGED = (
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """True if two tensors are equal up to the rounding of another dtype."""
     if one.shape != other.shape:
         return False
     return torch.equal(one if one.dtype == other.dtype else one.to(other.dtype), other)

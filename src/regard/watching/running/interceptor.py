@@ -13,8 +13,6 @@ from regard.watching.running.observed_call import KeysChosen, ObservedCall
 
 
 class Interceptor:
-    """Handlers of one model's attention calls. A thread calls them while the interceptor is open in it."""
-
     modules: dict[str, nn.Module]
     """The modules by path. They are held: `paths` has their ids, and Python reuses the id of a freed object."""
     paths: dict[int, str]
@@ -70,5 +68,4 @@ class Interceptor:
 
 
 def has_compiled(model: nn.Module) -> bool:
-    """Whether a module of the model is compiled."""
     return any(map(is_compiled, model.modules()))

@@ -30,8 +30,6 @@ class CallVectors(NamedTuple):
 
 
 class KeysChosen(NamedTuple):
-    """A choice of keys for each query, as by an indexer."""
-
     module: str
     """The path of the chooser."""
     each: int
@@ -42,8 +40,6 @@ class KeysChosen(NamedTuple):
 
 @dataclass(slots=True)
 class Observation:
-    """The factors of a call or its weights, with notes about them for the report."""
-
     factors: Factors | None
     """The tensors for computing the weights; None if the weights themselves were saved."""
     notes: list[str] = field(default_factory=list)
@@ -73,8 +69,6 @@ class Observation:
 
 
 class ObservedCall(ABC):
-    """One observed call, while the model's tensors are at hand."""
-
     is_editable: ClassVar[bool] = False
     """True if such a call can be edited before it runs."""
     has_scores: ClassVar[bool] = True

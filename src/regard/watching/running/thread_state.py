@@ -24,8 +24,6 @@ from regard.watching.running.observed_call import KeysChosen, ObservedCall
 
 
 class RunningModule:
-    """A module whose forward is running."""
-
     __slots__ = (
         "arguments",
         "compares",
@@ -108,7 +106,6 @@ class ThreadState:
         return len(self.stack)
 
     def leave(self, watch: Interceptor, mark: int) -> None:
-        """Stop reporting to an interceptor, and remove the modules an interrupt left on the stack."""
         if len(self.stack) > mark:
             was_hidden = self.stack[mark].was_hidden
             del self.stack[mark:]
@@ -172,11 +169,9 @@ class ThreadState:
         return None
 
     def moment(self, watch: Interceptor) -> Moment:
-        """The time of the latest call observed."""
         return Moment(get_ident(), self.taken, self.begun(watch))
 
     def before(self) -> list[object]:
-        """The changes of the next call, by each interceptor with one, the outermost first."""
         found = []
         for editor in self.editors:
             path = self.path(editor)
@@ -226,7 +221,6 @@ class ThreadState:
         return found
 
     def withdraw(self, token: object, reason: str) -> None:
-        """Notify every watch that a recorded call is no attention."""
         for watch in self.watches:
             watch.withdraw(token, reason)
 
@@ -240,28 +234,23 @@ class ThreadState:
         return None if frame is None else frame.module
 
     def has_compared(self) -> bool:
-        """True if the running module or a part of it compared, or a module around it by its own functions."""
         frame = self.innermost()
         return self.is_in_attention() or (frame is not None and frame.holds_comparison)
 
     def is_in_attention(self) -> bool:
-        """True if a running module multiplied activations with activations, as queries with keys."""
         return any(frame.compares for frame in self.stack)
 
     def mixed(self, module: nn.Module, how: str, positions: int | None = None) -> None:
-        """Notify every watch of a module that mixes positions without an observed call."""
         for watch in self.watches:
             if (path := watch.paths.get(id(module))) is not None:
                 watch.mixed(path, how, positions)
 
     def embedded(self, ids: Any, table: object) -> None:
-        """Notify every watch of ids that a table of vectors was read by."""
         if isinstance(ids, Tensor):
             for watch in self.watches:
                 watch.embedded(ids, id(table), self.taken)
 
     def chose(self, module: nn.Module, choice: KeysChosen, queries: int) -> None:
-        """Notify every watch of a module that chose keys for so many queries."""
         for watch in self.watches:
             if (path := watch.paths.get(id(module))) is not None:
                 watch.chose(choice._replace(module=path or "the model itself"), queries)

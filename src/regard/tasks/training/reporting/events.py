@@ -54,8 +54,6 @@ class Skipped:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validated:
-    """The model was scored on the validation data."""
-
     step: int
     metrics: Mapping[str, float]
     is_best: bool
@@ -64,16 +62,12 @@ class Validated:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """A checkpoint is on the disk."""
-
     step: int
     which: Literal["best", "last"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """Training is over."""
-
     step: int
     reason: Literal["steps", "patience"]
     skipped_batches: int = 0

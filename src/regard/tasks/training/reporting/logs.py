@@ -68,8 +68,6 @@ Pictures = Callable[[], Mapping[str, npt.NDArray[np.uint8]]]
 
 
 class TensorBoard:
-    """A callback that writes every value as a TensorBoard scalar, and pictures at every validation."""
-
     def __init__(self, folder: Path, pictures: Pictures | None = None) -> None:
         with needs("tensorboard", extra="train"):
             from torch.utils.tensorboard import SummaryWriter

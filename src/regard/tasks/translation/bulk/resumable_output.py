@@ -138,7 +138,6 @@ class Unfinished:
     # -- going through the lines ---------------------------------------------------------------------
 
     def pass_over(self, lines: Iterator[Line]) -> None:
-        """Read past the lines that have been answered, and check that they are the same lines."""
         for line in islice(lines, self.lines):
             self._note(line)
         if self._digest.hexdigest() != self._expected_digest:

@@ -21,8 +21,6 @@ class Rule(ABC):
 
 
 class CallRule(Rule):
-    """A question about single calls."""
-
     def why_not(self, call: AuditedCall) -> str:
         """The reason why it cannot be asked of a call; empty if it can."""
         return "" if call.is_attention else "it is no attention over positions"

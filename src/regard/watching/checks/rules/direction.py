@@ -167,7 +167,6 @@ class CrossAttentionRule(CallRule):
 
 
 def _causal_by(call: AuditedCall) -> tuple[str, str]:
-    """The probable maker of a causal mask, and the remedy for a module that has a switch."""
     if hasattr(call.module, "is_causal"):
         return (
             "an is_causal that is True by default, or a mask made for a decoder",

@@ -38,7 +38,6 @@ class DocumentsRule(CallRule):
 
 
 def _cause(call: AuditedCall) -> tuple[str, str]:
-    """The probable cause, and a remedy that the caller has not tried yet."""
     if not call.is_attention:
         kind = call.call.kind
         return (

@@ -238,7 +238,6 @@ class SinkRule(CallRule):
 
 
 def sinks_of(module: torch.nn.Module | None, heads: int) -> torch.nn.Parameter | None:
-    """The parameter with one sink for each head."""
     for name in ("sinks", "sink", "attention_sink"):
         found = getattr(module, name, None)
         if isinstance(found, torch.nn.Parameter) and found.numel() == heads:

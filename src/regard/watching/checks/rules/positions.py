@@ -81,7 +81,6 @@ def _has_documents(call: AuditedCall) -> bool:
 
 
 def _over_documents(call: AuditedCall) -> Iterator[Finding]:
-    """Positions by a table that go on from one document to the next."""
     if not _has_documents(call) or call.positions is None or call.documents is None:
         return
     begins = (call.documents.values.diff(dim=-1) != 0) & call.real_keys[:, 1:] & call.real_keys[:, :-1]

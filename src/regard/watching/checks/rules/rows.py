@@ -15,7 +15,6 @@ SINK = 0.2
 
 
 def is_finite(call: AuditedCall) -> bool:
-    """True if the weights of a call are numbers, and its recurrence keeps its ranges."""
     facts = call.facts
     return not facts.fault and not any(share is not None and math.isnan(share) for share in (facts.later, facts.first))
 

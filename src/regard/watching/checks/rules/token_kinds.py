@@ -127,7 +127,6 @@ def _is_all_prefix(call: AuditedCall) -> bool:
 
 
 def _outermost_config(call: AuditedCall) -> Any:
-    """The config of the outermost module around a call that has one."""
     configs = [getattr(module, "config", None) for module in around(call.modules, call.name)]
     return next((one for one in reversed(configs) if getattr(one, "model_type", None) is not None), None)
 

@@ -14,8 +14,6 @@ from regard.watching.checks.rules.base import CallRule
 
 
 class SaidWindow(NamedTuple):
-    """What a config says of a layer's window."""
-
     size: int | None
     """The keys that a query sees, its own included; None for all."""
     words: str
@@ -86,7 +84,6 @@ def _reach_of(said: SaidWindow) -> str:
 
 
 def _widest(call: AuditedCall) -> int:
-    """The most keys that a row sees, padding between them included."""
     seen = call.facts.seen
     return int((seen.last - seen.first + 1).masked_fill(~seen.live, 0).max())
 
@@ -147,6 +144,5 @@ def layer_kind(call: AuditedCall) -> str | None:
 
 
 def _layer(call: AuditedCall) -> int | None:
-    """The number of the layer, as the nearest module around says that has one."""
     said = (getattr(one, name, None) for one in around(call.modules, call.name) for name in ("layer_idx", "layer_id"))
     return next((number for number in said if isinstance(number, int)), None)

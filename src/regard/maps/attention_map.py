@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import Dimensions
-from regard.errors import OverwrittenError, ShapeError
+from regard.errors import OverwrittenError, ShapeError, require
 from regard.maps import files
 from regard.maps.indexing import Index, chosen_flat_heads, dimensions_after, is_integer, positions
 from regard.maps.sources.call import source_of_call
@@ -414,6 +414,9 @@ def stack(maps: Sequence[AttentionMap], *, starts: Sequence[int] | None = None) 
             [0.3333, 0.3333, 0.3333],
             [0.0000, 0.5000, 0.5000]])
     """
+    require(maps, Sequence, "maps", "a sequence of maps")
+    for one in maps:
+        require(one, AttentionMap, "each of maps", "an AttentionMap")
     sources = [one.source for one in maps]
     places = starts_of(sources, starts)
     summaries = [source for source in sources if isinstance(source, SummarySource)]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+import regard
 from regard.models import DecoderOnly, DecoderOnlyConfig
 from tests.book.chapters import cells, names_of, path_of, run
 
@@ -18,6 +19,22 @@ def begun(chapter: str, count: int) -> dict[str, Any]:
     for cell in cells(path_of(chapter).read_text(encoding="utf-8"))[:count]:
         run(cell, names)
     return names
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_bias_of_the_keys_changes_nothing_until_positions_turn_them(seed: int) -> None:
+    torch.manual_seed(seed)
+    query, key, bias = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8), 3 * torch.randn(8)
+    turn = regard.Rotary(8)
+
+    def moved(*turned: regard.Rotary) -> float:
+        maps = []
+        for keys in (key, key + bias):
+            pair = (turned[0].rotate(x) if turned else x for x in (query, keys))
+            maps.append(regard.map_of(*pair).dense())
+        return (maps[0] - maps[1]).abs().max().item()
+
+    assert moved() < 1e-5 < 0.1 < moved(turn)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -71,7 +71,9 @@ def test_examples_have_no_type_errors_of_ours(check: Callable[[Path], list[str]]
         "with regard.watch(torch.nn.Identity()) as seen: ...\n"
         "seen.calls_of('').top_keys(5)\n"
         "regard.attention(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), backend='fusde')\n"
+        "seen.maps[0][..., 5, :].top_keys(5)\n"
+        "(seen.maps[0] @ torch.ones(1, 1)).top_keys(5)\n"
     )
     errors = check(tmp_path)
-    assert {one.split(":")[1] for one in errors if one.startswith("planted")} == {"3", "4"}
+    assert {one.split(":")[1] for one in errors if one.startswith("planted")} == {"3", "4", "5", "6"}
     assert faults([one for one in errors if not one.startswith("planted")]) == []

@@ -10,8 +10,7 @@ from torch import nn
 import regard
 from regard.errors import ArgumentError
 from regard.watching import AttentionMonitor
-from regard.watching.analysis.measured_heads import measured_heads
-from regard.watching.monitor import write_picture, writers_of_lightning, writers_of_trainer
+from regard.watching.monitor import measured_heads, write_picture, writers_of_lightning, writers_of_trainer
 
 
 def encoder(dropout: float = 0.0) -> nn.TransformerEncoder:

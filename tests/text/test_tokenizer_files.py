@@ -11,7 +11,7 @@ import pytest
 
 from regard.errors import DataError, RegardError, RunFolderError
 from regard.tasks.text.codec import Marks
-from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Words
 from regard.tasks.text.tokenizers import Tokenizer
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -92,3 +92,11 @@ def test_files_that_are_no_tokenizer(reader: str, text: str, tmp_path: Path) -> 
     (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
     with pytest.raises(RegardError, match=r"tokenizer\.json is not a tokenizer"):
         READERS[reader](tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_lower_case_is_found_among_steps_within_steps(lowercase: bool, tmp_path: Path) -> None:
+    """As an export of words has them."""
+    described = json.loads(Words(lowercase=lowercase).train(["to be"]).to_json())
+    steps = {"type": "Sequence", "normalizers": [{"type": "NFC"}, described["normalizer"]]}
+    assert Tokenizer.downloaded(written(tmp_path, described, normalizer=steps), Marks()).lowercases == lowercase

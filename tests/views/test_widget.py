@@ -20,8 +20,7 @@ from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError, NonFiniteError, RegardError
 from regard.maps.statistics.pooling import Bins
 from regard.views import Example, Map, model_example
-from regard.views.widget.recomputed import recomputed
-from regard.views.widget.replies import Replier
+from regard.views.widget.replies import Replier, recomputed
 from tests.views.notebook import Carried, carried_comms
 from tests.views.written_dates import embedded
 

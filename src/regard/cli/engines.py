@@ -116,8 +116,6 @@ def _say(reason: str | None) -> None:
 
 
 class SearchCommand(Command):
-    """A search for translations, with the flags of a `Beam` and of `EngineFlags`."""
-
     __slots__ = ()
     beam: int | None
     nbest: int = 1

@@ -10,9 +10,8 @@ from shutil import get_terminal_size
 from typing import IO
 
 from regard.errors import needs
-from regard.files.model_folder import family_of
+from regard.files.model_folder import check_weights, family_of
 from regard.tasks.progress import OnProgress
-from regard.tasks.runs.foreign_folders import check_weights
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 """The least time between two lines."""

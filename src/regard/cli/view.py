@@ -12,10 +12,9 @@ from regard.cli.loading import loading
 from regard.cli.progress import reading
 from regard.cli.shared import Command, Device, PositionalPath, refuse_first, say
 from regard.errors import DataError
-from regard.files.model_folder import family_of, is_huggingface
+from regard.files.model_folder import check_texts, family_of, is_huggingface
 from regard.tasks.progress import OnProgress
 from regard.tasks.registry import task_name_of, task_of
-from regard.tasks.runs.foreign_folders import check_texts
 from regard.tasks.viewing.view_input import ViewInput, said_of_unknown
 
 if TYPE_CHECKING:

@@ -190,7 +190,6 @@ def _of_json(line: Line, text: str, id: str) -> tuple[Document, bool]:
 
 
 def shards(files: Sequence[Path], *, text: str, id: str, size: int) -> Iterator[Shard]:
-    """The documents of each file, `size` at a time, with the numbers of the shards."""
     number = 0
     for path in files:
         rest = documents_in(path, text=text, id=id)

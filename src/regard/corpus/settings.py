@@ -11,9 +11,8 @@ from typing import Any, Literal, get_args
 
 from regard.corpus.out_folder import refuse_out
 from regard.errors import ArgumentError, needs
-from regard.files.model_folder import is_huggingface
+from regard.files.model_folder import check_texts, is_huggingface
 from regard.tasks.registry import task_of
-from regard.tasks.runs.foreign_folders import check_texts
 
 MEANS = ("entropy", "distance", "self", "previous", "first", "induction", "duplicate", "top_weight")
 """The statistics that are means over queries, as in `regard.watching.head_table`."""

@@ -20,7 +20,6 @@ AHEAD = 2
 
 
 def measure_shard(job: CorpusJob, shard: Shard, settings: dict[str, Any]) -> CorpusCounts:
-    """Measure a shard and write its files; in the process of a worker too."""
     folder, examples = StatisticsFolder(job.out), Examples(job.examples)
     found = list(measure_documents(job.measure, shard.documents, examples))
     table = heads_table(job.measure, found)

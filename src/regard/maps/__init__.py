@@ -1,9 +1,9 @@
 """Maps of weights, computed on demand: their statistics, the sources of their weights, and their files."""
 
 from regard.maps.attention_map import AttentionMap as AttentionMap
-from regard.maps.attention_map import stack as stack
 from regard.maps.files import load_summary as load_summary
 from regard.maps.files import save_summary as save_summary
+from regard.maps.generation_steps import stack as stack
 from regard.maps.sources.source import Source as Source
 from regard.maps.statistics.definitions import TopKeys as TopKeys
 from regard.maps.statistics.pooling import Grid as Grid

@@ -4,13 +4,14 @@ import math
 import reprlib
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, final
+from types import EllipsisType
+from typing import Any, final, overload
 
 import torch
 from torch import Tensor
 
 from regard.call.shapes import Dimensions
-from regard.errors import OverwrittenError, ShapeError, require
+from regard.errors import OverwrittenError, ShapeError
 from regard.maps import files
 from regard.maps.indexing import Index, chosen_flat_heads, dimensions_after, is_integer, positions
 from regard.maps.sources.call import source_of_call
@@ -22,8 +23,6 @@ from regard.maps.sources.derived import (
     mean_of_positive,
 )
 from regard.maps.sources.selection import SelectionSource
-from regard.maps.sources.stack import StackSource, starts_of
-from regard.maps.sources.summary import SummarySource, joined_steps
 from regard.maps.sources.transposed import TransposedSource
 from regard.maps.statistics.products import product
 from regard.maps.tensor_like import TensorLike, as_matrix
@@ -59,7 +58,18 @@ class AttentionMap(TensorLike):
     True
     """
 
-    def __getitem__(self, index: Any) -> Any:  # a checker cannot tell a map's dimensions from an index
+    # Without an ellipsis the type depends on the map's dimensions: `map[0, 3, 100]` is a map where five are.
+    @overload
+    def __getitem__(self, index: tuple[EllipsisType, int]) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: tuple[EllipsisType, int, int | slice]) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: tuple[EllipsisType, slice, int]) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: tuple[EllipsisType, Tensor, Tensor]) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: Any) -> Any: ...
+    def __getitem__(self, index: Any) -> Any:
         """The same index of the tensor: a map if queries and keys stay, else a tensor. See the class.
 
         Raises:
@@ -121,6 +131,10 @@ class AttentionMap(TensorLike):
         """
         return self.source.dimensions
 
+    @overload
+    def __matmul__(self, other: Tensor) -> Tensor: ...
+    @overload
+    def __matmul__(self, other: Any) -> Any: ...
     def __matmul__(self, other: Any) -> Any:
         """P @ x for x of shape (S, N) or (batch..., H, S, N); of the map of one call also (batch..., G, S, N).
 
@@ -384,42 +398,3 @@ class AttentionMap(TensorLike):
         dense = f", dense() would take {human(self.dense_bytes)}" if self.source.has_blocks else ""
         kind = str(self.dtype).removeprefix("torch.")
         return f"AttentionMap{tuple(self.shape)} {kind} on {self.device}: {self.source}; holds {held}{dense}"
-
-
-def stack(maps: Sequence[AttentionMap], *, starts: Sequence[int] | None = None) -> AttentionMap:
-    """The steps of a generation as one map: rows concatenated, and exact zeros for keys a step did not have.
-
-    `Seen.joined` finds the steps among the calls of a watched module.
-
-    Args:
-        maps: (batch..., H, T_t, S_t), one for each step, usually with T_t = 1.
-        starts: the index of each step's first key among all keys, above 0 where a sliding window has dropped earlier
-            keys. The default is 0 for all steps.
-
-    Returns:
-        A map (batch..., H, sum of T_t, largest of start + S_t).
-
-    For maps with statistics only, those of queries are concatenated, and those of keys are summed.
-
-    Raises:
-        ArgumentError: there are no maps, or not one start of at least 0 for each of them.
-        NotKeptError: the steps have statistics only, and none of these can be joined.
-        ShapeError: the maps differ in leading dimensions, dtype or device.
-
-    >>> import regard
-    >>> k = torch.zeros(3, 1)
-    >>> steps = [regard.attention(k[:1], k[:n], k[:n], return_weights=True).weights for n in (2, 3, 2)]
-    >>> stack(steps, starts=(0, 0, 1)).dense()
-    tensor([[0.5000, 0.5000, 0.0000],
-            [0.3333, 0.3333, 0.3333],
-            [0.0000, 0.5000, 0.5000]])
-    """
-    require(maps, Sequence, "maps", "a sequence of maps")
-    for one in maps:
-        require(one, AttentionMap, "each of maps", "an AttentionMap")
-    sources = [one.source for one in maps]
-    places = starts_of(sources, starts)
-    summaries = [source for source in sources if isinstance(source, SummarySource)]
-    if len(summaries) == len(sources):
-        return AttentionMap(joined_steps(summaries, places))
-    return AttentionMap(StackSource(tuple(sources), places))

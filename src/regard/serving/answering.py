@@ -19,8 +19,6 @@ ToEvents = Callable[[Any], list[bytes]]
 
 
 class Ending:
-    """The end of the server: requests that are still running then are told."""
-
     def __init__(self) -> None:
         self.at = float("inf")
 
@@ -63,7 +61,6 @@ class HttpAnswer:
         scope.cancel()
 
     async def _events(self) -> AsyncIterator[Any]:
-        """The events of the work; its errors, and the end of its time, as refusals."""
         while True:
             event = None
             try:

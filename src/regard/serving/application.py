@@ -64,7 +64,6 @@ def served_addresses(desk: Desk) -> list[Address]:
 
 
 def application(desk: Desk, entrance: Entrance) -> Guard:
-    """The ASGI application of a desk, behind its guard."""
     every = served_addresses(desk)
     described = msgspec.json.encode(openapi(every, desk.version))
 

@@ -51,7 +51,6 @@ class Desk:
             worker.close()
 
     def knows(self, request: Request) -> bool:
-        """Whether a request brought the token in its header."""
         return bool(request.state.is_known)
 
     async def asked(self, request: Request, kind: type[S]) -> S:

@@ -95,7 +95,6 @@ class Guard:
             raise unknown()
 
     def knows(self, given: str) -> bool:
-        """Whether a request with this token may come in."""
         token = self._entrance.token
         return token is None or hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
 

@@ -184,7 +184,6 @@ class Worker:
                 one.ticket.end()
 
     def _step(self, work: RequestWork, steps: Iterator[Any]) -> bool:
-        """One step; whether there are more."""
         try:
             work.ticket.check()
             CURRENT_TICKET.ticket = work.ticket

@@ -1,10 +1,10 @@
 """Attention on paper and on screen: pictures with matplotlib, and a page that opens in any browser."""
 
 from regard.views.charts import alignment as alignment
+from regard.views.charts import faulty_row as faulty_row
 from regard.views.charts import position_table as position_table
 from regard.views.drawing import Panel as Panel
 from regard.views.examples import model_example as model_example
-from regard.views.faulty_row import faulty_row as faulty_row
 from regard.views.figures import save_figure as save_figure
 from regard.views.heatmap import head_panels as head_panels
 from regard.views.heatmap import heatmap as heatmap

@@ -1,4 +1,4 @@
-"""Plots about maps: margins beside an alignment, positions."""
+"""Plots about maps: margins beside an alignment, positions, the row that shows a fault of an audit."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, NonFiniteError, ShapeError
+from regard.errors import ArgumentError, NonFiniteError, ShapeError, require
 from regard.views.axis_text import FONT_POINTS
 from regard.views.drawing import Colouring, Panel, drawn
 from regard.views.figures import (
@@ -22,6 +22,7 @@ from regard.views.heatmap import ALONE, draw_maps, size_of
 from regard.views.layout import COLOUR_BAR, GAP, MARGIN, NARROWEST, Box
 from regard.views.scales import ColourScale, ScaleName, numeral
 from regard.views.themes import LIGHT, Theme
+from regard.watching.checks.finding import Finding
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -194,3 +195,31 @@ def plain(ax: "Axes", theme: Theme) -> None:
     ax.set_facecolor(theme.paper)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
+
+
+def faulty_row(finding: Finding, *, theme: Theme = LIGHT) -> "Figure":
+    """Draw the weights of the row that shows a fault: a bar for each key, and the faulty one in another colour.
+
+    Args:
+        finding: one of `seen.audit()` with an example.
+        theme: `LIGHT` or `DARK`.
+
+    Returns:
+        A new figure; `save_figure(figure, path)` writes it.
+
+    Raises:
+        NotKeptError: the finding has no example.
+        MissingExtraError: matplotlib is not installed.
+    """
+    require(finding, Finding, "finding", "a finding of seen.audit()")
+    require_matplotlib()
+    weights, example = finding.row.detach().float().cpu().numpy(), finding.example
+    assert example is not None, "only a finding with one has a row"
+    where = f"{finding.path or 'the model'}, sequence {example.sequence}, head {example.head}, query {example.query}"
+    figure, ax, missing = plot_of_lines(f"{finding.reason}: {where}", theme)
+    colours = [theme.accents[1] if key == example.key else theme.accents[0] for key in range(len(weights))]
+    ax.bar(np.arange(len(weights)), weights, 0.8, color=colours, linewidth=0)
+    ax.set_xlim(-0.5, len(weights) - 0.5)
+    name_axes(ax, "keys", "weight", theme)
+    warn_of_missing(missing)
+    return figure

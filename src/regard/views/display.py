@@ -23,10 +23,9 @@ from regard.lazy import Bundle
 from regard.maps.attention_map import AttentionMap
 from regard.maps.statistics.definitions import TopKeys
 from regard.nn.embeddings import LearnedPositions, RelativeBias, SinusoidalPositions
-from regard.views.charts import position_table
+from regard.views.charts import faulty_row, position_table
 from regard.views.drawing import MASK_SIDE, Panel
 from regard.views.examples import of_sequence
-from regard.views.faulty_row import faulty_row
 from regard.views.figures import require_matplotlib
 from regard.views.heatmap import head_panels, heatmap, heatmap_grid
 from regard.views.html.contents import Example, Map

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.maps.attention_map import AttentionMap, stack
+from regard.maps.attention_map import AttentionMap
+from regard.maps.generation_steps import stack
 from regard.maps.sources.summary import SummarySource
 from regard.maps.statistics import definitions as st
 from regard.watching.kept.sequences import CallSequence, SequenceStep, rows_before

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
 from regard.call.shapes import UNNAMED, Dimensions, Rows, take
-from regard.errors import ShapeError
+from regard.errors import ArgumentError, ShapeError
 from regard.kernels import choose_backend, execute
 from regard.kernels.base import Backend, Call
 from regard.maps.sources.derived import WeightedSource
@@ -20,6 +20,7 @@ from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, Softma
 from regard.maps.sources.values import NOTHING, CallValues, of_heads
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.of_softmax import DotSoftmax
+from regard.maps.statistics.tiles import ask
 from regard.tensors.guards import look
 
 
@@ -315,3 +316,23 @@ def _never_if_no_key(state: Tensor) -> Tensor:
 
 def _dot_scale(call: Call) -> float | None:
     return call.score.dot_scale(call.query.shape[-1]) if isinstance(call.normalization, Softmax) else None
+
+
+def log_sum_exp(source: Source) -> Tensor:
+    """The row state of a softmax, (batch..., H, T). See `AttentionMap.lse`."""
+    call = source_of_call(source, "lse")
+    if not isinstance(call.call.normalization.base, Softmax):
+        raise ArgumentError(f"lse is the log-sum-exp of a softmax, and this map is {source}: it has none")
+    return source.laid_out(call.state.flatten(0, 1))
+
+
+def largest_score(source: Source) -> Tensor:
+    """The largest score of each query, (batch..., H, T). See `AttentionMap.max_logit`."""
+    made = source_of_call(source, "max_logit()")
+    with torch.no_grad():
+        # Under a softmax the largest weight is at least 1 / S, so its logarithm is exact to rounding.
+        call = replace(made.call, normalization=Softmax(), dropout=0.0)
+        plain = CallSource(Factors.given(call, None), made.shape, choose_backend(call, None))
+        state = plain.state.flatten(0, 1)
+        found = ask(plain, st.Largest())[0].log() + state
+        return source.laid_out(found.masked_fill(state == -torch.inf, -torch.inf))

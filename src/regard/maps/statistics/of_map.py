@@ -7,9 +7,9 @@ from torch import Tensor
 
 from regard.call.masks.base import Mask
 from regard.errors import ArgumentError, ShapeError
+from regard.maps.sources.call import largest_score, log_sum_exp
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.derived import SizeSource
-from regard.maps.sources.logits import largest_score, log_sum_exp
 from regard.maps.sources.source import Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.by_name import (

@@ -15,8 +15,6 @@ AxisLabels = list[str] | None
 
 
 class TextMaps(Protocol):
-    """The attention maps of a text, with their labels."""
-
     @property
     def maps(self) -> Mapping[str, AttentionMap | Tensor]:
         """The maps by name, each (H, T, S)."""

@@ -59,8 +59,6 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way to write a date: a pattern of CLDR in one locale."""
-
     locale: str
     pattern: str
     parts: tuple[_Part, ...] = field(repr=False, compare=False)

@@ -94,7 +94,6 @@ def _digest(store: TextStore, begin: int, end: int) -> bytes:
 
 
 def without(pieces: Iterable[TextPiece], documents: Collection[int]) -> Iterator[TextPiece]:
-    """Pieces without those of some documents, by their numbers."""
     number = -1
     for piece in pieces:
         number += piece.begins

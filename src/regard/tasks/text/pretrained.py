@@ -67,7 +67,6 @@ class SentencePieces:
 
 
 def pretrained_tokenizers(folder: Path, source: Marks, target: Marks) -> tuple[Codec, Codec]:
-    """The source and target tokenizers of a folder, from tokenizer.json or else from Marian's SentencePiece files."""
     one, separate = folder / "tokenizer.json", folder / "target_tokenizer.json"
     if one.is_file():
         return Tokenizer.downloaded(one, source), Tokenizer.downloaded(separate if separate.is_file() else one, target)
@@ -80,7 +79,6 @@ def pretrained_tokenizers(folder: Path, source: Marks, target: Marks) -> tuple[C
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Check that a folder has the files of a tokenizer that regard reads."""
     names = ["tokenizer.json", *(["source.spm"] if family_of(folder) == "marian" else [])]
     if not any((folder / name).is_file() for name in names):
         more = ", or source.spm, target.spm and vocab.json" if len(names) > 1 else ""

@@ -53,15 +53,12 @@ def read_tokenizer(text: str) -> Any:
 
 def reads_lower_case(backend: Any) -> bool:
     """True if a tokenizer of the library lowercases text first."""
-    normalizers = tokenizers_library().normalizers
 
-    def lowers(step: Any) -> bool:
-        if isinstance(step, normalizers.Sequence):
-            return any(map(lowers, step))
-        is_bert = isinstance(step, normalizers.BertNormalizer)
-        return isinstance(step, normalizers.Lowercase) or (is_bert and bool(step.lowercase))
+    def lowers(step: Any) -> bool:  # of its settings: the library's steps within a step within a step have no end
+        is_bert = step["type"] == "BertNormalizer" and bool(step["lowercase"])
+        return step["type"] == "Lowercase" or is_bert or any(map(lowers, step.get("normalizers", ())))
 
-    return lowers(backend.normalizer)
+    return backend.normalizer is not None and lowers(parse_json(backend.normalizer.__getstate__()))
 
 
 def read_as(normalizer: Any) -> Callable[[str], str]:

@@ -17,8 +17,6 @@ from regard.tasks.translation.translation_model import TranslationModel
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """Makes the answer of a draft, with as much beside its texts as the options ask for."""
-
     model: TranslationModel
     options: TranslationOptions
 

@@ -49,8 +49,6 @@ class TeacherForcing:
 
 
 class Validation:
-    """Scores a model on pairs, which the ranks share out among themselves."""
-
     def __init__(
         self,
         model: Model,

@@ -372,7 +372,6 @@ class ForeignTokens:
         return None if own.unk_token_id in others else own.unk_token_id
 
     def encode(self, text: str, **options: Any) -> list[int]:
-        """The ids of a text with the special tokens around it; of a target with `text_target=`."""
         if self._own is None:
             raise ArgumentError(f"{self._folder} has no tokenizer: give ids of tokens by --tokens 5 17 or --ids FILE")
         try:

@@ -17,8 +17,6 @@ MOST_UNLIKE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Mosaic:
-    """An image cut into rows and columns of tiles, beside one tile that shows all of it."""
-
     pixels: Pixels
     rows: int
     columns: int

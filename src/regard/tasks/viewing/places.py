@@ -58,8 +58,6 @@ class ForeignAttention:
 
 @dataclass(slots=True)
 class InputLabels:
-    """What positions of one input may stand for."""
-
     text: ClaimedAxis | None = None
     """A sequence of tokens."""
     written: ClaimedAxis | None = None
@@ -80,7 +78,6 @@ class InputLabels:
     _known: dict[tuple[int, int, int], list[ClaimedAxis]] = field(default_factory=dict)
 
     def of(self, count: int, *, sequences: int = 1, sequence: int = 0) -> list[ClaimedAxis]:
-        """What a sequence of so many positions may be."""
         if (key := (count, sequences, sequence)) not in self._known:
             self._known[key] = [*self._found(count, sequences, sequence)]
         return self._known[key]
@@ -174,7 +171,6 @@ def _in_place(places: InputLabels, tiles: Pixels, at: Sequence[int], size: tuple
 
 
 def _of_tiles(places: InputLabels, tiles: Pixels, at: Sequence[int], tile: int) -> _Labelled | None:
-    """One tile alone, where each has as many tokens."""
     each, rest = divmod(len(at), len(tiles))
     own = next((one for one in ([] if rest else places.of(each)) if one.cells is not None), None)
     if own is None or own.cells is None or NoPart.OWN in own.parts or tile >= len(tiles):

@@ -78,7 +78,6 @@ class PlaceProof:
     def labels(
         self, claims: Mapping[str, ClaimedAxes], places: Mapping[str, MapPlace]
     ) -> dict[str, tuple[AxisLabels, AxisLabels]]:
-        """The labels of each map whose axes are proved; None in the place of others."""
         every = [axis for axes in claims.values() for either in axes for axis in either]
         is_image = any(axis.cells is not None for axis in every)
         asked = dict(claims) if is_image else _first_of_each(claims)
@@ -169,8 +168,6 @@ class _EnoughSeen(BaseException):
 
 @dataclass(slots=True)
 class _Entering:
-    """The positions that enter modules during a pass."""
-
     places: dict[str, MapPlace]
     found: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 

@@ -42,7 +42,6 @@ def said_of_unknown(count: int, total: int) -> str:
 
 
 def read_text(path: StrPath) -> str:
-    """The whole of a file of text, or of standard input for "-", without the end of its last line."""
     text = "\n".join(read_lines(path))
     if not text.strip():
         place = "standard input" if str(path) == "-" else path

@@ -12,7 +12,7 @@ from regard.views.html.contents import Example, alternatives_of, contents
 from regard.views.html.page import one_module, page_colours, resource, script
 from regard.views.html.token_lists import TokenLists, layer_names
 from regard.views.labels import axis_labels
-from regard.views.widget.recomputed import can_be_recomputed
+from regard.views.widget.replies import can_be_recomputed
 
 OWN_MODULES = ("questions.js", "kernel_weights.js", "still.js", "widget.js")
 """The files of the widget's JavaScript; each uses only those before it, and those of the page."""

@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nightly docs docs-serve light consumers notebooks soak faults fuzz gpu interpret fake-gpu compat package lint format bench browser clean
+.PHONY: help install demo test nightly anywhere docs docs-serve light consumers notebooks soak faults fuzz gpu interpret fake-gpu compat package lint format bench browser clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -49,9 +49,17 @@ test: $(STAMP)  ## Run the tests and the documented examples
 	@$(COMPILED)
 	$(BIN)/python -m pytest -n 2
 
-nightly: $(STAMP)  ## Run the long and rare tests too
+nightly: $(STAMP)  ## Run the long and rare tests too, and all tests as on other machines
 	@$(COMPILED)
 	$(BIN)/python -m pytest -n 2 --nightly
+	@$(MAKE) anywhere
+
+# The vector widths of torch, of numba and of CTranslate2 (by oneDNN), threads, and the order of the files.
+anywhere: $(STAMP)  ## Run the tests as on processors without AVX-512 or AVX2, with two threads, in another order
+	ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic $(BIN)/python -m pytest -n 2
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n 1
+	nice $(BIN)/python -m pytest -n 6 --order 1
 
 # numba compiles the loop over rows when it is first imported, for ten seconds: once, before two processes would.
 COMPILED = $(BIN)/python -c 'import regard.maps.loop.row_loop'

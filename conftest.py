@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,6 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--device cuda` runs the tests that have a device on it, and those of tests/gpu/test_on_device.py too."""
     parser.addoption("--device", default=None, help="cpu, cuda or cuda:N, for the tests that have a device")
     parser.addoption("--nightly", action="store_true", help="run the tests marked slow too")
+    parser.addoption("--order", type=int, default=None, help="a seed, by which the files are run in another order")
 
 
 @pytest.fixture(scope="session")
@@ -115,6 +117,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     elif slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    if (seed := config.getoption("--order")) is not None:
+        place = {path: random.Random(f"{seed} {path.name}").random() for path in {item.path for item in items}}
+        items.sort(key=lambda item: place[item.path])
 
 
 @pytest.fixture(autouse=True)

@@ -117,14 +117,15 @@ def the_mask_is_repeated_in_another_order(is_faulty: bool) -> Made:
 
 @other(f.PADS, "padding")
 def forgotten_in_the_next_step(is_faulty: bool) -> Made:
-    def run(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        first = model(input_ids=input_ids[:, :10], attention_mask=attention_mask[:, :10], use_cache=True)
-        mask = torch.ones_like(attention_mask) if is_faulty else attention_mask
+    def run(model: Any, input_ids: Tensor) -> Tensor:
+        mask = (input_ids != 0).long()
+        first = model(input_ids=input_ids[:, :10], attention_mask=mask[:, :10], use_cache=True)
+        mask = torch.ones_like(mask) if is_faulty else mask
         cache = first.past_key_values
         found: Tensor = model(input_ids=input_ids[:, 10:], attention_mask=mask, past_key_values=cache).logits
         return found
 
-    return m.Stepwise(m.llama(), run), m.batch("left")
+    return m.Stepwise(m.llama(), run), {"input_ids": m.batch("left")["input_ids"]}
 
 
 # -- causality -------------------------------------------------------------------------------------------------------

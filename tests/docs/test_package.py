@@ -1,5 +1,6 @@
 """What an installation has that is no Python: the page, its script and its style, and the mark for type checkers."""
 
+import re
 import tarfile
 import tomllib
 import zipfile
@@ -53,3 +54,10 @@ def test_a_planted_loss_is_seen(lost: str, tmp_path: Path) -> None:
         "pyproject.toml",
         f"src/regard/{lost}",
     ]
+
+
+def test_the_table_of_extras_is_that_of_the_package() -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    table = page.partition("| extra |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == list(extras)

@@ -96,15 +96,15 @@ def _contradicts(mask: Tensor, runs: Told) -> bool:
     return bool(mask.all()) or runs.is_sure or torch.equal(mask, ~runs.values)
 
 
-def _runs(call: Any, ids: Told) -> Told | None:
+def _runs(call: Any, told: Told) -> Told | None:
     """The real tokens by the runs of the padding token at the ends of the ids."""
     if call.pads is None:
-        runs, is_sure, name = _alike_at_the_ends(ids.values), False, "one token"
+        runs, is_sure, name = _alike_at_the_ends(told.values), False, "one token"
     else:
-        (runs, is_sure), name = call.pads.found(ids.values), f"padding token {call.pads.id}"
+        (runs, is_sure), name = call.pads.found(told.values), f"padding token {call.pads.id}"
     if not bool(runs.any()) or bool(runs.all(-1).any()):
         return None
-    return Told(~runs, f"the runs of {name} at the ends of {ids.source}", is_sure)
+    return Told(~runs, f"the runs of {name} at the ends of {told.source}", is_sure)
 
 
 def _alike_at_the_ends(ids: Tensor) -> Tensor:

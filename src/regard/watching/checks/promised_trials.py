@@ -1,11 +1,11 @@
 """The trials of a check whose results must agree: batch, padding, later positions, documents, caches, lengths."""
 
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from regard.watching.checks.differences import EVERY, Judge, Promise, Same, Way, as_they_are
 from regard.watching.checks.finding import Finding, Reason, Severity
@@ -45,8 +45,8 @@ CACHE = (
     "read with a cache, {}, the sequence gives another result than at once: look at positions, at the keys "
     "that the cache hands over, and at a causal mask that aligns the first query with the first key"
 )
-MINUTE = 60.0
-"""The most seconds that the trials of long sequences may take,"""
+MOST_OPERATIONS = 2 * 10**12
+"""The most operations of products in the trials of long sequences, about a minute on one core,"""
 PASSES = 30
 """and how many passes they are, at most."""
 
@@ -258,29 +258,29 @@ class PromisedTrials:
                     self._reads_apart([row], last, passed[-1] // 2 + 1, f"over {len(row[ahead])} positions, in parts")
 
     def _longest(self, named: Sequence[int], length: int) -> tuple[Sample | None, list[int]]:
-        """A row that passes as many borders as a minute allows, and these borders."""
+        """A row that passes as many borders as `MOST_OPERATIONS` allows, and these borders."""
         found: tuple[Sample | None, list[int]] = None, []
-        ahead, seconds, before = self.subject.ahead, self._seconds(self.subject.rows.long), length
+        ahead, cost, before = self.subject.ahead, self._operations(self.subject.rows.long), length
         assert ahead is not None
         for number, border in enumerate(named):
             long = beyond(border)
-            if seconds * max(1.0, long / before) ** 1.5 * PASSES > MINUTE:
+            if cost * max(1.0, long / before) ** 1.5 * PASSES > MOST_OPERATIONS:
                 self.unknown.append(f"the border at {border} was not passed: it would take over a minute")
                 break
             try:
                 row = self.subject.made(long)
                 if len(row[ahead]) <= before:
                     continue
-                seconds = self._seconds(row)
+                cost = self._operations(row)
             except Exception:
                 break
             before, found = len(row[ahead]), (row, list(named[: number + 1]))
         return found
 
-    def _seconds(self, row: Sample) -> float:
-        start = time.perf_counter()
-        as_they_are([row])(self.subject)
-        return time.perf_counter() - start
+    def _operations(self, row: Sample) -> int:
+        with FlopCounterMode(display=False) as counter:
+            as_they_are([row])(self.subject)
+        return int(counter.get_total_flops())
 
     # -- the kernels -------------------------------------------------------------------------------------
 

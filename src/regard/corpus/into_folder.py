@@ -6,6 +6,7 @@ from pathlib import Path
 
 from regard.corpus.measured_document import CorpusCounts
 from regard.corpus.settings import CorpusEngine, CorpusJob, MeasureSettings
+from regard.errors import require
 from regard.tasks.progress import OnProgress, no_progress
 
 
@@ -57,6 +58,7 @@ def measure_corpus(
     Traceback (most recent call last):
     regard.errors.ArgumentError: workers must be at least 1, got 0
     """
+    require(measure, MeasureSettings, "measure", "MeasureSettings")
     named = [fspath(one) for one in ([data] if isinstance(data, str | PathLike) else data)]
     job = CorpusJob(
         measure, tuple(named), Path(out), resume=resume, workers=workers, examples=examples,

@@ -11,7 +11,7 @@ import numpy as np
 
 from regard.corpus.out_folder import SUCCESS, holds_statistics, settings_of
 from regard.corpus.settings import extra_package
-from regard.errors import ArgumentError, DataError
+from regard.errors import ArgumentError, DataError, require
 from regard.files.sealed import read_sealed
 
 BATCH_ROWS = 2**16
@@ -35,6 +35,7 @@ class MeasuredFolder:
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> "MeasuredFolder":
+        require(path, (str, PathLike), "path", "the path of a folder")
         extra_package("pyarrow", extra="measure")
         from pyarrow import parquet
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import Dimensions
-from regard.errors import ArgumentError, BackendError, DataError
+from regard.errors import ArgumentError, BackendError, DataError, require
 from regard.files.atomic import file_errors, write_atomically
 from regard.files.untrusted import open_tensors, safetensors_library
 from regard.kernels import BACKENDS, choose_backend
@@ -95,6 +95,7 @@ def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) ->
     ...     load_summary(pathlib.Path(folder, "summary.safetensors"))["top_keys"].indices.tolist()
     [[0], [1], [2]]
     """
+    require(summary, (dict, MapStatistics), "summary", "the result of map.summary(), or a map with statistics only")
     header, tensors = {"format": SUMMARY_FORMAT}, dict[str, Tensor]()
     if isinstance(summary, MapStatistics):
         header["map"], tensors = as_json_and_tensors(tuple(_parts_of_summary(summary)))
@@ -181,11 +182,13 @@ def _require_format(path: str | PathLike[str], header: dict[str, str], expected:
 
 
 def _contents(path: str | PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
+    require(path, (str, PathLike), "path", "the path of a file")
     with open_tensors(path) as file:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def _write(path: str | PathLike[str], tensors: dict[str, Tensor], header: dict[str, str]) -> None:
+    require(path, (str, PathLike), "path", "the path of a file")
     with file_errors(path):
         write_atomically(realpath(path), safetensors_library().torch.save(tensors, metadata=header))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from regard.errors import require
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.stack import StackSource, starts_of
 from regard.maps.sources.summary import SummarySource, joined_steps
@@ -35,6 +36,9 @@ def stack(maps: Sequence[AttentionMap], *, starts: Sequence[int] | None = None) 
             [0.3333, 0.3333, 0.3333],
             [0.0000, 0.5000, 0.5000]])
     """
+    require(maps, Sequence, "maps", "a sequence of maps")
+    for one in maps:
+        require(one, AttentionMap, "each of maps", "an AttentionMap")
     sources = [one.source for one in maps]
     places = starts_of(sources, starts)
     summaries = [source for source in sources if isinstance(source, SummarySource)]

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
+from regard.errors import require
 from regard.models.config import DecoderOnlyConfig
 from regard.models.decoder_only import DecoderOnly
 from regard.tasks.language_modelling.causal import LanguageModel
@@ -36,6 +37,7 @@ def train_language_model(config: LanguageModelConfig, **options: Unpack[RunOptio
     Returns:
         The best model of the run by validation loss.
     """
+    require(config, LanguageModelConfig, "config", "a LanguageModelConfig")
     return LanguageModel.load(config.out, device=run_language_model(config, **options))
 
 

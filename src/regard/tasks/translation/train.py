@@ -7,6 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
+from regard.errors import require
 from regard.models.config import RNNConfig, TransformerConfig
 from regard.tasks.generation.config import Beam
 from regard.tasks.names import TRANSLATION
@@ -117,6 +118,7 @@ def train_translation(config: TranslationConfig, **options: Unpack[RunOptions]) 
         TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
         OSError: the disk is full or the folder read-only.
     """
+    require(config, TranslationConfig, "config", "a TranslationConfig")
     return Translator.load(config.out, device=run_translation(config, **options))
 
 

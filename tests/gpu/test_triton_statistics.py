@@ -127,7 +127,7 @@ def test_sinks(name: str, parts: int, answered: Calls, monkeypatch: pytest.Monke
         check(weights, dense)
         torch.testing.assert_close(weights.received().double(), dense.sum(-2), rtol=0, atol=1e-5)
         assert answered == [True, True]
-        assert factors.known_state is None
+        assert factors.known_state_of(factors.form) is None
         check(weights[1, 2:3], dense[1, 2:3])
 
 

@@ -162,9 +162,9 @@ class Beginning:
         if origin.steps is not None and origin.epochs is not None:
             raise ArgumentError("--steps and --epochs both say how long to train: give one of them")
         source, run = origin.config or Path(), RunFolder(origin.out or Path())
-        has_begun = run.holds_a_run() or not (origin.data or origin.config)
-        if origin.resume and origin.out is not None and has_begun:
-            if not run.holds_a_run():
+        has_begun = run.holds_a_run() or run.has_lost_its_marker()
+        if origin.resume and origin.out is not None and (has_begun or not (origin.data or origin.config)):
+            if not has_begun:
                 raise ArgumentError(f"there is no run in {origin.out} to go on with: to begin one, give --data")
             task = _known_task(named or in_file or run.task())
             saved = run.read_config(task, TASKS[task].config)

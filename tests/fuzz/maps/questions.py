@@ -128,8 +128,8 @@ def _expected(drawn: Drawn, one: Mirror) -> None:
 
 def _distance(drawn: Drawn, one: Mirror) -> None:
     queries, keys = one.dense.shape[-2:]
-    offset = drawn.number(-5, keys + 3)
-    offset = drawn.of([None, offset]) if one.is_call else offset  # a part is at the places of its whole
+    number = drawn.number(-5, keys + 3)
+    offset = drawn.of([None, number]) if one.is_call else number  # a part is at the places of its whole
     start = keys - queries if offset is None else offset
     away = (torch.arange(queries)[:, None] + start - torch.arange(keys)).abs().double()
     # Under a causal mask it is the difference of two products, as large as the positions.

@@ -87,6 +87,13 @@ class RunFolder:
     def holds_a_run(self) -> bool:
         return self.is_ours() and self.config_file.is_file()
 
+    def has_lost_its_marker(self) -> bool:
+        """Whether a run.toml that names no task any more stands beside our own sealed settings."""
+        try:
+            return self.marker.is_file() and not self.is_ours() and "task" in self._read_record()
+        except RegardError:
+            return False
+
     def begin(self, task: str, config: Any) -> None:
         """Make the folder and write the configuration; other files are never touched."""
         self.refuse_taken()

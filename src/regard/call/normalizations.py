@@ -54,6 +54,7 @@ class Normalization(ABC):
         return output, state
 
     def select(self, heads: Tensor) -> "Normalization":
+        """The normalization of some heads, each as a batch row of one head."""
         return self
 
     def __call__(self, scores: Any, mask: Mask | Tensor | None = None) -> Tensor:

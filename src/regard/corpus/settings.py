@@ -65,6 +65,7 @@ class MeasureSettings:
 
     @property
     def numbers(self) -> list[str]:
+        """The statistics that are a number for each head."""
         return [name for name in self.statistics if name != "top_keys"]
 
 

@@ -259,6 +259,7 @@ class TensorLike(Displayed, MapStatistics, ABC):
         """A map of some heads, or a block of weights."""
 
     def dim(self) -> int:
+        """The number of dimensions."""
         return self.ndim
 
     def size(self, dim: int | None = None) -> Any:
@@ -266,14 +267,17 @@ class TensorLike(Displayed, MapStatistics, ABC):
         return self.shape if dim is None else self.shape[dim]
 
     def numel(self) -> int:
+        """How many weights there are."""
         return self.shape.numel()
 
     @property
     def requires_grad(self) -> bool:
+        """Whether results carry gradients."""
         return any(tensor.requires_grad for tensor in self.source.tensors())
 
     @property
     def is_cuda(self) -> bool:
+        """Whether the factors are on a GPU."""
         return self.device.type == "cuda"
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
@@ -301,9 +305,11 @@ class TensorLike(Displayed, MapStatistics, ABC):
         return self if moved is self.source else type(self)(moved)
 
     def cpu(self) -> Self:
+        """The map with its factors in the memory of the CPU."""
         return self.to("cpu")
 
     def cuda(self, device: Any = "cuda") -> Self:
+        """The map with its factors on a GPU."""
         return self.to(torch.device("cuda", device) if isinstance(device, int) else device)
 
 

@@ -34,6 +34,7 @@ class MapWeights:
 
     @property
     def device(self) -> torch.device:
+        """The device of the factors."""
         return self.source.device
 
     @property
@@ -43,6 +44,7 @@ class MapWeights:
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)
 
     @property

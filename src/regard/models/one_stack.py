@@ -44,6 +44,7 @@ class OneStack(nn.Module):
             self.output.weight = self.embedding.weight
 
     def embed(self, inputs: Shaped[Tensor, "B ..."], offset: int | Tensor = 0) -> Float[Tensor, "B T D"]:
+        """The input of the first layer."""
         return self.dropout(self.embedding_norm(self.positions(self.embedding(inputs), offset=offset)))
 
     def read_out(self, x: Float[Tensor, "B T D"], loss: OutputLoss | None = None) -> Any:
@@ -65,6 +66,7 @@ class OneStack(nn.Module):
         return x
 
     def each_layer(self) -> Iterator[SelfAttentionLayer]:
+        """The layers, from first to last."""
         return (cast(SelfAttentionLayer, layer) for layer in self.layers)
 
 

@@ -73,6 +73,7 @@ class TrainingConfig(ABC):
 
     @property
     def warmup(self) -> int:
+        """The steps of the warm-up, for as many steps as the run has."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         return min(self.longest_warmup, max(self.fit.steps // 10, 1))

@@ -50,6 +50,7 @@ class TokenFile(Generic[F]):
 
     @classmethod
     def open(cls, path: StrPath, *tokenizers: Tokenizer) -> Self:
+        """Open a file made with these tokenizers."""
         file = cls(path)
         if file.footer.fingerprints != fingerprints(*tokenizers):
             raise RunFolderError(f"{path} was made with other tokenizers than these; {ADVICE}")

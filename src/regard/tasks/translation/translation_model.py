@@ -42,6 +42,7 @@ class TranslationModel:
 
     @property
     def device(self) -> torch.device:
+        """Where the model is."""
         return next(self.model.parameters()).device
 
     @property
@@ -51,6 +52,7 @@ class TranslationModel:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def fingerprint(self) -> str:
+        """Thirty-two hexadecimal digits, which differ for models whose weights differ."""
         return fingerprint(self.model)
 
     def collate(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:

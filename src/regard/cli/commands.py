@@ -79,6 +79,7 @@ def chosen_command(arguments: Sequence[str]) -> Command:
 
 
 def _of_help(arguments: Sequence[str], task: str) -> tuple[Sequence[str], Container[str] | None]:
+    """The arguments by which tyro prints the help, and the settings of a run in it."""
     asked = {"-h", "--help", "--help-all"} & set(arguments)
     if not asked or arguments[:1] != ["train"]:
         return ["--help" if one == "--help-all" else one for one in arguments], None
@@ -87,6 +88,7 @@ def _of_help(arguments: Sequence[str], task: str) -> tuple[Sequence[str], Contai
 
 
 def in_flags(message: str, arguments: Sequence[str]) -> str:
+    """The message of a command's error, with the names of flags in the place of Python's names."""
     if "--config" in " ".join(arguments):
         return message  # it may be about the file, which has Python's names
     typed = {argument.partition("=")[0] for argument in arguments}

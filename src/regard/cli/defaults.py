@@ -56,6 +56,8 @@ FIRST = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
+    """The settings of a run where no flag is given."""
+
     settings: TrainingConfig
     required: frozenset[str] = frozenset()
     """The names of the settings without a default; their values in `settings` are placeholders."""
@@ -97,6 +99,7 @@ _Flag = tuple[str, Any, Any]
 
 
 def _settings_of(settings: Any) -> Iterator[StructFieldSpec]:
+    """The fields of settings with their values and their help, those of the training loop among them."""
     spec = ConstructorRegistry.get_struct_spec(StructTypeInfo.make(type(settings), settings, in_union_context=False))
     assert isinstance(spec, StructConstructorSpec)
     for one in spec.fields:
@@ -107,6 +110,7 @@ def _settings_of(settings: Any) -> Iterator[StructFieldSpec]:
 
 
 def _flag(one: StructFieldSpec, *, is_required: bool, is_shown: bool) -> _Flag:
+    """Make a setting a field of a group, whose name is no part of the flag."""
     text = one.helptext() if callable(one.helptext) else one.helptext
     kind: Any = Annotated[one.type, tyro.conf.arg(prefix_name=False, help=text)]
     kind = kind if is_shown else cast(Any, tyro.conf.Suppress)[kind]
@@ -130,6 +134,8 @@ USUAL = "translation"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
+    """The flags with a say in the defaults of all others, which are read before them."""
+
     out: Path | None = None
     data: tuple[str, ...] = ()
     config: Path | None = None
@@ -204,6 +210,7 @@ def _defaults(task: Task, settings: dict[str, Any], source: Path) -> Defaults:
 
 
 def _sized(task: Task, defaults: Defaults, size: str | None) -> Defaults:
+    """Change the defaults to a model of a named size."""
     if size is None:
         return defaults
     if size not in task.sizes:

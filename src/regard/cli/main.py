@@ -39,6 +39,7 @@ def main() -> None:
 
 
 def run_command(arguments: Sequence[str]) -> int:
+    """Run one command, tell its error in one line, and return the exit status."""
     debug, arguments = "--debug" in arguments, [argument for argument in arguments if argument != "--debug"]
     try:
         with ending_at_once(), _warning_in_one_line():
@@ -138,6 +139,7 @@ LIBRARIES = ("torch", "numpy", "numba", "transformers", "tokenizers", "ctranslat
 
 
 def environment() -> str:
+    """A line for regard, for Python, for each library, and for the code that numba has compiled."""
     import platform
 
     lines = [f"regard {__version__}", f"Python {platform.python_version()} on {platform.platform()}"]
@@ -146,6 +148,7 @@ def environment() -> str:
 
 
 def _folder() -> str | None:
+    """The folder in which the compiled loop of the maps is kept."""
     from regard.tensors.readable import is_installed
 
     if not is_installed():

@@ -51,6 +51,7 @@ class Command(ABC):
         command.work()
 
     def at_snapshots(self) -> Self:
+        """The command with the snapshot in the place of each folder of Hugging Face's cache."""
         own: Any = self
         paths = {one.name: value for one in fields(own) if isinstance(value := getattr(self, one.name), Path | tuple)}
         found = {
@@ -68,6 +69,7 @@ class Command(ABC):
         """Do the work with checked arguments."""
 
     def given(self, *flags: str) -> list[str]:
+        """Those of the command's flags whose values are not the defaults, in the order of the call."""
         defaults = {f"--{one.name.replace('_', '-')}": one for one in fields(cast(Any, self))}
         own = [flag for flag in flags if flag in defaults]
         return [flag for flag in own if getattr(self, defaults[flag].name) != defaults[flag].default]
@@ -80,6 +82,8 @@ class Command(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingCommand(Command):
+    """A command that reads files of pairs or of text, all of them alike."""
+
     data_format: DataFormat | None = None
     """the form of the files, if their names do not tell: of pairs, tables with tabs (tsv; tsv-extra has further
     columns, which are ignored) or with commas or semicolons (csv, csv-no-header), jsonl, tmx, or aligned files; of

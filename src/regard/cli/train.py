@@ -36,6 +36,8 @@ RECIPES_HELP = f"Settings that were measured; flags and --config override them. 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
+    """How to begin a run, or go on with one."""
+
     size: Flag[Size | None] = None
     """A model of a size that papers name; flags for its parts override it."""
     recipe: Annotated[RecipeName | None, tyro.conf.arg(prefix_name=False, help=RECIPES_HELP)] = None

@@ -18,6 +18,8 @@ from regard.tasks.text.lines import BadLines
 
 @dataclass(frozen=True, slots=True)
 class TranslateCommand(SearchCommand):
+    """Translate sentences, or each line of a file or of standard input."""
+
     run: AnyRun
     sentences: tyro.conf.Positional[tuple[str, ...]] = ()
     """what to translate, a line for each; without one, --input or standard input is read."""

@@ -128,6 +128,7 @@ def host_name(host: str) -> str:
 
 
 def allowed_hosts(host: str, named: Iterable[str]) -> frozenset[str]:
+    """The names of this machine by itself, the address that is listened on, and those that were named."""
     own = f"[{host}]" if ":" in host else host
     return frozenset({"localhost", "127.0.0.1", "[::1]", own.lower(), *(host_name(one) for one in named)})
 

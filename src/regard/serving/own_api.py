@@ -54,6 +54,7 @@ class OwnApi:
         return served, self._desk.recent[served.name]
 
     def _checked(self, asked: LookedAt) -> Served:
+        """The model of a subject, whose name is then in it."""
         served = self._desk.model(asked.model)
         asked.model = served.name
         self._desk.check_text(asked.text, asked.target or "")

@@ -116,12 +116,14 @@ def drawn_seed() -> int:
 
 
 def checked_logits(logits: Tensor, progress: Progress) -> Tensor:
+    """A filter that changes nothing, and ends the work of a request that has left."""
     check_current_ticket()
     return logits
 
 
 @contextmanager
 def checking_layers(module: nn.Module) -> Iterator[None]:
+    """End the work of a request that has left before the next sublayer of a model."""
     hooks = [
         one.register_forward_pre_hook(check_current_ticket) for one in module.modules() if isinstance(one, Residual)
     ]
@@ -211,6 +213,8 @@ class Served(ABC):
 
 
 class Sentences(NamedTuple):
+    """Lines to be translated together with those of other requests."""
+
     lines: Sequence[Request]
     alternatives: int
     ticket: Ticket
@@ -246,6 +250,7 @@ class ServedTranslator(Served):
 
     @torch.inference_mode()
     def answer(self, asked: AnswerQuestion) -> Iterator[AnswerPiece | Done | None]:
+        """A greedy or drawn translation, by our own modules."""
         translator = self.translator
         (draft,) = drafts_of(translator, [Request(asked.text, asked.prefix)], self.options())
         if draft.problem:

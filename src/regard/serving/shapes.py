@@ -16,6 +16,8 @@ class Question(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TranslateQuestion(Question):
+    """A question of LibreTranslate's."""
+
     q: Texts
     source: str
     target: str
@@ -36,12 +38,16 @@ class Translated(Struct, kw_only=True, omit_defaults=True):
 
 
 class Language(Struct, kw_only=True):
+    """A language that can be translated from, with those that it can be translated to."""
+
     code: str
     name: str
     targets: list[str]
 
 
 class Health(Struct, kw_only=True):
+    """Whether the server answers."""
+
     status: str
 
 
@@ -55,6 +61,8 @@ class Problem(Struct, kw_only=True):
 
 
 class StreamOptions(Question):
+    """Options of a stream."""
+
     include_usage: bool = False
 
 
@@ -88,6 +96,8 @@ class Complete(Question):
 
 
 class CompletionChoice(Struct, kw_only=True):
+    """One text."""
+
     text: str
     index: int = 0
     logprobs: None = None
@@ -103,6 +113,8 @@ class Usage(Struct, kw_only=True):
 
 
 class Completion(Struct, kw_only=True):
+    """OpenAI's answer, and each event of its stream."""
+
     id: str
     created: int
     model: str
@@ -130,11 +142,15 @@ class ModelCard(Struct, kw_only=True):
 
 
 class ModelCards(Struct, kw_only=True):
+    """All models."""
+
     data: list[ModelCard]
     object: Literal["list"] = "list"
 
 
 class OpenAIError(Struct, kw_only=True):
+    """The inside of an error in OpenAI's form."""
+
     message: str
     type: str
     code: str | None = None
@@ -142,6 +158,8 @@ class OpenAIError(Struct, kw_only=True):
 
 
 class OpenAIProblem(Struct, kw_only=True):
+    """An error in OpenAI's form."""
+
     error: OpenAIError
 
 
@@ -168,6 +186,8 @@ class LookedAt(Question):
 
 
 class AnswerQuestion(Question):
+    """A text to be translated or continued, piece by piece."""
+
     text: str
     model: str | None = None
     prefix: str = ""
@@ -181,6 +201,8 @@ class AnswerQuestion(Question):
 
 
 class AttentionQuestion(LookedAt):
+    """What is asked of the attention."""
+
     maps: Annotated[list[str], Meta(max_length=1_000)] | None = None
     """The names of maps; the one that is shown first without them."""
     heads: Annotated[list[Count], Meta(max_length=1_000)] | None = None
@@ -195,6 +217,8 @@ class AttentionQuestion(LookedAt):
 
 
 class MapNumbers(Struct, kw_only=True, omit_defaults=True):
+    """A head of a map."""
+
     map: str
     head: int
     queries: int
@@ -208,6 +232,8 @@ class MapNumbers(Struct, kw_only=True, omit_defaults=True):
 
 
 class AttentionNumbers(Struct, kw_only=True, omit_defaults=True):
+    """The answer."""
+
     model: str
     heads: list[MapNumbers]
     labels: dict[str, tuple[list[str], list[str]]]
@@ -222,4 +248,6 @@ class ViewQuestion(Question):
 
 
 class WeightsQuestion(ViewQuestion):
+    """A question about the weights of a view, in the words of the page."""
+
     question: dict[str, Any]

@@ -9,6 +9,8 @@ from regard.errors import RegardError
 
 
 class Refused(RegardError):
+    """A request that is not answered as it was asked for."""
+
     def __init__(self, status: int, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.status, self.retry_after = status, retry_after

@@ -28,6 +28,8 @@ class RequestWork:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedWork:
+    """A work that runs in one go with others of the same key."""
+
     ticket: Ticket
     asked: Any
     key: Hashable

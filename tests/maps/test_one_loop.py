@@ -600,6 +600,7 @@ def test_numbers_in_new_memory_are_not_read(answered: Answered, monkeypatch: pyt
     q = torch.randn(1, 8, 512, 16)
     weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True)[1]
     names = ("received", "entropy", "distance", "top_weight", "pooled_mean", "pooled_max")
+    answered.clear()
     right, real = weights.summary(*names), torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **options: real(*size, **options).fill_(7))
     found = weights.summary(*names)

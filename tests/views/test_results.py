@@ -35,10 +35,9 @@ NAMES = {
     "ForcedPrefix MinP RepetitionPenalty Temperature TopK TopP Vocabulary ByteLevelBPE Characters Words "
     "Sizes Dimensions Statistic AcrossHeads",
     "the state of a computation, which goes back into it": "KeyValue Step DecoderOnlyState RNNState TransformerState "
-    "Progress Batch Pair Hypothesis RecurrentState Mixed",
+    "Progress Batch Pair Hypothesis RecurrentState Mixed SearchOf",
     "given to a function of the caller, during a call": "EditedCall EditedWeights CallEdits",
-    "a line of a report or a table, which shows itself": "Observed Alternative Label Marks AuditQuestion MarkupPart "
-    "FaultyWeight",
+    "a line of a report or a table, which shows itself": "Observed Alternative Label Marks AuditQuestion FaultyWeight",
     "its mask shows itself, and `unpack` gives tensors": "Packed",
     "it is a widget": "NotebookView",
 }

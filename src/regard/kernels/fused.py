@@ -120,9 +120,9 @@ class Fused(Backend):
 def _with_lost_nan(call: Call, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """The results with the NaN that torch's CPU kernel loses: of a row whose scores are all NaN, over fewer keys than a
     vector register holds, it makes zeros and the log-sum-exp 0."""
-    lost = lse.detach() == 0
-    if not bool(lost.any()):
+    if bool(lse.all()):
         return output, lse
+    lost = lse.detach() == 0
     rows = lost.any(1).any(0).nonzero()[:, 0]
     with torch.no_grad():
         is_nan = torch.zeros_like(lost).index_copy(-1, rows, call.few_scores(rows).isnan().any(-1))

@@ -27,6 +27,7 @@ class PreNorm(_OneNorm):
 
     Source: Xiong et al. 2020 (arXiv:2002.04745), figure 1b. It needs one more norm after the last layer of the stack.
 
+    >>> import torch
     >>> PreNorm(4)(torch.ones(1, 4), lambda x: x)
     tensor([[1., 1., 1., 1.]], grad_fn=<AddBackward0>)
     """
@@ -42,6 +43,7 @@ class SandwichNorm(_OneNorm):
 
     Source: Ding et al. 2021 (arXiv:2105.13290), figure 3b, there "Sandwich-LN"; Gemma 2 (arXiv:2408.00118), table 1.
 
+    >>> import torch
     >>> SandwichNorm(4)(torch.ones(1, 4), lambda x: x)
     tensor([[1., 1., 1., 1.]], grad_fn=<AddBackward0>)
     """
@@ -61,6 +63,7 @@ class PostNorm(_OneNorm):
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.1.
 
+    >>> import torch
     >>> PostNorm(4)(torch.arange(4.0)[None], lambda x: x).sum().abs() < 1e-5
     tensor(True)
     """

@@ -281,7 +281,7 @@ class _Combination(Mask):
         return type(self)(tuple(bound))
 
     def depends_on(self) -> frozenset[str]:
-        found = frozenset[str]()
+        found: frozenset[str] = frozenset()  # (torch.compile traces no call of a generic alias.)
         for mask in self.masks:
             found |= mask.depends_on()
         return found

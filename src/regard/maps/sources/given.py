@@ -1,5 +1,6 @@
 """Weights in a tensor, as the source of a map."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -97,4 +98,4 @@ def given_weights(weights: Tensor) -> GivenSource:
         )
     layout = tuple(weights.shape[:-2])
     names = Dimensions.of_call(max(len(layout) - 1, 0), has_heads=bool(layout))
-    return GivenSource(weights.reshape(-1, *weights.shape[-2:]), layout, names)
+    return GivenSource(weights.reshape(math.prod(layout), *weights.shape[-2:]), layout, names)

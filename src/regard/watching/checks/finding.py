@@ -54,6 +54,7 @@ Reason = Literal[
     "another map",
     "another output",
     "random",
+    "other calls",
     "not checked",
 ]
 """The fault, in a word a program can match."""

@@ -88,7 +88,7 @@ def _compared(model: Runnable, reference: Runnable) -> Checked:
     findings = [] if found is None else [found]
     if len(mine) != len(theirs):
         findings.append(Finding(
-            "not checked", "info", f"the model made {len(mine)} attention calls, and the reference {len(theirs)}: they "
+            "other calls", "info", f"the model made {len(mine)} attention calls, and the reference {len(theirs)}: they "
             "were compared in their order, as far as both go",
         ))  # fmt: skip
     elif found is None and not (apart := _apart(output, expected)) <= TOLERANCE:

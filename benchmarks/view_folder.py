@@ -20,10 +20,10 @@ def run() -> tuple[list[str], list[str]]:
     """The rows of the table, and the notes."""
     import transformers
 
+    from regard import page
     from regard.tasks.pictures.save import page_example
     from regard.tasks.viewing.foreign_model import ForeignModel
     from regard.tasks.viewing.view_input import ViewInput
-    from regard.views import page
 
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as where:

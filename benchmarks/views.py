@@ -17,7 +17,8 @@ from torch import nn
 
 import regard
 from benchmarks.harness import Row
-from regard.views import Example, Map, Page, model_example, page
+from regard import page
+from regard.views import Example, Map, Page, model_example
 from tests.views.chromium import CHROMIUM, Chromium
 
 TITLE = "Pages"

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 import regard
+from regard import page
 from regard.corpus import atlas
-from regard.views import Example, Map, page
+from regard.views import Example, Map
 from tests.corpus.conftest import documents, measure_into, save_sharp, save_words, write_jsonl
 from tests.families.architectures import library
 from tests.views.chromium import Chromium

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from regard.maps.sources.summary import Summarize as Summarize
     from regard.maps.statistics.divergence import divergence as divergence
     from regard.nn.linear_attention import linear_attention as linear_attention
+    from regard.views.html.page import page as page
     from regard.views.widget.view import view as view
     from regard.watching.checks.check_model import check as check
     from regard.watching.on_attention import on_attention as on_attention

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
+from regard import page
 from regard.edits import ScaleHeads
 from regard.errors import ArgumentError, ShapeError
 from regard.models import RNNConfig, RNNSeq2Seq
-from regard.views import Example, Map, page
+from regard.views import Example, Map
 from regard.watching import head_table, rollout
 from regard.watching.hooks.this_thread import this_thread
 

@@ -522,7 +522,7 @@ def test_the_loop_takes_no_wrong_lse(monkeypatch: pytest.MonkeyPatch, wrong: Cal
     with torch.no_grad():
         found = seen[""].summary("received", "entropy", "top_keys", k=2)
     exact = dense(model, inputs).detach()
-    close(found["received"], exact.sum(-2))
+    close(found["received"], exact.sum(-2), 64 * torch.finfo(torch.float32).eps)  # a sum over seven rows
     close(found["top_keys"].values, exact.topk(2).values)
     assert ("a row sums to 1" in str(seen.report())) is (wrong is not None)
     assert len(checks) == 1, "a map is checked once"

@@ -536,21 +536,19 @@ def test_one_spelling_takes_a_model_a_watch_maps_and_tensors(folder: Callable[[s
     first = head_table(seen)
     for one in given:
         assert head_table(one)["entropy"] == pytest.approx(first["entropy"], abs=1e-5)
-        assert (
-            regard.views.page(one, ["a", "b", "c"], tmp_path / "page.html").text == (tmp_path / "page.html").read_text()
-        )
+        assert regard.page(one, ["a", "b", "c"], tmp_path / "page.html").text == (tmp_path / "page.html").read_text()
         assert len(regard.view(one, ["a", "b", "c"]).examples[0].maps) == 2  # type: ignore[attr-defined]
         model_grid(one)
     assert model.training
-    assert regard.views.page((model, ids)).text.count("<title>Attention of BertModel</title>") == 1
+    assert regard.page((model, ids)).text.count("<title>Attention of BertModel</title>") == 1
     assert len(regard.view(model, ids).examples[0].maps) == 2  # type: ignore[attr-defined]
-    assert regard.views.page(model, (ids,)).carried[0].exact > 0
+    assert regard.page(model, (ids,)).carried[0].exact > 0
     one_map = attentions[0][0, 1]
     drawn = [heatmap(shown).get_images()[0].get_array() for shown in (one_map, [one_map], {"a": one_map})]
     for values in drawn:
         assert np.asarray(values) == pytest.approx(np.asarray(drawn[0]), abs=1e-6)
     with pytest.raises(ArgumentError, match=r"a heatmap draws one map, and 2 came .* model_grid"):
         heatmap(seen)
-    for take in (regard.view, regard.views.page, model_grid, head_table, heatmap):
+    for take in (regard.view, regard.page, model_grid, head_table, heatmap):
         with pytest.raises(ArgumentError, match="looked at with its inputs"):
             take(model)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import regard
+from regard import page
 from regard.call.biases import Shaw, TransformerXL
 from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError
@@ -28,7 +29,6 @@ from regard.views import (
     heatmap_grid,
     model_example,
     model_grid,
-    page,
     save_figure,
 )
 from regard.views.display import MOST_LABELLED, bundle

@@ -12,8 +12,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import regard
+from regard import page
 from regard.errors import ArgumentError, ShapeError
-from regard.views import model_example, model_grid, page
+from regard.views import model_example, model_grid
 from regard.views.model import GAP
 
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import regard
+from regard import page
 from regard.call.normalizations import Sigmoid, Softmax, SoftmaxWithSink
 from regard.errors import ArgumentError, FileError, NonFiniteError, ShapeError, TooLargeError
 from regard.maps import AttentionMap
-from regard.views import Example, Map, page
+from regard.views import Example, Map
 from regard.views.html.page import script
 from regard.views.labels import printable
 from tests.views.written_dates import EMPTY_MB, LOCALES, array_of, decoded, embedded, sentence, softmax, words, written

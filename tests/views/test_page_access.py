@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import regard
-from regard.views import Example, Map, page
+from regard import page
+from regard.views import Example, Map
 from tests.views.chromium import Chromium
 from tests.views.notebook import Notebook, carried_comms
 from tests.views.written_dates import sentence, softmax

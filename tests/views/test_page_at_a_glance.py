@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import regard
-from regard.views import Example, Map, model_example, page
+from regard import page
+from regard.views import Example, Map, model_example
 from regard.views.html.page import resource
 from tests import ROOT
 from tests.views.tab import Tab

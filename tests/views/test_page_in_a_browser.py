@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import regard
+from regard import page
 from regard.maps.sources.call import source_of_call
-from regard.views import Example, Map, page
+from regard.views import Example, Map
 from regard.views.colours import hexadecimal, ramp
 from regard.views.examples import model_example
 from regard.views.labels import printable

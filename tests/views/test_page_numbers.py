@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import regard
-from regard.views import Example, Map, page
+from regard import page
+from regard.views import Example, Map
 from regard.views.html import numbers
 from tests.views.chromium import Chromium
 from tests.views.written_dates import EMPTY_MB

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from regard import page
 from regard.maps.statistics.pooling import Bins
-from regard.views import Example, Map, page
+from regard.views import Example, Map
 from regard.views.html.arrays import packed
 from regard.views.html.page import script
 from tests.views.written_dates import array_of, embedded, sentence, softmax

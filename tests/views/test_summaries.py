@@ -11,9 +11,10 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import regard
+from regard import page
 from regard.errors import ArgumentError, NotKeptError
 from regard.maps import load_summary, save_summary
-from regard.views import heatmap, heatmap_grid, model_example, model_grid, page
+from regard.views import heatmap, heatmap_grid, model_example, model_grid
 from regard.views.heatmap import head_panels
 from regard.views.values import picture
 from regard.watching import head_table

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from babel.dates import format_date
 
-from regard.views import Example, Map, page
+from regard import page
+from regard.views import Example, Map
 
 EMPTY_MB = len(page([Example("", {"x": Map(np.eye(1))})]).text) / 1e6
 """A page that shows one weight."""

@@ -117,6 +117,7 @@ def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> Function
     def run(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
         wanted = [one for one in thread.before() if isinstance(one, CallEdits)]
         if wanted:
+            _refuse_transforms()
             ready = prepare(thread, func, args, kwargs, wanted[0].policy)
             weights, changing = _edited_weights(ready, wanted)
             if changing:
@@ -131,16 +132,19 @@ def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> Function
     return run
 
 
-Changing = list[tuple[CallEdits, CallPlace]]
-
-
-def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWeights, Changing]:
-    """The edited weights, and the runs that change them, from the outermost `with` inwards."""
+def _refuse_transforms() -> None:
     if is_transformed():
         raise ArgumentError(
             "attention cannot be edited inside torch.func transforms (vmap, grad), where a call has no numbers "
             "that could be looked at: use torch.autograd, and a dimension of the batch"
         )
+
+
+Changing = list[tuple[CallEdits, CallPlace]]
+
+
+def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWeights, Changing]:
+    """The edited weights, and the runs that change them, from the outermost `with` inwards."""
     weights, changing = EditedWeights(ready.call), Changing()
     of, names = ready.of, ready.of.heads.dimensions
     crosses = None if of.origins is None else of.origins.crosses

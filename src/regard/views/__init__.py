@@ -13,7 +13,6 @@ from regard.views.html.carried import Carried as Carried
 from regard.views.html.contents import Example as Example
 from regard.views.html.contents import Map as Map
 from regard.views.html.page import Page as Page
-from regard.views.html.page import page as page
 from regard.views.labels import printable as printable
 from regard.views.lines import curves as curves
 from regard.views.model import model_grid as model_grid
@@ -49,6 +48,6 @@ __all__ = [
     "Limits", "LinearScale", "LogScale", "Map", "Page", "Panel", "PatchGrid", "Printing", "RowArithmetic",
     "RowScale", "SquareRootScale", "Table", "Theme", "Upsampling", "alignment", "arithmetic_of_row", "curves",
     "faulty_row", "head_panels", "heatmap", "heatmap_grid", "map_text", "model_example",
-    "model_grid", "overlay", "overlay_grid", "page", "patch_grid", "position_table", "printable", "rotations",
+    "model_grid", "overlay", "overlay_grid", "patch_grid", "position_table", "printable", "rotations",
     "row_arithmetic", "save_figure", "visual_order",
 ]  # fmt: skip

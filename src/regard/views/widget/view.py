@@ -84,14 +84,14 @@ class NotebookView(Protocol):
     """The last picture of the view as PNG, or None."""
 
     def save(self, path: str | os.PathLike[str], *, budget_mb: float = 8.0, **options: Any) -> Path:
-        """Write the page, without a kernel and within its budget; see `regard.views.page`.
+        """Write the page, without a kernel and within its budget; see `regard.page`.
 
         The page opens with the same selection in its address ("#" and the link). Short maps keep the choice of
         temperature and mask.
 
         Raises:
             FileError: the file cannot be written; an older one stays as it was.
-            RegardError: see `regard.views.page`.
+            RegardError: see `regard.page`.
         """
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ def view(
 ) -> NotebookView:
     """Show attention in a notebook: Jupyter, or any other host of anywidget's protocol.
 
-    It is the page of `regard.views.page`, drawn by the same script. The kernel sends weights on request, so that every
+    It is the page of `regard.page`, drawn by the same script. The kernel sends weights on request, so that every
     row and every region of every head is exact, at any length. Making the view computes nothing.
 
     Args:

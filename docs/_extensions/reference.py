@@ -31,7 +31,7 @@ def public(module: str) -> dict[str, Any]:
 def homes(docs: Path) -> dict[int, str]:
     """By the identity of an object, the name under which the reference describes it."""
     index = (docs / "reference/index.md").read_text(encoding="utf-8")
-    pages = re.findall(r"^[a-z-]+$", index.split("```{toctree}")[1], re.MULTILINE)
+    pages = re.findall(r"^[a-z-]+$", index.partition("```{toctree}")[2], re.MULTILINE)
     found: dict[int, str] = {}
     for page in pages:
         for module in DIRECTIVE.findall((docs / f"reference/{page}.md").read_text(encoding="utf-8")):

@@ -16,7 +16,7 @@ import regard
 from regard.call.masks.base import render
 from regard.call.shapes import Sizes
 from regard.errors import BackendError
-from regard.functional import make_call
+from regard.functional import Attended, make_call
 from regard.kernels import BACKENDS
 from regard.tensors.guards import look
 from tests.core.random_calls import (
@@ -37,7 +37,7 @@ Contract = Callable[[Case, str], bool]
 """Raises unless a backend keeps its word on a call; False where the backend says that it cannot run it."""
 
 
-def attend(case: Case, backend: str) -> regard.functional.Attended | None:
+def attend(case: Case, backend: str) -> Attended | None:
     """Run a case, or nothing where the backend says that it cannot."""
     try:
         return regard.attention(*case.tensors(), **case.options(), backend=backend, return_weights=True)

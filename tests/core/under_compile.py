@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import regard
 import regard.nn
+from regard.functional import Attended
 from regard.kernels import tiled
 from regard.models.config import EncoderOnlyConfig, TransformerConfig
 from regard.models.encoder_only import EncoderOnly
@@ -108,7 +109,7 @@ def test_weights_can_be_asked_for_inside_a_graph() -> None:
     """The map comes out of the graph whole, and what is read from it carries gradients."""
     inputs = tensors()
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> regard.functional.Attended:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Attended:
         return regard.attention(q, k, v, mask=regard.causal() & regard.lengths(LENGTHS), return_weights=True)
 
     eager, compiled = attend(*inputs), torch.compile(attend, fullgraph=True, backend="aot_eager")(*inputs)

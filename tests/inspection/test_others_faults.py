@@ -10,6 +10,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap
 from torch.nn import functional as F
 
 import regard
+from regard.functional import Attended
 from regard.watching.analysis.rollout import rollout
 
 # transformers calls functions that torch has deprecated.
@@ -81,7 +82,7 @@ class Attends(nn.MultiheadAttention):
         parts = zip(self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3), strict=True)
         q, k, v = (F.linear(x, m, b).unflatten(-1, (2, -1)).transpose(-3, -2) for m, b in parts)
         attended = regard.attention(q, k, v, mask=regard.causal(), return_weights=need_weights)
-        output = attended.output if isinstance(attended, regard.functional.Attended) else attended
+        output = attended.output if isinstance(attended, Attended) else attended
         return self.out_proj(output.transpose(-3, -2).flatten(-2)), None
 
 

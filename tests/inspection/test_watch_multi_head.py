@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import regard
 from regard import nn as regard_nn
 from regard.errors import OverwrittenError
+from regard.functional import Attended
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
 from regard.watching.watch import Seen
 from tests import each_once
@@ -295,7 +296,7 @@ def test_our_attention_on_every_backend(backend: str, context: type[Any]) -> Non
 
 def test_scores_and_normalizations_of_ours() -> None:
     class Ours(nn.Module):
-        def forward(self, x: Tensor) -> regard.functional.Attended:
+        def forward(self, x: Tensor) -> Attended:
             sink = regard.SoftmaxWithSink(torch.zeros(3))
             x = regard.attention(x, x, x, normalization=sink, score=regard.Cosine(3.0), dropout=0.1)
             return regard.attention(x, x, x, normalization=regard.Sparsemax(), return_weights=True)

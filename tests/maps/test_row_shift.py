@@ -11,6 +11,7 @@ from torch import Tensor
 
 import regard
 from regard.call.shapes import Sizes
+from regard.functional import Attended
 from regard.kernels import row_state
 from regard.kernels.base import Call
 from regard.maps.sources import row_shift
@@ -194,9 +195,9 @@ def test_a_map_that_a_compiled_function_made_is_read_outside_of_it() -> None:
     query, key, value, bias = inputs(-1e9)
 
     @torch.compile(fullgraph=True, backend="eager")
-    def made(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> regard.functional.Attended:
+    def made(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Attended:
         found = regard.attention(query, key, value, bias=bias, return_weights=True)
-        return regard.functional.Attended(found.output, found.weights)
+        return Attended(found.output, found.weights)
 
     close(made(query, key, value, bias).weights.dense(), written_out(query, key, bias, None), 2e-6)
 

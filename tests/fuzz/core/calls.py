@@ -9,6 +9,7 @@ from hypothesis import assume, note
 from torch import Tensor
 
 import regard
+from regard.functional import Attended
 from tests.fuzz.core.biases import random_bias
 from tests.fuzz.core.masks import random_mask
 from tests.fuzz.core.normalizations import random_norm
@@ -199,7 +200,7 @@ def random_call(drawn: Drawn, *, longest: int = 40) -> Call:
     return call
 
 
-def answers(call: Call, backend: str | None, **options: Any) -> regard.functional.Attended | None:
+def answers(call: Call, backend: str | None, **options: Any) -> Attended | None:
     """What regard gives, or None where the named backend says that it cannot run the call."""
     vectors, given = call.as_given(call.leaves())
     try:

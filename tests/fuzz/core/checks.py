@@ -8,6 +8,7 @@ from hypothesis import assume, note
 from torch import Tensor
 
 import regard
+from regard.functional import Attended
 from regard.kernels.base import BackendName
 from tests.fuzz.core.bounds import output_error, require_close, unit, weight_error
 from tests.fuzz.core.calls import Call, Dense, answers, require_reasonable
@@ -30,7 +31,7 @@ def check_values(call: Call, drawn: Drawn) -> None:
                 _check_bits(call, found, backend)
 
 
-def _check_one(call: Call, dense: Dense, found: regard.functional.Attended, error: Tensor | None, backend: Any) -> None:
+def _check_one(call: Call, dense: Dense, found: Attended, error: Tensor | None, backend: Any) -> None:
     weights = found.weights.dense()
     assert found.output.dtype == call.dtype
     assert weights.dtype == (torch.float64 if call.dtype == torch.float64 else torch.float32)
@@ -50,7 +51,7 @@ def _check_one(call: Call, dense: Dense, found: regard.functional.Attended, erro
     require_close(f"{backend}: output", found.output, call.laid_out(dense.output), call.laid_out(bound))
 
 
-def _check_bits(call: Call, found: regard.functional.Attended, backend: Any) -> None:
+def _check_bits(call: Call, found: Attended, backend: Any) -> None:
     vectors, given = call.as_given(call.leaves())
     plain = regard.attention(*vectors, **given, backend=backend)
     assert torch.equal(plain, found.output), f"{backend}: asking for the weights changes the output"

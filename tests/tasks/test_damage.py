@@ -1,6 +1,5 @@
 """Whatever happens to the files of a run: an error of one line or the right answer, no traceback, nothing lost."""
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,18 +11,16 @@ import torch
 
 from regard.errors import DataError, RunFolderError
 from regard.files.locks import locked
-from regard.files.sealed import read_sealed
 from regard.models.config import DecoderOnlyConfig
 from regard.tasks.generation.config import Beam
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model
-from regard.tasks.registry import task_of
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
-from tests.tasks.damaged_runs import Case, apply, cases, copy_of, outcome, snapshot
+from tests.tasks.damaged_runs import apply, cases, copy_of, outcome, snapshot
 from tests.tasks.small_runs import PAIRS, changed, small_config, write_pairs
 
 TRANSLATOR_USES: list[Callable[[Any], Any]] = [
@@ -91,17 +88,6 @@ def test_an_error_in_a_line_or_the_right_answer(
     assert errors > count // 2  # else the damage was none
 
 
-@pytest.mark.parametrize("name", ["data/train.tokens", "data/valid.tokens"])
-def test_a_flipped_bit_in_the_tokens_is_not_trained_on(translator_run: Path, tmp_path: Path, name: str) -> None:
-    damaged = copy_of(translator_run, tmp_path / "run")
-    content = bytearray((damaged / name).read_bytes())
-    content[2] ^= 1  # another token, and one that there is
-    (damaged / name).write_bytes(content)
-    config = changed(settings_of(damaged), steps=6)
-    with pytest.raises(RunFolderError, match=f"{name} is not the tokenised text that .* was trained with"):
-        train_translation(config, resume=True)
-
-
 def test_checkpoints_without_what_was_prepared(translator_run: Path, tmp_path: Path) -> None:
     """Preparing again would replace the tokenizers that the checkpoints go with."""
     damaged = copy_of(translator_run, tmp_path / "run")
@@ -109,20 +95,6 @@ def test_checkpoints_without_what_was_prepared(translator_run: Path, tmp_path: P
     config = changed(settings_of(damaged), steps=6)
     with pytest.raises(RunFolderError, match=r"prepared\.json is missing, and the checkpoints go with it"):
         train_translation(config, resume=True)
-
-
-@pytest.mark.parametrize("format", [3, 99])
-def test_a_run_of_another_version_gets_a_whole_sentence(translator_run: Path, tmp_path: Path, format: int) -> None:
-    other = copy_of(translator_run, tmp_path / "run")
-    record = read_sealed(other / "config.json")
-    (other / "config.json").write_text(json.dumps(record | {"format": format}))
-    said = rf"run holds a run of another version of regard, .* format {format}\): train it again, into another folder$"
-    for use in (
-        lambda: train_translation(small_config(tmp_path, out=other), resume=True),
-        lambda: task_of(other).load(other),
-    ):
-        with pytest.raises(RunFolderError, match=said):
-            use()
 
 
 def test_two_processes_do_not_train_in_one_folder(translator_run: Path, tmp_path: Path) -> None:
@@ -175,12 +147,7 @@ def test_the_best_model_of_a_lost_future_is_kept(tmp_path: Path) -> None:
 
 
 BAD_LINES = {
-    "bad UTF-8": (b"caf\xe9\tcoffee\n", r"bad\.tsv:51: expected UTF-8, got byte 0xe9"),
     "no tab": (b"no tab\n", r"bad\.tsv:51: expected a source and a target"),
-    "three columns": (b"a\tb\tc\n", r"bad\.tsv:51: expected 2 columns, got 3"),
-    "an empty line": (b"\n", r"bad\.tsv:51"),
-    "a NUL byte": (b"a\0\tb\n", r"bad\.tsv:51: expected text in UTF-8, got a NUL byte at byte 2"),
-    "an empty target": (b"a\t \n", r"bad\.tsv:51: expected a target sentence, got an empty one"),
     "a file without line ends": (b"a\t" + b"x" * 2**24, r"bad\.tsv:51: expected text in lines of at most"),
 }
 
@@ -214,24 +181,7 @@ def test_lines_that_are_odd_and_no_fault(tmp_path: Path) -> None:
     assert next(translator.translate(["odd \x01 byte"], beam=Beam(1))).source == "odd \x01 byte"
 
 
-def test_aligned_files_of_unequal_length(tmp_path: Path) -> None:
-    for name, lines in (("a.en", 50), ("a.de", 49)):
-        (tmp_path / name).write_text("we see\n" * lines)
-    config = small_config(tmp_path, data=(tmp_path / "a.en", tmp_path / "a.de"), out=tmp_path / "new")
-    with pytest.raises(DataError, match=r"a\.en:50: expected aligned files .*a\.de ends after line 49"):
-        train_translation(config)
-    with pytest.raises(DataError, match="ends after line 49"):  # the rest belongs to nobody: skipping is no help
-        train_translation(replace(config, bad_lines="skip"))
-    assert not config.out.exists()
-
-
-def test_every_case_has_its_turn(translator_run: Path) -> None:
-    names = {case.name for case in cases(translator_run, 40, 0)}
-    assert len(names) == len(snapshot(translator_run))
-    assert Case("config.json", "flip", 0) != Case("config.json", "flip", 1)
-
-
-@pytest.mark.parametrize("number", [0, 1, 3, 5, 8, 12, 16, 19])
+@pytest.mark.parametrize("number", [0, 3, 8, 16])
 def test_a_disk_that_is_full_for_a_while(
     translator_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -265,14 +215,19 @@ def test_a_disk_that_is_full_for_a_while(
         ("last.safetensors", r"\"skipped_batches\": 0", r"\"skipped_batches\": 1"),
         ("config.json", '"learning_rate": 0.01', '"learning_rate": 0.03'),
         ("prepared.json", '"train_pairs": 50', '"train_pairs": 51'),
+        ("data/train.tokens", "", ""),
+        ("data/valid.tokens", "", ""),
     ],
 )
 def test_a_number_that_became_another(translator_run: Path, tmp_path: Path, name: str, before: str, after: str) -> None:
-    """It would be believed, but for the checksum."""
+    """It would be believed, but for the checksum; of tokens, another token that there is."""
     run = copy_of(translator_run, tmp_path / "run")
     content = (run / name).read_bytes()
     assert before.encode() in content
-    (run / name).write_bytes(content.replace(before.encode(), after.encode()))
+    flipped = content[:2] + bytes([content[2] ^ 1]) + content[3:]
+    (run / name).write_bytes(content.replace(before.encode(), after.encode()) if before else flipped)
     config = changed(settings_of(translator_run), out=run, steps=6)
-    with pytest.raises(RunFolderError, match=rf"{name} was altered"):
+    with pytest.raises(
+        RunFolderError, match=rf"{name} (was altered|is not the tokenised text that .* was trained with)"
+    ):
         train_translation(config, resume=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sacrebleu.metrics.bleu import BLEU
 
-from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.errors import ArgumentError, RunFolderError
 from regard.models.config import DecoderOnlyConfig
 from regard.tasks import Translator, train_translation
 from regard.tasks.generation.config import Beam
@@ -221,11 +221,6 @@ def test_the_limit_is_a_lines_own(endless: Translator, beam: Beam) -> None:
     assert bad.problem == "a prefix of 41 tokens, and the model writes 7 at most"
 
 
-def test_evaluate_counts_cut_translations(endless: Translator) -> None:
-    pairs = [(SHORT, "on voit"), ("they see two", "elles en voient deux")]
-    assert endless.evaluate(pairs, beam=Beam(1), max_length=9).cut_off == 2
-
-
 def test_the_commands_count_them(call: Call, translations: Path, tmp_path: Path) -> None:
     lines = tmp_path / "lines.txt"
     lines.write_text("we see two cats\n\nwe see one trees\n")
@@ -278,13 +273,6 @@ def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         torch.set_num_threads(before)
     with pytest.raises(ArgumentError, match="threads must be at least 1, got 0"):
         small_config(tmp_path, threads=0)
-
-
-def test_a_refused_run_leaves_no_texts(tmp_path: Path) -> None:
-    config = small_config(tmp_path, batch_tokens=4)
-    with pytest.raises(DataError, match="there is no pair of at most 4 tokens"):
-        train_translation(config)
-    assert not config.out.exists()
 
 
 def test_a_refused_setting_is_told_as_it_was_written(translations: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from regard.call.biases.t5 import T5Bias
+from regard.call.biases.relative import T5Bias
 from regard.call.positions import require_even, sinusoidal
 from regard.call.rotary.rotary import Half, Interleaved, Layout
 from regard.errors import ArgumentError, ShapeError

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.call.biases.forgetting import Forgetting
+from regard.call.biases.combined import Forgetting
 from regard.nn.arguments import require_sizes
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.call.biases.alibi import ALiBi
+from regard.call.biases.relative import ALiBi
 from regard.call.masks.row_ranges import RowRanges
 from regard.call.normalizations import Softmax, SoftmaxWithSink
 from regard.call.scores.base import SoftCapped

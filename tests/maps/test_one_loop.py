@@ -411,7 +411,7 @@ def test_it_is_as_near_to_float64_as_tiles() -> None:
             ).weights.summary(*USUAL, rows=40, columns=40)
             ours = weights.summary(*USUAL, rows=40, columns=40)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(one_loop, "is_installed", lambda: False)
+                patch.setattr(one_loop, "has_numba", lambda: False)
                 tiles = weights.summary(*USUAL, rows=40, columns=40)
 
         def error(found: Any, name: str, exact: Any = exact) -> float:
@@ -562,7 +562,7 @@ def test_small_maps_do_not_load_numba(monkeypatch: pytest.MonkeyPatch, answered:
 
 
 def test_without_the_extra_tiles_answer_and_explain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_loop, "is_installed", lambda: False)
+    monkeypatch.setattr(one_loop, "has_numba", lambda: False)
     q = torch.randn(1, 1, 80, 4)
     with torch.no_grad():
         weights = regard.attention(q, q, q, return_weights=True).weights
@@ -571,7 +571,7 @@ def test_without_the_extra_tiles_answer_and_explain_says_so(monkeypatch: pytest.
     assert (
         "statistics of its weights: by tiles; with numba (pip install 'regard[fast]') by one loop over each row" in said
     )
-    monkeypatch.setattr(one_loop, "is_installed", lambda: True)
+    monkeypatch.setattr(one_loop, "has_numba", lambda: True)
     assert "statistics of its weights: by one loop over each row" in str(regard.explain(q, q, q))
     assert "statistics" not in str(regard.explain(q.double(), q.double(), q.double()))
     assert "statistics" not in str(regard.explain(q, q, q, normalization=regard.Sparsemax()))

@@ -12,7 +12,7 @@ from regard.errors import ShapeError, TooLargeError
 from regard.maps.indexing import is_integer, positions
 from regard.maps.sources.call import source_of_call
 from regard.maps.sources.source import Source
-from regard.tensors.byte_size import human
+from regard.tensors.memory import human
 
 DENSE_LIMIT_BYTES = 2**30
 """The default limit of a block of weights."""

@@ -26,9 +26,8 @@ from regard.watching.kept.output_gradients import ITSELF, NO_GRAPH, called
 from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment, Sequences
-from regard.watching.running.interceptor import Interceptor, has_compiled
 from regard.watching.running.module_kinds import is_plain
-from regard.watching.running.observed_call import KeysChosen, ObservedCall
+from regard.watching.running.observed_call import Interceptor, KeysChosen, ObservedCall, has_compiled
 from regard.watching.running.thread_state import is_in_backward
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import nn
 from regard.errors import NotSeenError
 from regard.lazy import Displayed
 from regard.maps.sources.source import bytes_by_storage
-from regard.tensors.byte_size import human
+from regard.tensors.memory import human
 from regard.watching.module_names import Names, chooser
 from regard.watching.observed import Observed, Record
 from regard.watching.readers.mixing import CONVOLUTION, SUM

@@ -22,7 +22,7 @@ from regard.call.biases.base import Bias, BiasPull, SelectedBias
 from regard.call.shapes import Rows, Sizes
 from regard.errors import ArgumentError, ShapeError, require, require_whole
 from regard.tensors.guards import has_values
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 
 
 class Relative(Bias):

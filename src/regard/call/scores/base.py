@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError, require
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 
 ScorePull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 """From the gradient of a block of scores to the gradients of the block's queries and keys.

@@ -21,7 +21,7 @@ from regard.maps.loop.triton_plan import LOG2_E, Asked, CallForm, plan_of
 from regard.maps.sources.source import SoftmaxCall, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.tensors.guards import has_values, in_forward_mode, in_transform, is_recorded
-from regard.tensors.readable import row_contiguous
+from regard.tensors.memory import row_contiguous
 from regard.tensors.triton_use import card_of, is_interpreted, or_else, runs_triton
 
 NAME = "statistics"

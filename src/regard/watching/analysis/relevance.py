@@ -12,7 +12,7 @@ from regard.lazy import Displayed, displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions as checked_positions
 from regard.maps.weights_of_map import DENSE_LIMIT_BYTES
-from regard.tensors.byte_size import human
+from regard.tensors.memory import human
 from regard.watching.module_names import Names
 from regard.watching.report import given_up, layers_of
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import regard
 from regard.errors import NotSeenError
 from regard.watching import compare, head_table, relevance, rollout
+from regard.watching.observed import OF_ONE_RANK
 
 REFUSED = "would be about a part of the heads: the parameters of 0 are split over 2 ranks"
 

@@ -83,7 +83,7 @@ def arithmetic_of_row(
     output, weights = attention(q, k, v, return_weights=True, **options)
     call, _ = make_call(q, k, v, dropout=0.0, bias=None, **options)
     scores = call.scores(range(place, place + 1), range(len(k)))
-    return RowArithmetic(q[place], k, scores.flatten(), weights.row(place), v, output[place])
+    return RowArithmetic(q[place], k, scores.flatten(), weights[..., place, :], v, output[place])
 
 
 def row_arithmetic(

@@ -35,16 +35,16 @@ def k_of(dense: Tensor) -> dict[str, Any]:
 @given(case=cases(), data=st.data())
 def test_averages(name: str, case: Case, data: st.DataObject) -> None:
     weights = weights_of(case, NORMALIZATIONS[name])
-    if weights.ndim == 2:
+    if len(weights.shape) == 2:
         return
-    dim = data.draw(st.integers(-weights.ndim, -3))
+    dim = data.draw(st.integers(-len(weights.shape), -3))
     dense = weights.dense()
     check(weights.average(dim), dense.mean(dim), **k_of(dense))
-    check(weights.average(dim + weights.ndim), dense.mean(dim), **k_of(dense))
+    check(weights.average(dim + len(weights.shape)), dense.mean(dim), **k_of(dense))
     shares = torch.rand(dense.shape[dim], dtype=torch.float64) + 0.1
     shaped = (shares / shares.sum()).reshape(-1, *[1] * (-dim - 1))
     check(weights.average(dim, weights=shares), (dense * shaped).sum(dim), **k_of(dense))
-    if weights.ndim > 3:
+    if len(weights.shape) > 3:
         both = weights.average().average(-3)
         check(both, dense.mean(-3).mean(-3), **k_of(dense))
         check(weights.average()[0], dense.mean(-3)[0], **k_of(dense))
@@ -107,7 +107,7 @@ def test_a_choice_of_one_head_drops_the_dimension() -> None:
 def test_maps_of_maps(case: Case, data: st.DataObject) -> None:
     """Averages of selections, selections of averages and stacks of both."""
     weights = weights_of(case)
-    if weights.ndim == 2:
+    if len(weights.shape) == 2:
         return
     dense = weights.dense()
     rows = slice(data.draw(st.integers(0, dense.shape[-2] - 1)), None)

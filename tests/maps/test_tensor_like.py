@@ -74,7 +74,7 @@ def test_the_indices_of_topk_are_keys_each_once() -> None:
     """Causal rows have fewer weights than are asked for; masked keys fill them up, as in the tensor."""
     a = some()
     for k in range(1, 8):
-        values, indices = a.topk(k)
+        values, indices = torch.topk(a, k)  # type: ignore[arg-type]
         assert all(len(set(row)) == k for row in indices.flatten(0, -2).tolist())
         same(a.dense().gather(-1, indices), values)
         same(values, a.dense().topk(k).values)
@@ -176,7 +176,7 @@ def test_only_statistics_were_kept() -> None:
 
 
 def test_the_dtype_of_answers() -> None:
-    a = some().to(torch.bfloat16)
+    a: Any = some().to(torch.bfloat16)
     assert a.dtype == a.dense().dtype == a.received().dtype == a.mean(1).dtype == (a @ V).dtype == torch.bfloat16
     assert a.topk(2).indices.dtype == torch.int64
     # The sums are computed before they are rounded.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MARGINAL = 0.7
 """Inches of the bars beside an alignment."""
 PLOT = (5.2, 2.8)
-"""Inches across and down of a plot of lines."""
+"""Inches across and down of a plot of bars."""
 MOST_PAIRED = 256
 """The most queries and keys of an alignment with margins: it is never pooled."""
 
@@ -171,24 +171,8 @@ def _side_bar(ax: "Axes", theme: Theme) -> None:
     shown.outline.set_linewidth(0.5)
 
 
-def plot_of_lines(title: str, theme: Theme) -> "tuple[Figure, Axes, str]":
-    top = MARGIN + (0.35 if title else 0.0)
-    wide = max(PLOT[0] + 0.9, heading_inches(title) + 2 * MARGIN)
-    figure, (ax,) = new_figure(Box(0, 0, wide, top + PLOT[1] + 0.5), [Box(0.7, top, *PLOT)], theme)
-    plain(ax, theme)
-    return figure, ax, write_heading(figure, title, theme) if title else ""
-
-
-def name_axes(ax: "Axes", across: str, up: str, theme: Theme) -> None:
-    ax.set_xlabel(across, fontsize=FONT_POINTS, color=theme.ink)
-    ax.set_ylabel(up, fontsize=FONT_POINTS, color=theme.ink)
-
-
 def plain(ax: "Axes", theme: Theme) -> None:
     frame(ax, theme)
-    ax.tick_params(
-        which="minor", length=1, width=0.5, color=theme.line, labelcolor=theme.ink, labelsize=FONT_POINTS - 1
-    )
     ax.set_facecolor(theme.paper)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
@@ -213,10 +197,15 @@ def faulty_row(finding: Finding, *, theme: Theme = LIGHT) -> "Figure":
     weights, example = finding.row.detach().float().cpu().numpy(), finding.example
     assert example is not None, "only a finding with one has a row"
     where = f"{finding.path or 'the model'}, sequence {example.sequence}, head {example.head}, query {example.query}"
-    figure, ax, missing = plot_of_lines(f"{finding.reason}: {where}", theme)
+    title = f"{finding.reason}: {where}"
+    wide = max(PLOT[0] + 0.9, heading_inches(title) + 2 * MARGIN)
+    top = MARGIN + 0.35
+    figure, (ax,) = new_figure(Box(0, 0, wide, top + PLOT[1] + 0.5), [Box(0.7, top, *PLOT)], theme)
+    plain(ax, theme)
     colours = [theme.accents[1] if key == example.key else theme.accents[0] for key in range(len(weights))]
     ax.bar(np.arange(len(weights)), weights, 0.8, color=colours, linewidth=0)
     ax.set_xlim(-0.5, len(weights) - 0.5)
-    name_axes(ax, "keys", "weight", theme)
-    warn_of_missing(missing)
+    ax.set_xlabel("keys", fontsize=FONT_POINTS, color=theme.ink)
+    ax.set_ylabel("weight", fontsize=FONT_POINTS, color=theme.ink)
+    warn_of_missing(write_heading(figure, title, theme))
     return figure

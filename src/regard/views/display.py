@@ -32,8 +32,6 @@ from regard.views.html.contents import Example, Map
 from regard.views.html.numbers import as_heads
 from regard.views.html.page import Page
 from regard.views.model import model_grid
-from regard.views.rotations import rotations
-from regard.views.row_arithmetic import RowArithmetic, draw_arithmetic
 from regard.views.scales import LinearScale
 from regard.watching.analysis.attn_lrp import AttentionRelevance
 from regard.watching.analysis.relevance import AttentionStep, Relevance
@@ -216,13 +214,10 @@ def _(shown: SinusoidalPositions | LearnedPositions) -> Bundle:
 
 @display_of.register
 def _(shown: Rotary) -> Bundle:
-    pairs = shown.rotated // 2
-    return picture_bundle(rotations(shown, planes=sorted({0, pairs // 2, pairs - 1})))
-
-
-@display_of.register
-def _(shown: RowArithmetic) -> Bundle:
-    return picture_bundle(draw_arithmetic(shown))
+    """The vector (1, 0) of each pair of dimensions, turned by each position: its cosines and sines."""
+    unturned = torch.zeros(CELLS, shown.dim)
+    unturned[:, shown.layout.split(torch.arange(shown.rotated))[0]] = 1.0
+    return picture_bundle(position_table(shown.rotate(unturned), title=f"rotated by positions 0 to {CELLS - 1}"))
 
 
 @display_of.register

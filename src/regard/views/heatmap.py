@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-ALONE, IN_GRID = Sides(usual=3.2, longest=8.0), Sides(usual=1.6, longest=5.0)
-"""The sides of a map that is alone in its figure, and of one in a grid."""
+ALONE, IN_GRID, ANNOTATED = Sides(3.2, 8.0), Sides(1.6, 5.0), Sides(3.2, 5.0)
+"""The sides of a map that is alone in its figure, and of one in a grid without and with numbers in its cells."""
 AXIS_TITLES = ("looks at", "is looked at")
 """The titles of the queries and of the keys."""
 OURS = "regard heatmap"
@@ -149,6 +149,7 @@ def heatmap_grid(
     limits: tuple[float, float] | None = None,
     without_sink: bool = False,
     colour_bar: bool = True,
+    annotate: bool = False,
     theme: Theme = LIGHT,
     colour_map: "str | Colormap | None" = None,
     max_cells: int = 128,
@@ -162,7 +163,7 @@ def heatmap_grid(
         title: printed above the grid.
         across: panels in a row; None fills the rows as words fill the lines of a paragraph.
         limits: as in `heatmap`, one pair for all panels.
-        scale, without_sink, colour_bar, theme, colour_map, pooling: as in `heatmap`.
+        scale, without_sink, colour_bar, annotate, theme, colour_map, pooling: as in `heatmap`.
         max_cells: the most cells on a side of a panel; a longer side is pooled.
 
     Returns:
@@ -186,10 +187,14 @@ def heatmap_grid(
     maps = [drawn(panel, look, max_cells=max_cells, pooling=pooling) for panel in panels]
     title = short_title(title)
     wide = heading_inches(title) if title else 0.0
-    placed = flow([size_of(one, IN_GRID) for one in maps], across=across, title=wide, has_bar=colour_bar)
+    sides = ANNOTATED if annotate else IN_GRID
+    placed = flow([size_of(one, sides) for one in maps], across=across, title=wide, has_bar=colour_bar)
     figure, axes = new_figure(*placed, theme)
     missing = write_heading(figure, title, theme) if title else ""
     missing += draw_maps(axes, maps, look, figure if colour_bar else None)
+    if annotate:
+        for ax, one in zip(axes, maps, strict=True):
+            write_weights(ax, one)
     warn_of_missing(missing)
     return figure
 

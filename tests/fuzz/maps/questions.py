@@ -209,7 +209,8 @@ def _together(drawn: Drawn, one: Mirror) -> None:
     alone: dict[str, Callable[[], Any]] = {
         "received": one.map.received, "entropy": one.map.entropy, "distance": one.map.distance,
         "pooled_sum": lambda: one.map.pooled(3, 4, "sum"), "pooled_max": lambda: one.map.pooled(3, 4, "max"),
-        "top_weight": lambda: one.map.top_keys(1).values[..., 0], "top_key": lambda: one.map.top_keys(1).indices[..., 0],
+        "top_weight": lambda: one.map.top_keys(1).values[..., 0],
+        "top_key": lambda: one.map.top_keys(1).indices[..., 0],
         "top_keys": lambda: one.map.top_keys(1).values,
     }  # fmt: skip
     names = list(dict.fromkeys(drawn.shuffled(sorted(alone))[: drawn.number(1, 5)]))

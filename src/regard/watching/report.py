@@ -147,6 +147,16 @@ def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
     return (*unread, *sorted(depth - unread.keys()))
 
 
+def require_all_heads(watched: object, what: str) -> None:
+    """Raises NotSeenError if the heads of a watched layer lie on several ranks: this one has a part of them."""
+    record = getattr(watched, "record", None)
+    if isinstance(record, Record) and (split := next((call for call in record.calls if call.ranks > 1), None)):
+        raise NotSeenError(
+            f"{what} would be about a part of the heads: the parameters of {split.name or 'the model'} are split over "
+            f"{split.ranks} ranks, and this one sees its own heads. Read seen[name] on each rank, and join the maps"
+        )
+
+
 MOST_NAMED = 8
 """The most modules named in an error."""
 

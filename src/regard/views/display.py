@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias
-from regard.call.biases.shaw import Shaw
-from regard.call.biases.transformer_xl import TransformerXL
+from regard.call.biases.of_vectors import Shaw, TransformerXL
 from regard.call.masks.base import Mask
 from regard.call.rotary.rotary import Rotary
 from regard.call.shapes import Sizes

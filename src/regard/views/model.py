@@ -91,7 +91,7 @@ def model_grid(
         raise ArgumentError(f"cells must be at least 1 and how 'max' or 'mean'; got {cells} and {how!r}")
     look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
     found = named(maps)
-    heads = max(one.shape[-3] if one.ndim > 2 else 1 for _, one in found)
+    heads = max(one.shape[-3] if len(one.shape) > 2 else 1 for _, one in found)
     room = max(cells, int(SIDE * DOTS_PER_INCH) // max(heads, len(found)) - GAP)
     layers = [_layer(of_sequence(one, sequence), cells, how, look, room) for _, one in found]
     heading = " ".join(part for part in (short_title(title), _note(found, cells, how)) if part)

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.files.atomic import is_temporary
-from regard.files.own_files import refuse_links
+from regard.files.atomic import is_temporary, refuse_links
 from regard.files.untrusted import parse_toml
 
 SETTINGS_FILE, SUCCESS = "run.toml", "_SUCCESS"

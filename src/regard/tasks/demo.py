@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from regard.files.atomic import write_atomically
-from regard.files.own_files import refuse_links
+from regard.files.atomic import refuse_links, write_atomically
 from regard.models.config import TransformerConfig
 from regard.tasks.demo_folder import README, README_FILE, refuse_others
 from regard.tasks.generation.config import Beam

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import RunFolderError
-from regard.files.own_files import is_file_below
-from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
+from regard.files.atomic import checksum_of_file, is_file_below, read_checksummed, write_checksummed
 from regard.tasks.runs.run_folder import RunFolder
 
 SUMS = {"bytes": int, "crc32": str}
@@ -21,12 +20,12 @@ def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:
     """Write prepared.json, which says that the text is ready: the tokenizers and all of data/ must be complete."""
     paths = [*folder.path.glob("*tokenizer.json"), *(path for path in folder.data.rglob("*") if path.is_file())]
     files = {path.relative_to(folder.path).as_posix(): checksum_of_file(path) for path in sorted(paths)}
-    write_sealed(folder.prepared_file, {**record, "files": files})
+    write_checksummed(folder.prepared_file, {**record, "files": files})
 
 
 def read_prepared(folder: RunFolder) -> dict[str, Any]:
     """Read the record of `write_prepared`."""
-    prepared, path = read_sealed(folder.prepared_file), folder.prepared_file
+    prepared, path = read_checksummed(folder.prepared_file), folder.prepared_file
     files = prepared.get("files", {})
     if not isinstance(files, dict):
         raise RunFolderError(f"{path}: files must be an object, got {reprlib.repr(files)}; copy it again")

@@ -21,9 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from regard.errors import RegardError, RunFolderError
-from regard.files.atomic import is_temporary, temporary_of
-from regard.files.own_files import refuse_links, remove_empty
-from regard.files.sealed import read_sealed, write_sealed
+from regard.files.atomic import (
+    is_temporary,
+    read_checksummed,
+    refuse_links,
+    remove_empty,
+    temporary_of,
+    write_checksummed,
+)
 from regard.tasks.runs.serialisation import from_plain, read_toml, to_plain, write_toml
 from regard.version import installed_version
 
@@ -163,7 +168,7 @@ class RunFolder:
     def write_config(self, task: str, config: Any) -> None:
         record = {"format": FORMAT, "task": task, "config": to_plain(config), "versions": versions_of(PACKAGES)}
         write_toml(self.marker, task, config)  # first: if the process dies, the folder can be known for ours
-        write_sealed(self.config_file, record)
+        write_checksummed(self.config_file, record)
 
     def read_config(self, task: str, cls: type[T]) -> T:
         record = self._read_record()
@@ -199,7 +204,7 @@ class RunFolder:
         self.refuse_odd_files()
         if not self.config_file.exists():
             raise RunFolderError(f"{self.path} is not a run folder: it has no config.json; `regard train` makes one")
-        return read_sealed(self.config_file)
+        return read_checksummed(self.config_file)
 
     def _clear(self, *files: str) -> None:
         """Remove these files of a run, and those of its folders; other files stay."""

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.files.atomic import naming, read_json, rename, to_disk, write_json
+from regard.files.atomic import naming, part_from_other_names, read_json, refuse_links, rename, to_disk, write_json
 from regard.files.locks import lock
-from regard.files.own_files import part_from_other_names, refuse_links
 from regard.tasks.text.lines import Line
 
 FORMAT = 1

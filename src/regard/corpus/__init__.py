@@ -13,13 +13,4 @@ if TYPE_CHECKING:
     from regard.corpus.measure import Measure as Measure
     from regard.corpus.measured_document import CorpusCounts as CorpusCounts
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__,
-        {
-            "regard.corpus.atlas_page": ("Atlas", "atlas"),
-            "regard.corpus.comparing": ("Changes", "compare_statistics"),
-            "regard.corpus.measure": ("Measure",),
-            "regard.corpus.into_folder": ("measure_corpus",),
-            "regard.corpus.measured_document": ("CorpusCounts",),
-        },
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__)

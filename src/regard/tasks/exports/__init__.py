@@ -8,6 +8,4 @@ if TYPE_CHECKING:
     from regard.tasks.exports.formats import ExportFormat as ExportFormat
     from regard.tasks.exports.write import export_run as export_run
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__, {"regard.tasks.exports.formats": ("ExportFormat",), "regard.tasks.exports.write": ("export_run",)}
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__)

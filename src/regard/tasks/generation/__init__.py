@@ -26,26 +26,4 @@ if TYPE_CHECKING:
     from regard.tasks.generation.sampling import sample as sample
     from regard.tasks.generation.sampling import sample_steps as sample_steps
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__,
-        {
-            "regard.tasks.generation.beam": ("beam_search",),
-            "regard.tasks.generation.config": ("Beam",),
-            "regard.tasks.generation.filters": (
-                "Constraint",
-                "Filter",
-                "ForcedPrefix",
-                "MinP",
-                "Progress",
-                "RepetitionPenalty",
-                "Temperature",
-                "TopK",
-                "TopP",
-                "Vocabulary",
-                "constrain",
-            ),
-            "regard.tasks.generation.greedy_search": ("greedy",),
-            "regard.tasks.generation.protocol": ("Decodable", "Hypothesis", "SearchOf"),
-            "regard.tasks.generation.sampling": ("Sampled", "sample", "sample_steps"),
-        },
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__)

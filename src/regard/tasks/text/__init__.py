@@ -24,17 +24,4 @@ if TYPE_CHECKING:
     from regard.tasks.text.tokenizers import Tokenizer as Tokenizer
     from regard.tasks.text.unicode import normalise as normalise
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__,
-        {
-            "regard.tasks.text.batches": ("Batch", "collate", "padding_share", "plan_batches"),
-            "regard.tasks.text.codec": ("Codec", "Marks"),
-            "regard.tasks.text.labels": ("Label",),
-            "regard.tasks.text.lines": ("Reader", "read_lines"),
-            "regard.tasks.text.pair_store": ("TokenStore",),
-            "regard.tasks.text.pairs": ("Pair", "read_pairs"),
-            "regard.tasks.text.tokenizer_recipes": ("ByteLevelBPE", "Characters", "Words", "recipe"),
-            "regard.tasks.text.tokenizers": ("Tokenizer",),
-            "regard.tasks.text.unicode": ("normalise",),
-        },
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from regard.tasks.language_modelling.config import LanguageModelConfig as LanguageModelConfig
     from regard.tasks.language_modelling.train import train_language_model as train_language_model
     from regard.tasks.training.fit_config import FitConfig as FitConfig
-    from regard.tasks.translation.alignments import AlignmentOf as AlignmentOf
     from regard.tasks.translation.config import TranslationConfig as TranslationConfig
+    from regard.tasks.translation.options import AlignmentOf as AlignmentOf
     from regard.tasks.translation.options import Request as Request
     from regard.tasks.translation.results import Translation as Translation
     from regard.tasks.translation.train import train_translation as train_translation

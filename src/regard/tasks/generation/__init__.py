@@ -6,6 +6,7 @@ from regard.lazy import on_demand
 
 if TYPE_CHECKING:
     from regard.tasks.generation.beam import beam_search as beam_search
+    from regard.tasks.generation.beam import greedy as greedy
     from regard.tasks.generation.config import Beam as Beam
     from regard.tasks.generation.filters import Constraint as Constraint
     from regard.tasks.generation.filters import Filter as Filter
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from regard.tasks.generation.filters import TopP as TopP
     from regard.tasks.generation.filters import Vocabulary as Vocabulary
     from regard.tasks.generation.filters import constrain as constrain
-    from regard.tasks.generation.greedy_search import greedy as greedy
     from regard.tasks.generation.protocol import Decodable as Decodable
     from regard.tasks.generation.protocol import Hypothesis as Hypothesis
     from regard.tasks.generation.protocol import SearchOf as SearchOf

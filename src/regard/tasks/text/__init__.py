@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from regard.tasks.text.batches import padding_share as padding_share
     from regard.tasks.text.batches import plan_batches as plan_batches
     from regard.tasks.text.codec import Codec as Codec
+    from regard.tasks.text.codec import Label as Label
     from regard.tasks.text.codec import Marks as Marks
-    from regard.tasks.text.labels import Label as Label
     from regard.tasks.text.lines import Reader as Reader
     from regard.tasks.text.lines import read_lines as read_lines
     from regard.tasks.text.pair_store import TokenStore as TokenStore

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.call.biases.t5 import t5_bucket
+from regard.call.biases.relative import t5_bucket
 from regard.call.packing import Packed
 from regard.call.positions import sinusoidal
 from regard.call.rotary import DynamicNTK

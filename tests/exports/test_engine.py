@@ -179,7 +179,7 @@ def test_an_export_that_is_not_whole_is_made_anew(damage: Callable[[Path], None]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("step", ["to_ctranslate2", "rename", "write_sealed"])
+@pytest.mark.parametrize("step", ["to_ctranslate2", "rename", "write_checksummed"])
 def test_a_full_disk_or_ctrl_c_leaves_nothing_half(
     error: BaseException, step: str, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +195,7 @@ def test_a_full_disk_or_ctrl_c_leaves_nothing_half(
     left = run / ENGINE
     assert not (left / "engine.json").exists()
     assert not (left / ".new").exists()
-    assert step == "write_sealed" or not left.exists()
+    assert step == "write_checksummed" or not left.exists()
     use(run)
     assert (left / "engine.json").exists()
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from regard.errors import DataError, RunFolderError
+from regard.files.atomic import read_checksummed
 from regard.files.locks import locked
-from regard.files.sealed import read_sealed
 from regard.models.config import DecoderOnlyConfig
 from regard.tasks.generation.config import Beam
 from regard.tasks.language_modelling.config import LanguageModelConfig
@@ -114,7 +114,7 @@ def test_checkpoints_without_what_was_prepared(translator_run: Path, tmp_path: P
 @pytest.mark.parametrize("format", [3, 99])
 def test_a_run_of_another_version_gets_a_whole_sentence(translator_run: Path, tmp_path: Path, format: int) -> None:
     other = copy_of(translator_run, tmp_path / "run")
-    record = read_sealed(other / "config.json")
+    record = read_checksummed(other / "config.json")
     (other / "config.json").write_text(json.dumps(record | {"format": format}))
     said = rf"run holds a run of another version of regard, .* format {format}\): train it again, into another folder$"
     for use in (

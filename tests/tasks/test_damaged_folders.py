@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from regard.errors import RunFolderError
-from regard.files.sealed import read_sealed
+from regard.files.atomic import read_checksummed
 from regard.tasks.registry import task_of
 from regard.tasks.runs.run_folder import RunFolder, check_prepared
 from regard.tasks.text.pair_store import TokenStore
@@ -31,7 +31,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 def rewrite(path: Path, **changes: Any) -> None:
     """Change a sealed file, and take the checksum away, so that what it says is believed."""
-    path.write_text(json.dumps(read_sealed(path) | changes))
+    path.write_text(json.dumps(read_checksummed(path) | changes))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_checksums_that_are_none(run: Path, files: Any) -> None:
     "sizes", [{"dim": 10**12}, {"dim": -8}, {"num_heads": 0}, {"encoder_layers": 10**9}, {"max_length": 10**15}]
 )
 def test_sizes_are_compared_with_the_tensors_before_anything_is_made(run: Path, sizes: dict[str, Any]) -> None:
-    config = read_sealed(run / "config.json")["config"]
+    config = read_checksummed(run / "config.json")["config"]
     sizes = {"positions": "learned", **sizes} if "max_length" in sizes else sizes
     rewrite(run / "config.json", config=config | {"transformer": config["transformer"] | sizes})
     with pytest.raises(RunFolderError, match=r"does not fit the model|must be at least 1"):

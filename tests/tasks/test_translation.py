@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
+from regard.files.atomic import checksum_of_file, read_checksummed, write_checksummed
 from regard.models.config import TransformerConfig
 from regard.tasks.generation.config import Beam
 from regard.tasks.pictures.save import PictureFiles, look_at, page_example, save_pictures
@@ -248,10 +248,10 @@ def test_a_vocabulary_that_does_not_fit(copied: Path) -> None:
     """Both the tokenizer and its fingerprint were replaced: the sizes still tell."""
     other = Characters().train(["abc"])
     other.save(copied / "source_tokenizer.json")
-    prepared = read_sealed(copied / "prepared.json")
+    prepared = read_checksummed(copied / "prepared.json")
     files = prepared["files"] | {"source_tokenizer.json": checksum_of_file(copied / "source_tokenizer.json")}
     changed = {"source_fingerprint": other.fingerprint(), "files": files}
-    write_sealed(copied / "prepared.json", prepared | changed)
+    write_checksummed(copied / "prepared.json", prepared | changed)
     with pytest.raises(RunFolderError, match="does not fit the model: source_embedding"):
         Translator.load(copied)
 

@@ -10,9 +10,8 @@ from threading import RLock
 from typing import Any, Literal, get_args
 
 from regard.errors import ArgumentError, DataError, RunFolderError, needs
-from regard.files.atomic import is_temporary
+from regard.files.atomic import is_temporary, refuse_links
 from regard.files.model_folder import check_texts, is_huggingface
-from regard.files.own_files import refuse_links
 from regard.files.untrusted import parse_toml
 from regard.tasks.registry import task_of
 

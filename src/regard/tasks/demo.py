@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from regard.errors import RunFolderError
-from regard.files.atomic import write_atomically
-from regard.files.own_files import refuse_links
+from regard.files.atomic import refuse_links, write_atomically
 from regard.models.config import TransformerConfig
 from regard.tasks.generation.config import Beam
 from regard.tasks.pictures.save import PictureFiles, SeenText, save_pictures

@@ -52,7 +52,7 @@ QUESTIONS: tuple[Callable[[regard.AttentionMap], Any], ...] = (
     lambda m: m[..., :1, :2],
     lambda m: m.entropy(),
     lambda m: m.received(),
-    lambda m: m.top_weight(),
+    lambda m: m.top_keys(1).values[..., 0],
     lambda m: m.pooled(4, 4),
     lambda m: m.top_keys(1),
     lambda m: m.summary("distance", "participation_ratio"),

@@ -89,7 +89,7 @@ def _ends(mask: Mask, sizes: Sizes, device: torch.device) -> RowRanges | None:
             return RowRanges(keep=keep.contiguous())
         case Documents() if mask.places is not None:
             return _documents(mask)
-        case SelectedMask(inner, batches, _) if "head" not in inner.depends_on():
+        case SelectedMask(inner, Tensor() as batches) if "head" not in inner.depends_on():
             ends = _ends(inner, sizes, device)
             return None if ends is None else ends._chosen(batches)  # noqa: SLF001  (its own)
         case Or(masks):

@@ -22,9 +22,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from regard.errors import RegardError, RunFolderError
-from regard.files.atomic import is_temporary, temporary_of
-from regard.files.own_files import is_file_below, refuse_links, remove_empty
-from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
+from regard.files.atomic import (
+    checksum_of_file,
+    is_file_below,
+    is_temporary,
+    read_checksummed,
+    refuse_links,
+    remove_empty,
+    temporary_of,
+    write_checksummed,
+)
 from regard.tasks.runs.serialisation import from_plain, read_toml, to_plain, write_toml
 from regard.version import installed_version
 
@@ -164,7 +171,7 @@ class RunFolder:
     def write_config(self, task: str, config: Any) -> None:
         record = {"format": FORMAT, "task": task, "config": to_plain(config), "versions": versions_of(PACKAGES)}
         write_toml(self.marker, task, config)  # first: if the process dies, the folder can be known for ours
-        write_sealed(self.config_file, record)
+        write_checksummed(self.config_file, record)
 
     def read_config(self, task: str, cls: type[T]) -> T:
         record = self._read_record()
@@ -200,7 +207,7 @@ class RunFolder:
         self.refuse_odd_files()
         if not self.config_file.exists():
             raise RunFolderError(f"{self.path} is not a run folder: it has no config.json; `regard train` makes one")
-        return read_sealed(self.config_file)
+        return read_checksummed(self.config_file)
 
     def _clear(self, *files: str) -> None:
         """Remove these files of a run, and those of its folders; other files stay."""
@@ -249,12 +256,12 @@ def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:
     """Write prepared.json, which says that the text is ready: the tokenizers and all of data/ must be complete."""
     paths = [*folder.path.glob("*tokenizer.json"), *(path for path in folder.data.rglob("*") if path.is_file())]
     files = {path.relative_to(folder.path).as_posix(): checksum_of_file(path) for path in sorted(paths)}
-    write_sealed(folder.prepared_file, {**record, "files": files})
+    write_checksummed(folder.prepared_file, {**record, "files": files})
 
 
 def read_prepared(folder: RunFolder) -> dict[str, Any]:
     """Read the record of `write_prepared`."""
-    prepared, path = read_sealed(folder.prepared_file), folder.prepared_file
+    prepared, path = read_checksummed(folder.prepared_file), folder.prepared_file
     files = prepared.get("files", {})
     if not isinstance(files, dict):
         raise RunFolderError(f"{path}: files must be an object, got {reprlib.repr(files)}; copy it again")

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.files.atomic import naming, read_json, rename, to_disk, write_json
+from regard.files.atomic import naming, part_from_other_names, read_json, refuse_links, rename, to_disk, write_json
 from regard.files.locks import lock
-from regard.files.own_files import part_from_other_names, refuse_links
 from regard.tasks.text.forms import text_of_json
 from regard.tasks.text.gate import RunningTextFormat
 from regard.tasks.text.lines import BadLines, Line, Lines, decoded

@@ -13,7 +13,7 @@ from regard.kernels import row_state
 from regard.kernels.base import Call
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.row_shift import ShiftedBias
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.tensors.undisturbed import undisturbed
 from regard.watching.checks.mask_kind import MaskKind

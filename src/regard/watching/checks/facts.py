@@ -19,7 +19,7 @@ from regard.maps.sources.call import CallSource
 from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.maps.sources.row_shift import ShiftedBias
 from regard.maps.sources.source import LinearSource
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.tensors.undisturbed import undisturbed
 from regard.watching.checks.chosen_keys import BlockFacts, KeyChoice, blocks_of, choice_of

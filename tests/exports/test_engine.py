@@ -14,15 +14,14 @@ import torch
 
 from regard.cli.main import run_command
 from regard.errors import RunFolderError
+from regard.tasks.config import TRANSLATION
 from regard.tasks.exports import kept_export
 from regard.tasks.exports.engine import searching_by_ctranslate2
 from regard.tasks.generation.config import Beam
-from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.run_folder import ENGINE, RunFolder
-from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.bulk.resumable_output import Unfinished
+from regard.tasks.translation.bulk import Unfinished
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.options import Request
+from regard.tasks.translation.options import AlignmentOf, Request
 from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.translator import Translator
 from tests.exports.exported_runs import LINES, TINY, Runs

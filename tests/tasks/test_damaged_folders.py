@@ -11,8 +11,7 @@ import pytest
 from regard.errors import RunFolderError
 from regard.files.atomic import read_checksummed
 from regard.tasks.registry import task_of
-from regard.tasks.runs.prepared import check_prepared
-from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.runs.run_folder import RunFolder, check_prepared
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.translation.train import train_translation
 from tests.tasks.small_runs import small_config

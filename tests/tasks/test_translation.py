@@ -17,10 +17,9 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.pictures.save import PictureFiles, look_at, page_example, save_pictures
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.tokenizer_recipes import Characters
-from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
-from regard.tasks.translation.corpus import open_corpus
-from regard.tasks.translation.token_batches import TokenBatches
+from regard.tasks.translation.corpus import TokenBatches, open_corpus
+from regard.tasks.translation.options import AlignmentOf
 from regard.tasks.translation.train import (
     TeacherForcing,
     TranslationConfig,

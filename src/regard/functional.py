@@ -348,7 +348,7 @@ def map_of(
 
     >>> import torch
     >>> x = torch.eye(3)
-    >>> map_of(x, x).row(0)
+    >>> map_of(x, x)[0]
     tensor([0.4711, 0.2645, 0.2645])
     """
     call, _ = make_call(

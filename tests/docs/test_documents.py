@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import regard
 from regard.cli.main import run_command
 from tests import ROOT
 
@@ -122,3 +123,10 @@ def test_the_flags_beside_those_of_other_toolkits_exist(capsys: pytest.CaptureFi
         assert run_command(list(command)) == 0
         known += capsys.readouterr().out
     assert {flag for flag in named if not re.search(rf"(?<![\w.-]){re.escape(flag)}(?![\w.-])", known)} == set()
+
+
+def test_the_reference_groups_the_members_of_a_map() -> None:
+    table = (ROOT / "docs/reference/maps.md").read_text(encoding="utf-8").partition("```")[0]
+    named = re.findall(r"`(\w+)`", table.partition("| question |")[2])
+    assert sorted(named) == [name for name in dir(regard.AttentionMap) if not name.startswith("_")]
+    assert len(named) <= 42

@@ -13,15 +13,14 @@ import torch
 
 from regard.cli.main import run_command
 from regard.errors import RunFolderError
+from regard.tasks.config import TRANSLATION
 from regard.tasks.exports import kept_export
 from regard.tasks.exports.engine import searching_by_ctranslate2
 from regard.tasks.generation.config import Beam
-from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.run_folder import ENGINE, RunFolder
-from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.bulk.resumable_output import Unfinished
+from regard.tasks.translation.bulk import Unfinished
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.options import Request
+from regard.tasks.translation.options import AlignmentOf, Request
 from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.translator import Translator
 from tests.exports.exported_runs import LINES, TINY, Runs
@@ -161,7 +160,7 @@ def test_an_export_that_is_not_whole_is_made_anew(damage: Callable[[Path], None]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("step", ["to_ctranslate2", "rename", "write_sealed"])
+@pytest.mark.parametrize("step", ["to_ctranslate2", "rename", "write_checksummed"])
 def test_a_full_disk_or_ctrl_c_leaves_nothing_half(
     error: BaseException, step: str, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +176,7 @@ def test_a_full_disk_or_ctrl_c_leaves_nothing_half(
     left = run / ENGINE
     assert not (left / "engine.json").exists()
     assert not (left / ".new").exists()
-    assert step == "write_sealed" or not left.exists()
+    assert step == "write_checksummed" or not left.exists()
     use(run)
     assert (left / "engine.json").exists()
 

@@ -14,7 +14,7 @@ from hypothesis import note
 from torch import Tensor
 
 import regard
-from regard.call.biases.forgetting import Forgetting
+from regard.call.biases.combined import Forgetting
 from regard.errors import RegardError
 from regard.nn import MultiHeadAttention
 from tests.fuzz.drawing import Drawn
@@ -149,7 +149,7 @@ def _check(weights: regard.AttentionMap, dense: Tensor, tolerance: float) -> Non
     _close(weights.dense(), dense, tolerance)
     _close(weights[..., 2, :], dense[..., 2, :], tolerance)
     _close(weights.received(), dense.sum(-2), 10 * tolerance)
-    _close(weights.top_weight(), dense.amax(-1), tolerance)
+    _close(weights.top_keys(1).values[..., 0], dense.amax(-1), tolerance)
     _close(weights.entropy(), -torch.xlogy(dense, dense).sum(-1), 50 * tolerance)
     x = torch.linspace(-1, 1, 2 * S, dtype=torch.float64).view(S, 2)
     _close(weights @ x.to(weights.dtype), dense @ x, 10 * tolerance)

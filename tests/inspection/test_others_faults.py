@@ -157,7 +157,7 @@ def test_slopes_of_any_number_of_heads(heads: int) -> None:
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     wanted = bloom.build_alibi_tensor(torch.ones(1, 9), heads, torch.float32).view(heads, 9).double().softmax(-1)
     zeros = torch.zeros(1, heads, 9, 8, dtype=torch.float64)
-    close(regard.map_of(zeros, zeros, bias=regard.ALiBi(heads), mask=regard.causal()).row(8)[0], wanted, 1e-6)
+    close(regard.map_of(zeros, zeros, bias=regard.ALiBi(heads), mask=regard.causal())[..., 8, :][0], wanted, 1e-6)
 
 
 @pytest.mark.parametrize("both", [True, False])
@@ -171,7 +171,7 @@ def test_buckets_of_far_positions(buckets: int, far: int, both: bool) -> None:
     )
     found = regard.map_of(zeros, zeros, bias=regard.T5Bias(table, bidirectional=both, max_distance=far))
     for row, part in ((0, which[t : 2 * t]), (t - 1, which[1 : t + 1])):
-        close(found.row(row)[0, 0], table[part, 0].double().softmax(-1), 1e-7)
+        close(found[..., row, :][0, 0], table[part, 0].double().softmax(-1), 1e-7)
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -97,7 +97,7 @@ def check(
         close(together[name], theirs, factor.get(name, 1.0))
     close(weights.received("mean"), dense.mean(-2))
     close(weights.pooled(rows, columns, "max"), bins(dense, rows, columns, Tensor.amax))
-    close(weights.top_weight(), dense.amax(-1))
+    close(weights.top_keys(1).values[..., 0], dense.amax(-1))
     dead = (dense == 0).all(-1)
     for name in ("entropy", "participation_ratio", "distance"):
         assert (asked[name][dead] == 0).all()
@@ -109,13 +109,13 @@ def check(
     close(weights.mT @ y.to(weights.dtype), dense.mT @ y, 10)
     y = torch.randn(*dense.shape[:-1], 2, generator=generator, dtype=torch.float64)
     close(weights.mT @ y.to(weights.dtype), dense.mT @ y, 10)
-    close(weights.expected(lambda j: j), dense @ torch.arange(keys).double(), keys)
+    close(weights @ torch.arange(keys).to(weights.dtype), dense @ torch.arange(keys).double(), keys)
 
 
 def check_largest(weights: AttentionMap, dense: Tensor, tolerance: float, k: int) -> None:
     top = weights.top_keys(k)
     torch.testing.assert_close(top.values.detach().double(), dense.topk(k).values, rtol=0, atol=tolerance)
-    for values, indices in (top, (weights.top_weight()[..., None], weights.top_key()[..., None])):
+    for values, indices in (top, (weights.top_keys(1).values, weights.top_keys(1).indices)):
         assert ((indices == -1) == (values == 0)).all()
         there = torch.where(indices >= 0, dense.gather(-1, indices.clamp_min(0)), 0.0)
         torch.testing.assert_close(values.detach().double(), there, rtol=0, atol=tolerance)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from regard.errors import RunFolderError
+from regard.files import atomic
 from regard.files.atomic import OPENS_FOLDERS, is_temporary, read_json, replacing, write_atomically, write_json
-from regard.files.sealed import read_sealed, write_sealed
 
 
 def names(folder: Path) -> list[str]:
@@ -136,11 +136,11 @@ def test_json_that_is_not_ours(tmp_path: Path) -> None:
 
 def test_a_seal_is_broken_by_any_other_value(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    write_sealed(path, {"step": 1, "name": "a"})
+    atomic.write_checksummed(path, {"step": 1, "name": "a"})
     whole = path.read_text()
     for before, after in (("1", "2"), ('"a"', '"b"'), ('"step"', '"stop"')):
         path.write_text(whole.replace(before, after, 1))
         with pytest.raises(RunFolderError, match="was altered"):
-            read_sealed(path)
+            atomic.read_checksummed(path)
     path.write_text(whole)
-    assert read_sealed(path) == {"step": 1, "name": "a"}
+    assert atomic.read_checksummed(path) == {"step": 1, "name": "a"}

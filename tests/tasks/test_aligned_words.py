@@ -8,7 +8,7 @@ import torch
 
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.translation.aligned_words import as_line, word_numbers, words_aligned
-from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.options import AlignmentOf
 from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, write_pairs
 from tests.tasks.test_read_once import fed

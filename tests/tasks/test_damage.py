@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from regard.errors import DataError, RunFolderError
+from regard.files.atomic import read_checksummed
 from regard.files.locks import locked
-from regard.files.sealed import read_sealed
 from regard.models.config import DecoderOnlyConfig
 from regard.tasks.generation.config import Beam
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.registry import task_of
-from regard.tasks.runs.prepared import check_prepared
-from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.runs.run_folder import RunFolder, check_prepared
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.fit_config import FitConfig
@@ -226,7 +225,7 @@ def test_a_number_that_became_another(begun_copy: Path, name: str, before: str, 
 
 def rewrite(path: Path, **changes: Any) -> None:
     """Change a sealed file, and take the checksum away, so that what it says is believed."""
-    path.write_text(json.dumps(read_sealed(path) | changes))
+    path.write_text(json.dumps(read_checksummed(path) | changes))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +243,7 @@ def test_checksums_that_are_none(begun_copy: Path, files: Any) -> None:
     "sizes", [{"dim": 10**12}, {"dim": -8}, {"num_heads": 0}, {"encoder_layers": 10**9}, {"max_length": 10**15}]
 )
 def test_sizes_are_compared_with_the_tensors_before_anything_is_made(begun_copy: Path, sizes: dict[str, Any]) -> None:
-    config = read_sealed(begun_copy / "config.json")["config"]
+    config = read_checksummed(begun_copy / "config.json")["config"]
     sizes = {"positions": "learned", **sizes} if "max_length" in sizes else sizes
     rewrite(begun_copy / "config.json", config=config | {"transformer": config["transformer"] | sizes})
     with pytest.raises(RunFolderError, match=r"does not fit the model|must be at least 1"):

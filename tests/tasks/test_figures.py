@@ -20,8 +20,8 @@ from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.runs import run as runs
 from regard.tasks.text.pairs import read_pairs
 from regard.tasks.text.tokenizers import EOS, UNK
-from regard.tasks.training.bleu import bleu, bleu_caution, fitting_tokenizer
-from regard.tasks.training.reporting.events import Event, Validated
+from regard.tasks.training.metrics import bleu, bleu_caution, fitting_tokenizer
+from regard.tasks.training.reporting import Event, Validated
 from regard.tasks.translation.options import Request
 from tests import each_once
 from tests.conftest import Call
@@ -106,7 +106,7 @@ def test_the_tokenizer_fits_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: fitting_tokenizer(texts[name]) for name in LANGUAGES} == TOKENIZED_AS
     assert fitting_tokenizer(["나는 오늘 집에서 차를 마신다."]) == "13a"  # it has spaces
     assert fitting_tokenizer(["", "12 345 !"]) == "13a"
-    monkeypatch.setattr("regard.tasks.training.bleu.find_spec", lambda name: object())
+    monkeypatch.setattr("regard.tasks.training.metrics.find_spec", lambda name: object())
     assert fitting_tokenizer(texts["ja"]) == "ja-mecab"
     assert fitting_tokenizer(texts["zh"]) == "zh"
 

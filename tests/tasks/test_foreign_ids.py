@@ -189,7 +189,7 @@ def test_heads_are_cut_by_the_names_of_regard_edit(of: str, request: pytest.Fixt
     from regard.serving.served import served
     from regard.serving.settings import RequestLimits
     from regard.serving.shapes import HeadEdit, LookedAt
-    from regard.serving.ticket import Refused
+    from regard.serving.worker import Refused
 
     one = served(request.getfixturevalue(of), name="x", device="cpu", limits=RequestLimits())
     paths = dict(one.module.named_modules())

@@ -12,7 +12,7 @@ from regard.tasks.pictures.save import PictureFiles, save_pictures
 from regard.tasks.registry import task_of
 from regard.tasks.runs.run_folder import FOLDERS
 from regard.tasks.training.checkpoints import Checkpoints
-from regard.tasks.translation.bulk.resumable_output import opened
+from regard.tasks.translation.bulk import opened
 from regard.tasks.translation.train import train_translation
 from tests.tasks.damaged_runs import settings_of, snapshot
 from tests.tasks.small_runs import small_config

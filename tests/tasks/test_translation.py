@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
+from regard.files.atomic import checksum_of_file, read_checksummed, write_checksummed
 from regard.models.config import TransformerConfig
 from regard.tasks.generation.config import Beam
 from regard.tasks.pictures.save import page_example
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.tokenizer_recipes import Characters
-from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
+from regard.tasks.translation.options import AlignmentOf
 from regard.tasks.translation.train import (
     TeacherForcing,
     TranslationConfig,
@@ -211,10 +211,10 @@ def test_a_vocabulary_that_does_not_fit(copied: Path) -> None:
     """Both the tokenizer and its fingerprint were replaced: the sizes still tell."""
     other = Characters().train(["abc"])
     other.save(copied / "source_tokenizer.json")
-    prepared = read_sealed(copied / "prepared.json")
+    prepared = read_checksummed(copied / "prepared.json")
     files = prepared["files"] | {"source_tokenizer.json": checksum_of_file(copied / "source_tokenizer.json")}
     changed = {"source_fingerprint": other.fingerprint(), "files": files}
-    write_sealed(copied / "prepared.json", prepared | changed)
+    write_checksummed(copied / "prepared.json", prepared | changed)
     with pytest.raises(RunFolderError, match="does not fit the model: source_embedding"):
         Translator.load(copied)
 

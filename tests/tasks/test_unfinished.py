@@ -19,8 +19,7 @@ from regard.models.transformer import Transformer
 from regard.tasks.generation.config import Beam
 from regard.tasks.text.lines import Line, Lines
 from regard.tasks.text.tokenizer_recipes import Characters
-from regard.tasks.translation.bulk.lines import BulkTranslation, Notes, answered, sentence_and_prefix, whole_line
-from regard.tasks.translation.bulk.resumable_output import opened
+from regard.tasks.translation.bulk import BulkTranslation, Notes, answered, opened, sentence_and_prefix, whole_line
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import Translator

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.tasks.training.averaging import in_place_of, moving_average
 from regard.tasks.training.checkpoints import Checkpoints, Position
 from regard.tasks.training.fit_config import FitConfig
-from regard.tasks.training.reporting.events import Event, Saved
+from regard.tasks.training.optimizers import in_place_of, moving_average
+from regard.tasks.training.reporting import Event, Saved
 from tests.training.toy_training import train_toy
 
 CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1, ema_decay=0.9)

@@ -19,10 +19,12 @@ from regard.tasks.training.checkpoints import (
     Position,
     TrainingState,
     flatten_optimizer,
+    get_random_state,
+    seed_everything,
+    set_random_state,
     unflatten_optimizer,
 )
 from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.random_state import get_random_state, seed_everything, set_random_state
 
 POSITION = Position(step=7, epoch=2, batch=3, best_value=0.1 + 0.2, best_step=5, patience_used=1, loss_total=1 / 3)
 

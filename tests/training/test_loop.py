@@ -11,12 +11,12 @@ from torch import nn
 
 from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderError
 from regard.tasks.training.checkpoints import Checkpoints
-from regard.tasks.training.distributed.devices import start_fabric
+from regard.tasks.training.distributed import start_fabric
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.loop import fit
 from regard.tasks.training.losses import Batches, Loss, LossSum, Validate
 from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.reporting.events import Event, Finished, Saved, Stepped, Validated
+from regard.tasks.training.reporting import Event, Finished, Saved, Stepped, Validated
 from regard.tasks.training.schedules import constant
 from tests import forked
 from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, toy_loss, train_toy

@@ -12,9 +12,8 @@ from regard.errors import ArgumentError, ShapeError
 from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnly, EncoderOnlyConfig, Transformer, TransformerConfig
 from regard.models.config import RNNConfig
 from regard.models.rnn import RNNSeq2Seq
-from regard.tasks.training import output_loss
-from regard.tasks.training.losses import cross_entropy
-from regard.tasks.training.output_loss import loss_of_rows, output_cross_entropy
+from regard.tasks.training import losses as output_loss
+from regard.tasks.training.losses import cross_entropy, loss_of_rows, output_cross_entropy
 
 PAD = 0
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 2e-2}

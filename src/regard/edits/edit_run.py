@@ -27,9 +27,8 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import CallSequence, Moment, Sequences
 from regard.watching.module_names import chooser, modules_of
 from regard.watching.report import count
-from regard.watching.running.interceptor import Interceptor, has_compiled
 from regard.watching.running.module_kinds import TORCHS, forward_of
-from regard.watching.running.observed_call import ObservedCall
+from regard.watching.running.observed_call import Interceptor, ObservedCall, has_compiled
 from regard.watching.running.thread_state import is_in_backward
 
 UNCHANGED = "unchanged"

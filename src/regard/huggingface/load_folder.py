@@ -10,7 +10,7 @@ import torch
 
 from regard.errors import ArgumentError, RegardError, RunFolderError
 from regard.huggingface.folder import Settings, TellRead, read_settings, read_tensors
-from regard.tensors.byte_size import human
+from regard.tensors.memory import human
 
 MOST_LAYERS, LAYER_BYTES = 4_096, 100_000
 """The most layers that are made for a folder, and the memory of a layer's modules without its weights."""

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from regard.errors import ArgumentError, require
-from regard.nn.arguments import require_dropout, require_one_of, require_sizes
-from regard.tensors.ranges import require_above
+from regard.tensors.ranges import require_above, require_dropout, require_one_of, require_sizes
 
 ACTIVATIONS, NORMS, NORM_POSITIONS = ("relu", "gelu", "swiglu"), ("layer", "rms"), ("pre", "post")
 POSITIONS, GATES = ("sinusoidal", "learned", "rotary"), ("none", "head", "element")

@@ -16,7 +16,7 @@ from regard.models.parts import MakeAttention, Maker, OneStackParts
 from regard.models.protocol import OutputLoss, RecordMap
 from regard.models.stack import SelfAttentionLayer, attention_of, make_stack, shared_bias
 from regard.nn import GatedDeltaNet, LightningAttention, Mamba2, TokenEmbedding
-from regard.nn.arguments import require_sizes
+from regard.tensors.ranges import require_sizes
 
 
 class OneStack(nn.Module):

@@ -26,10 +26,10 @@ from regard.nn import (
     PreNorm,
     SinusoidalPositions,
 )
-from regard.nn.arguments import require_sizes
 from regard.nn.cache import MixerCache, Past
 from regard.nn.recurrent_mixers import RecurrentMixer
 from regard.tensors.guards import is_function_observed, is_recorded, may_be_kept
+from regard.tensors.ranges import require_sizes
 
 Body = TypeVar("Body", bound=nn.Module)
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}

@@ -25,7 +25,8 @@ from regard.maps.sources.source import Scores, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Bins, Grid
 from regard.tensors.guards import can_look, in_forward_mode, is_recorded
-from regard.tensors.readable import is_installed, row_contiguous
+from regard.tensors.memory import row_contiguous
+from regard.tensors.triton_use import has_numba
 
 if TYPE_CHECKING:
     from regard.maps.statistics.chosen_keys import SumsOfKeys
@@ -50,7 +51,7 @@ def said_of(call: Call) -> str | None:
     if not is_dot or call.query.device.type != "cpu" or not _is_worth_it(call.compute_dtype, weights):
         return None
     loop = "by one loop over each row"
-    return loop if is_installed() else f"by tiles; with numba (pip install 'regard[fast]') {loop}"
+    return loop if has_numba() else f"by tiles; with numba (pip install 'regard[fast]') {loop}"
 
 
 def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
@@ -60,7 +61,7 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
     dot products in float32 on the CPU, if a gradient is needed, or if an element is not finite.
     """
     weights = math.prod(source.shape)
-    if not weights or weights < SMALL or not _is_worth_it(source.dtype, weights) or not is_installed():
+    if not weights or weights < SMALL or not _is_worth_it(source.dtype, weights) or not has_numba():
         return None
     wanted = LoopRequest.of(statistics)
     if wanted is None or in_forward_mode():

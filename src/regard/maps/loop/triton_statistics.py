@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.call.biases.alibi import ALiBi
-from regard.call.masks.row_ranges import RowRanges
+from regard.call.biases.relative import ALiBi
+from regard.call.masks.row_spans import RowRanges
 from regard.call.normalizations import Softmax, SoftmaxWithSink
 from regard.call.scores.base import SoftCapped
 from regard.kernels.base import Call
@@ -21,7 +21,7 @@ from regard.maps.loop.triton_plan import LOG2_E, Asked, CallForm, plan_of
 from regard.maps.sources.source import SoftmaxCall, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.tensors.guards import has_values, in_forward_mode, in_transform, is_recorded
-from regard.tensors.readable import row_contiguous
+from regard.tensors.memory import row_contiguous
 from regard.tensors.triton_use import card_of, is_interpreted, or_else, runs_triton
 
 NAME = "statistics"

@@ -165,13 +165,6 @@ class CallSource(NamedSource):
         state = state[batch, head, rows][:, None, None]
         return call.normalization.select(owners).weights(scores, state).flatten()
 
-    def row_anew(self, row: Rows) -> Tensor:
-        """The weights of one query (flat_heads, S), normalised without the stored row state."""
-        call = self.call
-        normalization = call.normalization
-        weights, state = normalization.base.normalize(call.scores(row, range(self.keys)))
-        return normalization.finish(weights, state)[0].flatten(0, 1).squeeze(1)
-
     def product(self, x: Tensor) -> Tensor:
         return self.laid_out(self._product_by_flat_heads(self.call, x))
 

@@ -4,7 +4,7 @@ The smooth ones carry gradients. Rows without keys are exactly 0 in all of them.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import index_tensor
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError
 from regard.kernels.tiled import Tile
 from regard.lazy import displayed
 from regard.maps.indexing import is_integer
 from regard.maps.sources.source import PartOf, Piece, Source, Statistic, take_rows
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.guards import has_values, is_recorded
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 
 LOWEST_LOG = -1e4
 """Replaces the logarithm of a zero weight, because 0 times -inf would be NaN."""
@@ -380,14 +380,6 @@ class Pooled(Statistic):
 def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
     """`torch.cat` without a copy of a single tensor."""
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim)
-
-
-def key_values(f: Tensor | Callable[[Tensor], Tensor], keys: int, device: torch.device) -> Tensor:
-    values = f(torch.arange(keys, device=device)) if callable(f) else f
-    try:
-        return torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ShapeError(f"the values of {keys} keys are numbers or a function that makes them; {error}") from error
 
 
 def _slice(where: range) -> slice:

@@ -20,7 +20,7 @@ from regard.maps.sources.source import Source
 from regard.maps.statistics.by_name import pooled
 from regard.maps.statistics.definitions import Entropy, Received, TopKeys, TopWeights, distance_in
 from regard.maps.statistics.pooling import Grid
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 from regard.views.html.arrays import Floats
 from regard.watching.analysis.head_table import patterns
 
@@ -246,7 +246,7 @@ def _statistics(
         live = found["top_keys"].values[..., 0] > 0
     answers = {name: _mean_of(found[name], live) for name in ("entropy", "distance")}
     if text is None:
-        answers["first"] = _mean_of(heads.at(torch.arange(queries), torch.zeros(queries, dtype=torch.long)), live)
+        answers["first"] = _mean_of(heads[..., 0], live)
     else:
         kinds = {label: kind for kind, label in enumerate(dict.fromkeys(text))}
         answers |= patterns(heads, torch.tensor([kinds[one] for one in text]) if len(kinds) < keys else None, live)

@@ -14,14 +14,12 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.tensors.guards import is_compiling
 from regard.tensors.torch_private import DisableTorchFunction, forget_global_hook, tree_leaves
-from regard.watching.hooks.observers import MODULES
-from regard.watching.hooks.this_thread import known_thread
+from regard.watching.hooks.observers import MODULES, known_thread
 from regard.watching.kept.arguments import small_arguments
 from regard.watching.readers.flex_calls import hand_on_compiled
 from regard.watching.readers.functions import Args, Kwargs
 from regard.watching.readers.mixing import CONVOLUTION
 from regard.watching.readers.product_calls import close, observe_plain
-from regard.watching.running.interceptor import Interceptor
 from regard.watching.running.module_kinds import (
     FUSED_FORWARDS,
     FUSED_SUBCLASS,
@@ -30,6 +28,7 @@ from regard.watching.running.module_kinds import (
     is_plain,
     may_run_fused,
 )
+from regard.watching.running.observed_call import Interceptor
 from regard.watching.running.thread_state import RunningModule, ThreadState, is_in_backward, take_out
 
 _lock = threading.RLock()

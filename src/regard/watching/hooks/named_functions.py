@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from regard.tensors.guards import is_compiling
-from regard.watching.hooks.this_thread import known_thread
+from regard.watching.hooks.observers import known_thread
 from regard.watching.readers.kernel_arguments import ENGINE, KERNELS, observe_kernel
 from regard.watching.readers.recurrent_calls import (
     CONVOLUTIONS,

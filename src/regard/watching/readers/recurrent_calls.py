@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.tensors.fresh import copied
 from regard.tensors.torch_private import DisableTorchFunction
-from regard.watching.cache_argument import cache_in
+from regard.watching.kept.arguments import cache_in
 from regard.watching.kept.kept_recurrence import LABELS, Factored, Finish, RecurrentRebuilding, Shared, kept_recurrence
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.readers.convolution_calls import convolution_of

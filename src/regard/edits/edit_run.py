@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.edits.base import Edit
-from regard.edits.call_place import CallPlace
+from regard.edits.base import CallPlace, Edit
 from regard.edits.edited_weights import EditedCall
 from regard.edits.functions import EDITABLE, CallEdits
 from regard.errors import ArgumentError

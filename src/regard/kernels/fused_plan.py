@@ -133,8 +133,12 @@ class Plan:
         if bias is None and len(block.factors) == 1 and not block.columns.start:
             # Two questions to the tensor of the mask would take as long as making it, for a short call.
             fewest = block.factors[0].fewest_first_keys()
+            if fewest is not None and fewest >= len(block.columns):
+                return NOTHING_ADDED
             if fewest is not None:
-                return self._first_keys(block, fewest)
+                allowed = block.factors[0].block(block.rows, block.columns, sizes=self.sizes, device=self.device)
+                tensor = excluding(allowed, self.dtype)
+                return AdditiveMask(tensor, None if fewest > 0 else live_rows(tensor, block))
         pairs = self.sizes.flat_batch * self.sizes.heads * len(block.rows) * len(block.columns)
         looks = can_look(torch.empty(0, device=self.device))
         if pairs > CHUNK_ELEMENTS and block.looks_at_queries(bias) and looks:
@@ -151,14 +155,6 @@ class Plan:
             return AdditiveMask(added, None if fewest > 0 else allowed.any(-1))
         tensor = self._tensor(block, bias, range(len(block.rows)))
         return NOTHING_ADDED if tensor is None else AdditiveMask(tensor, live_rows(tensor, block))
-
-    def _first_keys(self, block: Block, fewest: int) -> AdditiveMask:
-        """The additive mask of a block whose rows see the first keys, at least so many."""
-        if fewest >= len(block.columns):
-            return NOTHING_ADDED
-        allowed = block.factors[0].block(block.rows, block.columns, sizes=self.sizes, device=self.device)
-        tensor = excluding(allowed, self.dtype)
-        return AdditiveMask(tensor, None if fewest > 0 else live_rows(tensor, block))
 
     def _tensor(self, block: Block, given: Bias | None, chosen: range) -> Tensor | None:
         """The additive mask of some rows of a block, with its bias; None for zeros.

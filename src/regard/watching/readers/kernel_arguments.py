@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature, signature
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_calls import Given, KernelCall, KernelForm, KernelRows, used_keys
+from regard.watching.readers.traced_calls import NamedFunction
 from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
 from regard.watching.running.thread_state import ThreadState
 
@@ -142,36 +143,6 @@ ReadKernel = Callable[[Given, Any], KernelCall]
 """From the arguments by name and the result of a function to the call."""
 
 
-class KernelFunction(NamedTuple):
-    takes: frozenset[str]
-    read: ReadKernel
-
-
-XFORMERS = (
-    "memory_efficient_attention", "memory_efficient_attention_forward",
-    "memory_efficient_attention_forward_requires_grad",
-)  # fmt: skip
-
-_READERS: tuple[tuple[str, str, ReadKernel], ...] = (
-    ("flash_attn_func", "q k v", _flash),
-    ("flash_attn_qkvpacked_func", "qkv", _flash),
-    ("flash_attn_kvpacked_func", "q kv", _flash),
-    ("flash_attn_varlen_func", "q k v cu_seqlens_q", _flash),
-    ("flash_attn_varlen_qkvpacked_func", "qkv cu_seqlens", _flash),
-    ("flash_attn_varlen_kvpacked_func", "q kv cu_seqlens_q", _flash),
-    ("flash_attn_with_kvcache", "q k_cache v_cache", _flash_cached),
-    ("varlen_attn", "query key value cu_seq_q", _varlen),
-    *((name, "query key value attn_bias", partial(_not_read, f"{name} of xformers")) for name in XFORMERS),
-)
-KERNELS = {name: KernelFunction(frozenset(takes.split()), read) for name, takes, read in _READERS}
-"""The functions of attention kernels by name."""
-ENGINE = KernelFunction(
-    frozenset({"query_layer", "key_layer", "value_layer", "qkv_format"}),
-    partial(_not_read, "DotProductAttention of TransformerEngine"),
-)
-"""The forward of TransformerEngine's `DotProductAttention`."""
-
-
 @dataclass(slots=True, eq=False)
 class UnreadKernel(ObservedCall):
     how: str
@@ -212,3 +183,33 @@ def _give(read: ReadKernel, thread: ThreadState, func: Func, args: Args, kwargs:
     call.origins = thread.streams.origins(call.query, call.key)
     thread.streams.follow(call.output, call.query)
     thread.give(call)
+
+
+XFORMERS = (
+    "memory_efficient_attention", "memory_efficient_attention_forward",
+    "memory_efficient_attention_forward_requires_grad",
+)  # fmt: skip
+
+_READERS: tuple[tuple[str, str, ReadKernel], ...] = (
+    ("flash_attn_func", "q k v", _flash),
+    ("flash_attn_qkvpacked_func", "qkv", _flash),
+    ("flash_attn_kvpacked_func", "q kv", _flash),
+    ("flash_attn_varlen_func", "q k v cu_seqlens_q", _flash),
+    ("flash_attn_varlen_qkvpacked_func", "qkv cu_seqlens", _flash),
+    ("flash_attn_varlen_kvpacked_func", "q kv cu_seqlens_q", _flash),
+    ("flash_attn_with_kvcache", "q k_cache v_cache", _flash_cached),
+    ("varlen_attn", "query key value cu_seq_q", _varlen),
+    *((name, "query key value attn_bias", partial(_not_read, f"{name} of xformers")) for name in XFORMERS),
+)
+
+
+def _named(parameters: str, read: ReadKernel) -> NamedFunction:
+    return NamedFunction(frozenset(parameters.split()), partial(observe_kernel, read))
+
+
+KERNELS = {name: _named(parameters, read) for name, parameters, read in _READERS}
+"""The functions of attention kernels by name."""
+ENGINE = _named(
+    "query_layer key_layer value_layer qkv_format", partial(_not_read, "DotProductAttention of TransformerEngine")
+)
+"""The forward of TransformerEngine's `DotProductAttention`."""

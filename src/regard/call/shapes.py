@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.tensors.guards import State, autocast_dtype, is_autocasting, is_compiling, state_of
+from regard.tensors.guards import State, autocast_dtype, is_autocasting, is_compiling, run_state
 
 Dims = tuple[int, ...]
 Rows = range | Tensor
@@ -151,7 +151,7 @@ def canonical(
     >>> q.shape, sizes.map_shape
     (torch.Size([1, 1, 5, 4]), (5, 7))
     """
-    state = state_of(query) if state is None else state
+    state = run_state(query) if state is None else state
     _check_kinds(query, key, value)
     shapes = query.shape, key.shape, value.shape
     # In a graph or a trace, lengths may be symbols or tensors: do not cache them.

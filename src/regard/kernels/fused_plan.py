@@ -28,7 +28,7 @@ from regard.call.masks.basic import causal_offset
 from regard.call.shapes import Sizes
 from regard.kernels.base import Call
 from regard.kernels.fused_kernels import CHUNK_ELEMENTS, NOTHING_ADDED, AdditiveMask, Buffer, by_chunks
-from regard.tensors.guards import can_look, is_compiling, state_of
+from regard.tensors.guards import can_look, is_compiling, run_state
 from regard.tensors.tensor_tree import tensors_of_tree
 from regard.tensors.tile_sizes import fitting, ranges
 
@@ -246,7 +246,7 @@ def plan(call: Call) -> Plan:
     everything = Block(range(sizes.queries), range(sizes.keys), flag is not None, tuple(of_all), has_bias=is_of_all)
     if is_of_all and len(of_all) + everything.is_causal == len(factors):
         layout = BlockLayout((everything,))
-    elif bias is None and are_numbers(factors) and state_of(call.query).runs_eagerly:
+    elif bias is None and are_numbers(factors) and run_state(call.query).runs_eagerly:
         layout = _cached_layout(factors, everything.is_causal, sizes, _limits())
     else:
         layout = _layout(factors, bias, everything, sizes)

@@ -74,10 +74,10 @@ class State:
 _PLAIN = State(False), State(True)
 
 
-def state_of(tensor: Tensor) -> State:
+def run_state(tensor: Tensor) -> State:
     """The state of a call of this tensor.
 
-    >>> state_of(torch.ones(2)).runs_eagerly, state_of(torch.ones(2, device="meta")).is_recorded
+    >>> run_state(torch.ones(2)).runs_eagerly, run_state(torch.ones(2, device="meta")).is_recorded
     (True, True)
     """
     grad = is_recorded()

@@ -36,7 +36,7 @@ FUSED_SUBCLASS = (
 
 
 def may_run_fused(module: nn.Module) -> bool:
-    """True if torch may run one of `FUSED_LAYERS` in one operator, which it does only without an active function mode."""
+    """True if torch may run a module in one operator, which it does only without an active function mode."""
     forward = forward_of(module)
     if forward not in FUSED_FORWARDS and not _calls_super(forward):
         return False

@@ -142,8 +142,8 @@ class CallSource(NamedSource):
         if not isinstance(call.normalization, Softmax):
             return None
         may_be_found = call.query.dtype != call.compute_dtype
-        run_state = self.factors.known_state_of if may_be_found else self.factors.state_of
-        return SoftmaxCall(call, lambda: run_state(call))
+        state_of = self.factors.known_state_of if may_be_found else self.factors.state_of
+        return SoftmaxCall(call, lambda: state_of(call))
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
         call, state = self.factors.read()

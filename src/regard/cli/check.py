@@ -50,7 +50,7 @@ class CheckCommand(Command):
     def work(self) -> None:
         target = _read(self.model)
         other = None if self.reference is None else _read(self.reference).model
-        from regard.tasks.training.distributed.devices import find_device
+        from regard.tasks.training.distributed import find_device
         from regard.watching.checks.check_model import check
 
         device = find_device(self.device)

@@ -103,7 +103,7 @@ def _text(told: str) -> Bundle:
 
 
 def picture_bundle(figure: "Figure | None") -> Bundle:
-    from regard.views.shown import png_bundle
+    from regard.views.artists import png_bundle
 
     assert figure is not None
     data, metadata = png_bundle(figure)

@@ -95,11 +95,11 @@ def padding_of(call: Any) -> Told | None:
     return replace(runs, source=runs.source + said)
 
 
-Words = Callable[[Tensor], Tensor | None]
+WordsOf = Callable[[Tensor], Tensor | None]
 """The real tokens (B, S) by the ids, or else by the flags of a mask; None if they are not known."""
 
 
-def _by_arguments(call: Any, words: Words) -> Told | None:
+def _by_arguments(call: Any, words: WordsOf) -> Told | None:
     """The real tokens by an argument of no published name."""
     for read in (_by_flags, _by_lengths, _beside_patches):
         for one in arguments(call.call):
@@ -108,7 +108,7 @@ def _by_arguments(call: Any, words: Words) -> Told | None:
     return None
 
 
-def _by_flags(call: Any, one: Handed, words: Words) -> Tensor | None:
+def _by_flags(call: Any, one: Handed, words: WordsOf) -> Tensor | None:
     """By a mask (B, S) or (B, 1, S): its flags are known by the words that the ids tell; without ids by a row that is
     no padding, beside others with a run at one end."""
     flags = one.values
@@ -122,7 +122,7 @@ def _by_flags(call: Any, one: Handed, words: Words) -> Tensor | None:
     return known if known is not None and (torch.equal(flags, known) or torch.equal(~flags, known)) else None
 
 
-def _by_lengths(call: Any, one: Handed, words: Words) -> Tensor | None:
+def _by_lengths(call: Any, one: Handed, words: WordsOf) -> Tensor | None:
     """By the length of each sequence, of which the longest has all keys."""
     lengths, keys = one.values, call.sizes.keys
     if not ("lengths" in one.name or one.name.endswith(("_lens", "_len"))) or not are_ids(lengths):
@@ -133,7 +133,7 @@ def _by_lengths(call: Any, one: Handed, words: Words) -> Tensor | None:
     return torch.arange(keys, device=lengths.device) < lengths[:, None] if is_whole else None
 
 
-def _beside_patches(call: Any, one: Handed, words: Words) -> Tensor | None:
+def _beside_patches(call: Any, one: Handed, words: WordsOf) -> Tensor | None:
     """By the mask of the words that one attention reads beside patches: they stand before the patches, unless the seen
     keys say that they stand behind."""
     mask, beside = one.values, call.sizes.keys - one.values.shape[-1]

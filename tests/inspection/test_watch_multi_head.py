@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -273,6 +274,35 @@ def test_what_follows_a_fused_layer_is_seen(raises: bool) -> None:
 
     seen, _ = watched(After().eval(), torch.randn(B, T, E))
     assert list(seen) == ([] if raises else [("layer.self_attn", 0)]) + [("", 0)]
+
+
+def projected(layer: nn.MultiheadAttention, x: Tensor) -> list[Tensor]:
+    """The queries, keys and values (N, H, L, D) of a packed layer, in float64."""
+    parts = zip(layer.in_proj_weight.detach().chunk(3), layer.in_proj_bias.detach().chunk(3), strict=True)
+    return [F.linear(x.double(), m.double(), b.double()).unflatten(-1, (2, -1)).transpose(1, 2) for m, b in parts]
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+@pytest.mark.parametrize(("batch_first", "nested", "as_float", "with_grad"), list(product([True, False], repeat=4)))
+def test_padding_at_the_end_of_a_whole_batch(batch_first: bool, nested: bool, as_float: bool, with_grad: bool) -> None:
+    """Source: pytorch/pytorch#97111, #128209, #86120."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
+    x, pad = torch.randn(3, 6, 8), torch.zeros(3, 6, dtype=torch.bool)
+    pad[:, 4:] = pad[1, 2:] = True
+    given = torch.zeros(3, 6).masked_fill(pad, -torch.inf) if as_float else pad
+    q, k, _ = projected(encoder.layers[0].self_attn, x)
+    truth = (q @ k.mT / 2).masked_fill(pad[:, None, None], -torch.inf).softmax(-1)
+    laid = x if batch_first else x.transpose(0, 1)
+    with torch.set_grad_enabled(with_grad):
+        plain = encoder(laid, src_key_padding_mask=given)
+        with regard.watch(encoder) as seen:
+            assert torch.equal(encoder(laid, src_key_padding_mask=given), plain)
+    found = seen["layers.0.self_attn"].dense()
+    n, s = found.shape[-2:]
+    real = (~pad)[:, None, :n].expand(-1, 2, -1)
+    close(found[real], truth[:, :, :n, :s][real].float(), 1e-5)
+    assert not [finding for finding in seen.audit() if finding.severity == "error"]
 
 
 # -- our own -------------------------------------------------------------------------------------------

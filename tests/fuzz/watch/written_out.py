@@ -100,8 +100,7 @@ class Writing:
     def random(cls, drawn: Drawn) -> "Writing":
 
         def one(choices: dict[str, Callable[..., Tensor]], usual: int) -> str:
-            names = list(choices)
-            return drawn.of([drawn.of(names[:usual]), drawn.of(names)])
+            return drawn.of([*choices, *list(choices)[:usual] * 3])
 
         return cls(
             one(SCORES, 3), one(MASKINGS, 3), one(SOFTMAXES, 3), one(GATES, 1), one(PRODUCTS, 3),

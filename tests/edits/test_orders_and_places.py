@@ -1,7 +1,7 @@
 """What the later of two edits does to what the earlier one replaced, and where numbers and edges of a text are."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 import regard
@@ -10,13 +10,11 @@ from regard.edits import Knockout, ReplaceWeights, Reweight
 from regard.edits.base import of_keys
 from regard.edits.call_place import CallPlace
 from regard.edits.knockout import KnockedOutEdges
+from tests.modules import module
 
 HEADS, LENGTH = 2, 4
 
-
-class Attend(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(x, x, x)
+Attend = module(lambda m, x: F.scaled_dot_product_attention(x, x, x))
 
 
 def vectors() -> Tensor:

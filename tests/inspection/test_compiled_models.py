@@ -12,13 +12,11 @@ from torch.nn.functional import scaled_dot_product_attention
 import regard
 from regard.edits import Knockout
 from regard.watching import measure_mixing
+from tests.modules import module
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-
-class Attend(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return scaled_dot_product_attention(x, x, x)
+Attend = module(lambda m, x: scaled_dot_product_attention(x, x, x))
 
 
 def counting() -> tuple[Callable[..., Any], list[object]]:
@@ -125,13 +123,8 @@ def test_edits_and_functions_reach_compiled_models() -> None:
 
 
 def test_another_run_of_a_compiled_model_is_measured() -> None:
-    class Across(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(5, 5)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x.mT).mT
+    Across = module(lambda m, x: m.layer(x.mT).mT, lambda: {"layer": nn.Linear(5, 5)})
 
     backend, graphs = counting()
     compiled: Any = torch.compile(nn.Sequential(Attend(), Across()), backend=backend)
@@ -155,31 +148,13 @@ def test_an_error_leaves_the_stance_and_the_warnings_as_they_were() -> None:
     assert len(graphs) == 1
 
 
-def test_attention_in_exported_and_aot_compiled_programs() -> None:
-    """`regard.attention` is torch's own function in a graph: seen in a program, and named in compiled code."""
-
-    class Own(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return regard.attention(x, x, x, mask=regard.causal())
-
-    class Holder(nn.Module):
-        def __init__(self, function: Any) -> None:
-            super().__init__()
-            self.function = function
-
-        def forward(self, x: Tensor) -> Any:
-            return self.function(x)
-
-    x = torch.randn(1, 2, 5, 4)
-    program = torch.export.export(Own(), (x,)).module()
-    with torch.no_grad(), regard.watch(program) as seen, regard.watch(Own()) as plain:
-        expected = plain.modules[""](x)
-        torch.testing.assert_close(program(x), expected)
-    torch.testing.assert_close(seen[""].dense(), plain[""].dense())
-
-    holder = Holder(torch.compile(Own().forward, backend="aot_eager", fullgraph=True))
+def test_attention_in_aot_compiled_code_is_named() -> None:
+    """`regard.attention` is torch's own function in a graph."""
+    Own = module(lambda m, x: regard.attention(x, x, x, mask=regard.causal()))
+    holder, x = Attend(), torch.randn(1, 2, 5, 4)
+    holder.forward = torch.compile(Own().forward, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
-        torch.testing.assert_close(holder(x), expected)
+        torch.testing.assert_close(holder(x), Own()(x))
         with regard.watch(holder) as hidden:
             holder(x)
     assert "an operator that cannot be looked into" in str(hidden.report())

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
+from tests.modules import module
 
 
 class AttentionCore(nn.Module):
@@ -73,13 +74,8 @@ def test_attention_beside_attention_that_was_seen_is_named() -> None:
 
 
 def test_a_projection_is_no_gap_where_no_attention_around_it_was_seen() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.core, self.after = AttentionCore(), AttentionOutput()
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.after(self.core(x), x)
+    Model = module(lambda m, x: m.after(m.core(x), x), lambda: {"core": AttentionCore(), "after": AttentionOutput()})
 
     assert missed(Model(), torch.randn(2, 5, 8)) == []
 

@@ -12,6 +12,7 @@ import regard
 from regard.errors import NotSeenError, ShapeError
 from regard.watching import compare, head_table, relevance, rollout
 from regard.watching.readers.convolution_calls import Convolution
+from tests.modules import module
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -161,9 +162,7 @@ def test_mamba_against_its_hidden_attention() -> None:
     home: Any = ModuleType("home_of_scan")
     home.mamba_selective_scan, sys.modules[home.__name__] = mamba.mamba_selective_scan, home
 
-    class Scan(nn.Module):
-        def forward(self, **given: Tensor) -> Any:
-            return home.mamba_selective_scan(**given, return_last_state=True)
+    Scan = module(lambda m, **given: home.mamba_selective_scan(**given, return_last_state=True))
 
     Scan.__module__ = home.__name__
     batch, channels, length, states = 2, 3, 9, 4

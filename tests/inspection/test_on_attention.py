@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import regard
 from regard.errors import ArgumentError, FunctionError, NotSeenError
 from tests import ROOT
+from tests.modules import module
 
 LAYERS, PROMPT, NEW, BUDGET, WINDOW = 3, 23, 15, 14, 4
 
@@ -107,9 +108,8 @@ def test_maps_and_vectors_are_those_of_the_call() -> None:
 
 @pytest.mark.parametrize("how", ["by place", "by name"])
 def test_regard_attention_by_place_and_by_name(how: str) -> None:
-    class Own(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return regard.attention(x, x, value=x) if how == "by name" else regard.attention(x, x, x)
+
+    Own = module(lambda m, x: regard.attention(x, x, value=x) if how == "by name" else regard.attention(x, x, x))
 
     shapes: list[Any] = []
     with regard.on_attention(Own(), lambda name, weights, *vectors: shapes.append([t.shape for t in vectors])) as hook:

@@ -16,6 +16,7 @@ from regard.errors import ArgumentError, GradientError, NotSeenError, Overwritte
 from regard.maps.attention_map import AttentionMap
 from tests.inspection.test_watch import MASKS, TRIL, Attend, B, D, H, T, Two, dense, x
 from tests.largest import Largest
+from tests.modules import module
 
 FLOAT64 = 1e-12
 
@@ -295,9 +296,8 @@ def test_each_head_of_a_group_has_a_gradient_of_its_own(kv_heads: int) -> None:
 
 
 def test_calls_without_heads_are_not_averaged_over_their_batch() -> None:
-    class Plain(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(x, x, x)
+
+    Plain = module(lambda m, x: F.scaled_dot_product_attention(x, x, x))
 
     inputs = torch.randn(B, T, 6).double().requires_grad_()
     with regard.watch(Plain(), values=True, gradients=True) as seen:
@@ -497,9 +497,7 @@ def test_a_generation_has_no_gradient_of_its_own() -> None:
     model = Attend()
     keys = torch.randn(1, H, 6, D)
 
-    class Step(nn.Module):
-        def forward(self, q: Tensor, k: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(q, k, k)
+    Step = module(lambda m, q, k: F.scaled_dot_product_attention(q, k, k))
 
     with regard.watch(Step(), values=True, gradients=True) as seen:
         for n in (3, 4, 5):

@@ -17,6 +17,7 @@ from regard.functional import Attended
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
 from regard.watching.watch import Seen
 from tests import each_once
+from tests.modules import module
 
 # torch says of its own fast path that nested tensors are a prototype.
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
@@ -313,9 +314,7 @@ def test_padding_at_the_end_of_a_whole_batch(batch_first: bool, nested: bool, as
 def test_our_attention_on_every_backend(backend: str, context: type[Any]) -> None:
     mask = regard.window(3) & regard.lengths(torch.tensor([600, 5]))
 
-    class Ours(nn.Module):
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, **settings: Any) -> Tensor:
-            return regard.attention(q, k, v, mask=mask, backend=backend, **settings)
+    Ours = module(lambda m, q, k, v, **settings: regard.attention(q, k, v, mask=mask, backend=backend, **settings))
 
     q, k, v = torch.randn(B, 4, 600, 8), torch.randn(B, 2, 600, 8), torch.randn(B, 2, 600, 8)
     seen, _ = watched(Ours(), q, k, v, context=context)

@@ -15,6 +15,7 @@ from regard.watching.analysis.rollout import rollout
 from regard.watching.readers import written_out
 from regard.watching.watch import Seen
 from tests import each_once
+from tests.modules import module
 
 B, H, T, S, D = 2, 3, 7, 9, 5
 Weights = Callable[["Written", Tensor], Tensor]
@@ -345,19 +346,11 @@ class Elsewhere(nn.Module):
         return output
 
 
-class Times(nn.Module):
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return a @ b
-
-
-class SoftmaxAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.times = nn.Parameter(torch.ones(())), Times()
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        output: Tensor = self.times((q @ k.mT * self.scale).softmax(-1), v)
-        return output
+Times = module(lambda m, a, b: a @ b)
+SoftmaxAttention = module(
+    lambda m, q, k, v: m.times((q @ k.mT * m.scale).softmax(-1), v),
+    lambda: {"scale": nn.Parameter(torch.ones(())), "times": Times()},
+)
 
 
 def test_a_product_in_a_child_module_is_no_false_alarm() -> None:
@@ -457,22 +450,13 @@ def test_attention_that_resembles_them_is_shown(how: str, context: Any, length: 
     assert not seen.report().others
 
 
-class OneRow(nn.Module):
-    """One query attends to tokens without a batch, by a softmax of one dimension."""
+OneRow = module(
+    lambda m, x: (x @ x[0]).softmax(-1) @ x * m.mix.softmax(0).sum(), lambda: {"mix": nn.Parameter(torch.zeros(3))}
+)
+"""One query attends to tokens without a batch, by a softmax of one dimension."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = nn.Parameter(torch.zeros(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x @ x[0]).softmax(-1) @ x * self.mix.softmax(0).sum()
-
-
-class OneRowRouter(nn.Module):
-    """A row of weights without a comparison of tokens."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sum(-1).softmax(-1) @ x
+OneRowRouter = module(lambda m, x: x.sum(-1).softmax(-1) @ x)
+"""A row of weights without a comparison of tokens."""
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -521,13 +505,10 @@ def test_channels_and_positions_of_images(context: Any) -> None:
 def test_scores_that_are_one_projection_are_shown_with_a_note() -> None:
     """As in the tutorial of torch on translation: the keys are positions, but so could experts be."""
 
-    class Location(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scores = nn.Linear(D, S)
-
-        def forward(self, state: Tensor, outputs: Tensor) -> Tensor:
-            return torch.bmm(self.scores(state).softmax(-1).unsqueeze(1), outputs)
+    Location = module(
+        lambda m, state, outputs: torch.bmm(m.scores(state).softmax(-1).unsqueeze(1), outputs),
+        lambda: {"scores": nn.Linear(D, S)},
+    )
 
     seen = watched(Location(), torch.randn(B, D), torch.randn(B, S, D))
     assert seen.maps[0].shape == (B, 1, S)
@@ -602,11 +583,8 @@ class Picked(torch.autograd.Function):
         pass
 
 
-class Picking(nn.Module):
-    """Rows that an operator picks, one for each position."""
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return torch.vmap(Picked.apply, in_dims=(None, 0))(rows, torch.arange(len(rows)))
+Picking = module(lambda m, rows: torch.vmap(Picked.apply, in_dims=(None, 0))(rows, torch.arange(len(rows))))
+"""Rows that an operator picks, one for each position."""
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32])
@@ -623,14 +601,10 @@ def test_an_operator_of_numbers_or_bytes_may_be_attention(dtype: torch.dtype) ->
 
 
 def test_torchs_operators_are_seen_as_the_functions_that_they_are() -> None:
-    class Aten(nn.Module):
-        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return torch.ops.aten.scaled_dot_product_attention.default(q, k, v)
 
-    class Kernel(nn.Module):
-        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            output: Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v)[0]
-            return output
+    Aten = module(lambda m, q, k, v: torch.ops.aten.scaled_dot_product_attention.default(q, k, v))
+
+    Kernel = module(lambda m, q, k, v: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v)[0])
 
     q, k, v = vectors(B, H)
     seen = watched(Aten(), q, k, v)

@@ -137,7 +137,6 @@ def test_our_own_modules_and_other_normalizations() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_under_autocast_and_in_half_precision(dtype: torch.dtype) -> None:
-
     Block = module(lambda m, x: F.scaled_dot_product_attention(x, x, x, is_causal=True))
 
     x = torch.randn(1, 2, 9, 8, generator=torch.Generator().manual_seed(0))

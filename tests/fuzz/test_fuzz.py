@@ -24,9 +24,10 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
 @pytest.mark.parametrize(
     ("case", "cases"),
     [
-        ("core.ground:values", 80),
-        ("core.ground:gradients", 80),
+        ("core.ground:values", 200),
+        ("core.ground:gradients", 120),
         ("core.ground:case", 20),
+        ("watch.ground:check_writing", 80),
         ("watch.ground:check_model", 80),
         ("watch.generation:check_generation", 40),
         ("paths.ground:case", 80),

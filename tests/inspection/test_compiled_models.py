@@ -123,7 +123,6 @@ def test_edits_and_functions_reach_compiled_models() -> None:
 
 
 def test_another_run_of_a_compiled_model_is_measured() -> None:
-
     Across = module(lambda m, x: m.layer(x.mT).mT, lambda: {"layer": nn.Linear(5, 5)})
 
     backend, graphs = counting()

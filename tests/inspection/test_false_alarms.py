@@ -74,7 +74,6 @@ def test_attention_beside_attention_that_was_seen_is_named() -> None:
 
 
 def test_a_projection_is_no_gap_where_no_attention_around_it_was_seen() -> None:
-
     Model = module(lambda m, x: m.after(m.core(x), x), lambda: {"core": AttentionCore(), "after": AttentionOutput()})
 
     assert missed(Model(), torch.randn(2, 5, 8)) == []

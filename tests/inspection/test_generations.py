@@ -312,7 +312,6 @@ def test_a_cache_that_changes_keys_is_refused() -> None:
 
 
 def test_meta_tensors_have_no_keys_to_compare() -> None:
-
     Attends = module(lambda m, x: F.scaled_dot_product_attention(x, x, x))
 
     with torch.no_grad(), regard.watch(Attends()) as seen:

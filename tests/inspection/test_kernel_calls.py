@@ -198,7 +198,6 @@ def test_varlen_attn_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_xformers_and_transformer_engine_are_named_as_not_seen() -> None:
-
     Model = module(
         lambda m, q, k, v: m.engine(q, k, v) + m.layer("memory_efficient_attention", q, k, v),
         lambda: {"engine": stand_ins.DotProductAttention(), "layer": of("xformers.ops")},

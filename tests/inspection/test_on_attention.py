@@ -108,7 +108,6 @@ def test_maps_and_vectors_are_those_of_the_call() -> None:
 
 @pytest.mark.parametrize("how", ["by place", "by name"])
 def test_regard_attention_by_place_and_by_name(how: str) -> None:
-
     Own = module(lambda m, x: regard.attention(x, x, value=x) if how == "by name" else regard.attention(x, x, x))
 
     shapes: list[Any] = []

@@ -348,7 +348,6 @@ def test_learned_queries_and_masks_are_marked(what: str) -> None:
 
 
 def test_flex_functions_that_changed_are_refused() -> None:
-
     Model = module(
         lambda m, q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + m.bias[j]),
         lambda: {"bias": nn.Parameter(torch.randn(T))},
@@ -450,7 +449,6 @@ def test_a_mask_of_torch_is_decided_without_importing_its_module() -> None:
 
 def test_compiled_flex_runs_with_a_scale_that_varies() -> None:
     """torch's compiler makes a symbol of a number that differs from that of the call before."""
-
     Model = module(
         lambda m, q, k, v: m.attend(q, k, v), lambda: {"attend": torch.compile(flex_attention, backend="aot_eager")}
     )

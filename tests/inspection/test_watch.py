@@ -810,7 +810,6 @@ def test_a_generator_that_another_thread_ends_leaves_the_next_watch_as_it_should
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_blocks(reentrant: bool) -> None:
-
     Checkpointed = module(lambda m, x: checkpoint(m.block, x, use_reentrant=reentrant), lambda: {"block": Two()})
 
     model, inputs = Checkpointed(), x().requires_grad_()
@@ -871,7 +870,6 @@ def test_an_empty_batch_has_a_map() -> None:
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
 def test_a_transform_of_a_watched_model_is_the_same(transform: Any) -> None:
-
     Own = module(lambda m, x: regard.attention(x, x, x))
 
     x, model = torch.randn(1, 2, 4, 8), Own()

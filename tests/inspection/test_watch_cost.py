@@ -224,7 +224,6 @@ def test_plain_modules_are_looked_at_while_our_mode_is_off(monkeypatch: pytest.M
 
 
 def test_a_method_of_a_module_of_ours_is_a_call_of_that_module() -> None:
-
     Model = module(lambda m, x: m.attend.extend(x, None)[0], lambda: {"attend": regard.nn.MultiHeadAttention(D, H)})
 
     with torch.no_grad(), regard.watch(model := Model()) as seen:
@@ -301,7 +300,6 @@ def test_copies_are_kept_by_maps_alone_and_travel() -> None:
 
 
 def test_other_queries_of_the_same_keys_go_on_with_a_late_call() -> None:
-
     Asks = module(lambda m, query, key: ATTEND(query, key, key))
 
     class Model(nn.Module):

@@ -296,7 +296,6 @@ def test_each_head_of_a_group_has_a_gradient_of_its_own(kv_heads: int) -> None:
 
 
 def test_calls_without_heads_are_not_averaged_over_their_batch() -> None:
-
     Plain = module(lambda m, x: F.scaled_dot_product_attention(x, x, x))
 
     inputs = torch.randn(B, T, 6).double().requires_grad_()

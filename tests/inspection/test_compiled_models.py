@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import regard
 from regard.edits import Knockout
 from regard.watching import measure_mixing
+from tests.inspection.huggingface_families import FAMILIES
 from tests.modules import module
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -29,32 +30,18 @@ def counting() -> tuple[Callable[..., Any], list[object]]:
     return backend, graphs
 
 
-def gpt2() -> tuple[nn.Module, str]:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=16, bos_token_id=1, eos_token_id=2
-    )
-    return transformers.GPT2LMHeadModel(config).eval(), "transformer.h.1.attn"
+def encoder() -> nn.Module:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 32, batch_first=True), 2).eval()
 
 
-def llama() -> tuple[nn.Module, str]:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4
-    )
-    return transformers.LlamaForCausalLM(config).eval(), "model.layers.1.self_attn"
-
-
-def encoder() -> tuple[nn.Module, str]:
-    layer = nn.TransformerEncoderLayer(32, 4, 32, batch_first=True)
-    return nn.TransformerEncoder(layer, 2).eval(), "layers.1.self_attn"
-
-
-@pytest.mark.parametrize("make", [gpt2, llama, encoder])
-def test_the_maps_of_a_compiled_model_are_those_of_the_model(make: Callable[[], tuple[nn.Module, str]]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("gpt2", "transformer.h.1.attn"), ("llama", "model.layers.1.self_attn"), ("encoder", "layers.1.self_attn")],
+)
+def test_the_maps_of_a_compiled_model_are_those_of_the_model(kind: str, name: str) -> None:
     torch.manual_seed(0)
-    model, name = make()
-    given = torch.randn(2, 9, 32) if make is encoder else torch.randint(3, 50, (2, 9))
+    model = encoder() if kind == "encoder" else FAMILIES[kind].build()
+    given = torch.randn(2, 9, 32) if kind == "encoder" else torch.randint(3, 50, (2, 9))
 
     def run(one: nn.Module) -> Tensor:
         output = one(given)

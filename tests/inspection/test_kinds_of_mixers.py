@@ -99,6 +99,8 @@ def test_attention_over_depth_and_convolutions_beside_attention_are_no_layers() 
 
 
 def test_streams_and_cross_attention_have_their_kinds() -> None:
+    seen, _, _ = watched("lxmert")
+    assert (len(seen), seen.report().missed) == (12, ())
     kinds = watched("deepseek_v4")[0].report().kinds
     assert kinds["layers.0"] == "mixture of streams"
     seen, _, _ = watched("t5")

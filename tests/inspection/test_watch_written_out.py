@@ -659,5 +659,3 @@ def test_a_sink_beside_a_single_key_is_cut_off() -> None:
     seen.record.unread("", "a call that no reader knows")
     with pytest.raises(NotSeenError, match="'' was called besides, and rows would be missing here: a call that no"):
         seen.joined("")
-
-

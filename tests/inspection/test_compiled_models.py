@@ -137,8 +137,8 @@ def test_an_error_leaves_the_stance_and_the_warnings_as_they_were() -> None:
 def test_attention_in_aot_compiled_code_is_named() -> None:
     """`regard.attention` is torch's own function in a graph."""
     Own = module(lambda m, x: regard.attention(x, x, x, mask=regard.causal()))
-    holder, x = Attend(), torch.randn(1, 2, 5, 4)
-    holder.forward = torch.compile(Own().forward, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(Own().forward, backend="aot_eager", fullgraph=True)
+    holder, x = module(lambda m, x: m.function(x), lambda: {"function": compiled})(), torch.randn(1, 2, 5, 4)
     with torch.no_grad():
         torch.testing.assert_close(holder(x), Own()(x))
         with regard.watch(holder) as hidden:

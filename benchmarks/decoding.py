@@ -23,10 +23,9 @@ from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
 from regard.tasks.exports.ctranslate2 import to_ctranslate2
 from regard.tasks.exports.engine import CTranslate2Engine
-from regard.tasks.exports.formats import SearchPrecision
 from regard.tasks.exports.huggingface import to_huggingface
 from regard.tasks.exports.trained import ExportedRun
-from regard.tasks.generation.config import Beam
+from regard.tasks.generation.config import Beam, SearchPrecision
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
 from regard.tasks.text.tokenizers import BOS, EOS, PAD
 from regard.tasks.translation.search_job import SearchJob, search

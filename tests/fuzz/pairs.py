@@ -14,7 +14,7 @@ from hypothesis import note
 from torch import Tensor
 
 import regard
-from regard.call.biases.forgetting import Forgetting
+from regard.call.biases.combined import Forgetting
 from regard.errors import RegardError
 from regard.nn import MultiHeadAttention
 from tests.fuzz.drawing import Drawn

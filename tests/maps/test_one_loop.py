@@ -400,7 +400,7 @@ def test_it_is_as_near_to_float64_as_tiles() -> None:
             ).weights.summary(*USUAL, rows=40, columns=40)
             ours = weights.summary(*USUAL, rows=40, columns=40)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(one_loop, "is_installed", lambda: False)
+                patch.setattr(one_loop, "has_numba", lambda: False)
                 tiles = weights.summary(*USUAL, rows=40, columns=40)
 
         def error(found: Any, name: str, exact: Any = exact) -> float:
@@ -551,7 +551,7 @@ def test_small_maps_do_not_load_numba(monkeypatch: pytest.MonkeyPatch, answered:
 
 
 def test_without_the_extra_tiles_answer_and_explain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_loop, "is_installed", lambda: False)
+    monkeypatch.setattr(one_loop, "has_numba", lambda: False)
     q = torch.randn(1, 1, 80, 4)
     with torch.no_grad():
         weights = regard.attention(q, q, q, return_weights=True).weights
@@ -559,7 +559,7 @@ def test_without_the_extra_tiles_answer_and_explain_says_so(monkeypatch: pytest.
     said = regard.explain(q, q, q)
     assert said.statistics == "tiles"
     assert "not by one loop over each row (numba): numba is not installed (pip install 'regard[fast]')" in str(said)
-    monkeypatch.setattr(one_loop, "is_installed", lambda: True)
+    monkeypatch.setattr(one_loop, "has_numba", lambda: True)
     assert "together: by one loop over each row" in str(regard.explain(q, q, q))
     assert "a softmax of dot products in float32" in str(regard.explain(*[q.double()] * 3))
     assert "a softmax of dot products" in str(regard.explain(q, q, q, normalization=regard.Sparsemax()))

@@ -12,7 +12,7 @@ from regard.errors import ArgumentError, NotSeenError
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
 from regard.views import Panel, heatmap_grid, model_grid, position_table
 from regard.views.display import bundle
-from regard.views.layer_names import short_names
+from regard.views.model import short_names
 
 
 @pytest.mark.parametrize("mask", [None, regard.causal()])

@@ -149,9 +149,9 @@ def environment() -> str:
 
 def _folder() -> str | None:
     """The folder in which the compiled loop of the maps is kept."""
-    from regard.tensors.readable import is_installed
+    from regard.tensors.triton_use import has_numba
 
-    if not is_installed():
+    if not has_numba():
         return None
     from regard.maps.loop.one_loop import run_in_threads
     from regard.tensors.vector_code import kept_code_folder

@@ -27,7 +27,7 @@ from regard.maps.sources.transposed import TransposedSource
 from regard.maps.statistics.products import product
 from regard.maps.tensor_like import TensorLike, as_matrix
 from regard.maps.weights_of_map import row_at
-from regard.tensors.byte_size import human
+from regard.tensors.memory import human
 
 
 @final

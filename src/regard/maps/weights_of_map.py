@@ -10,7 +10,7 @@ from regard.call.shapes import Rows, without_autocast
 from regard.errors import ShapeError, TooLargeError
 from regard.maps.indexing import positions
 from regard.maps.sources.source import Source
-from regard.tensors.byte_size import human
+from regard.tensors.memory import human
 
 DENSE_LIMIT_BYTES = 2**30
 """The default limit of a block of weights."""

@@ -23,6 +23,11 @@ _FAILED: set[str] = set()
 
 
 @cache
+def has_numba() -> bool:
+    return find_spec("numba") is not None
+
+
+@cache
 def has_triton() -> bool:
     return find_spec("triton") is not None
 

@@ -3,6 +3,9 @@
 from regard.views.charts import alignment as alignment
 from regard.views.charts import faulty_row as faulty_row
 from regard.views.charts import position_table as position_table
+from regard.views.colours import DARK as DARK
+from regard.views.colours import LIGHT as LIGHT
+from regard.views.colours import Theme as Theme
 from regard.views.drawing import Panel as Panel
 from regard.views.examples import model_example as model_example
 from regard.views.figures import save_figure as save_figure
@@ -34,9 +37,6 @@ from regard.views.terminal import HalfBlocks as HalfBlocks
 from regard.views.terminal import Printing as Printing
 from regard.views.terminal import Table as Table
 from regard.views.terminal import map_text as map_text
-from regard.views.themes import DARK as DARK
-from regard.views.themes import LIGHT as LIGHT
-from regard.views.themes import Theme as Theme
 
 __all__ = [
     "DARK", "LIGHT", "SMOOTH", "WHOLE_PATCHES", "Carried", "ColourScale", "EachScale", "Example", "HalfBlocks",

@@ -9,19 +9,18 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, require
 from regard.views.axis_text import FONT_POINTS
+from regard.views.colours import LIGHT, Theme
 from regard.views.drawing import Colouring, Panel, drawn
 from regard.views.figures import (
     frame,
+    framed,
     heading_inches,
-    new_figure,
     require_matplotlib,
     warn_of_missing,
-    write_heading,
 )
 from regard.views.heatmap import ALONE, draw_maps, size_of
 from regard.views.layout import COLOUR_BAR, GAP, MARGIN, NARROWEST, Box
 from regard.views.scales import ColourScale, ScaleName, numeral
-from regard.views.themes import LIGHT, Theme
 from regard.watching.checks.finding import Finding
 
 if TYPE_CHECKING:
@@ -90,8 +89,7 @@ def alignment(
     ]
     wide = max(MARGIN + size.left + size.width + MARGINAL + 2 * GAP, NARROWEST, heading_inches(title) + 2 * MARGIN)
     tall = top + size.height + MARGINAL + GAP + COLOUR_BAR + MARGIN
-    figure, (main, below, beside) = new_figure(Box(0, 0, wide, tall), boxes, theme)
-    missing = write_heading(figure, title, theme) if title else ""
+    figure, (main, below, beside), missing = framed(Box(0, 0, wide, tall), boxes, theme, title)
     missing += draw_maps([main], [one], look, figure)
     logs = np.log(numbers, out=np.zeros_like(numbers), where=numbers > 0)
     _bars(below, numbers.sum(0), theme, "received", is_flat=False)
@@ -151,8 +149,7 @@ def position_table(table: Tensor, *, title: str = "", theme: Theme = LIGHT) -> "
     tall = 3.2
     top = MARGIN + 0.6 + (0.3 if title else 0.0)
     boxes = [Box(0.7, top, tall, tall), Box(0.7 + tall + 1.6, top, tall, tall)]
-    figure, axes = new_figure(Box(0, 0, 2 * tall + 3.6, top + tall + 2 * MARGIN), boxes, theme)
-    missing = write_heading(figure, title, theme) if title else ""
+    figure, axes, missing = framed(Box(0, 0, 2 * tall + 3.6, top + tall + 2 * MARGIN), boxes, theme, title)
     for ax, one in zip(axes, maps, strict=True):
         missing += draw_maps([ax], [one], look, None)
         _side_bar(ax, theme)
@@ -200,12 +197,12 @@ def faulty_row(finding: Finding, *, theme: Theme = LIGHT) -> "Figure":
     title = f"{finding.reason}: {where}"
     wide = max(PLOT[0] + 0.9, heading_inches(title) + 2 * MARGIN)
     top = MARGIN + 0.35
-    figure, (ax,) = new_figure(Box(0, 0, wide, top + PLOT[1] + 0.5), [Box(0.7, top, *PLOT)], theme)
+    figure, (ax,), missing = framed(Box(0, 0, wide, top + PLOT[1] + 0.5), [Box(0.7, top, *PLOT)], theme, title)
     plain(ax, theme)
     colours = [theme.accents[1] if key == example.key else theme.accents[0] for key in range(len(weights))]
     ax.bar(np.arange(len(weights)), weights, 0.8, color=colours, linewidth=0)
     ax.set_xlim(-0.5, len(weights) - 0.5)
     ax.set_xlabel("keys", fontsize=FONT_POINTS, color=theme.ink)
     ax.set_ylabel("weight", fontsize=FONT_POINTS, color=theme.ink)
-    warn_of_missing(write_heading(figure, title, theme))
+    warn_of_missing(missing)
     return figure

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias
-from regard.call.biases.shaw import Shaw
-from regard.call.biases.transformer_xl import TransformerXL
+from regard.call.biases.of_vectors import Shaw, TransformerXL
 from regard.call.masks.base import Mask
 from regard.call.rotary.rotary import Rotary
 from regard.call.shapes import Sizes
@@ -104,7 +103,7 @@ def _text(told: str) -> Bundle:
 
 
 def picture_bundle(figure: "Figure | None") -> Bundle:
-    from regard.views.shown import png_bundle
+    from regard.views.artists import png_bundle
 
     assert figure is not None
     data, metadata = png_bundle(figure)

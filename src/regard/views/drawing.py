@@ -13,11 +13,11 @@ from regard.errors import ArgumentError, ShapeError, require
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import AxisLabel, measured, short_title
+from regard.views.colours import Theme
 from regard.views.labels import right_to_left
 from regard.views.masked import Cells, hidden_cells
 from regard.views.reading_order import visual_order
 from regard.views.scales import ColourScale, Limits, Numbers, ScaleName, checked_limits, scale_of
-from regard.views.themes import Theme
 from regard.views.values import Picture, Pooling, picture
 from regard.watching.analysis.tables import named
 from regard.watching.watch import Seen

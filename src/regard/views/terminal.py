@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from regard.errors import ArgumentError
-from regard.views.colours import Colour, hexadecimal
+from regard.views.colours import DARK, Colour, Theme, hexadecimal
 from regard.views.drawing import ordered
 from regard.views.labels import printable, width
 from regard.views.masked import Cells, hidden_cells
 from regard.views.scales import ColourScale, Limits, Numbers, ScaleName, checked_limits, numeral, scale_of
-from regard.views.themes import DARK, Theme
 from regard.views.values import Pooling, picture
 
 LABEL_COLUMNS = 16

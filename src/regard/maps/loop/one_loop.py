@@ -23,7 +23,8 @@ from regard.maps.statistics.asked import Answer, Asked, RowReader
 from regard.maps.statistics.chosen_keys import SumsOfKeys
 from regard.maps.statistics.pooling import Bins, Grid
 from regard.tensors.guards import can_look, in_forward_mode, is_recorded
-from regard.tensors.readable import is_installed, row_contiguous
+from regard.tensors.memory import row_contiguous
+from regard.tensors.triton_use import has_numba
 
 SMALL = 1 << 20
 """Maps with fewer weights go by tiles: loading numba takes longer."""
@@ -39,7 +40,7 @@ class NumbaRows(RowReader):
         weights = math.prod(source.shape)
         if not weights or weights < SMALL:
             return f"its {weights:,} weights are fewer than {SMALL:,}"
-        if not is_installed():
+        if not has_numba():
             return "numba is not installed (pip install 'regard[fast]')"
         if asked.beyond is not None:
             return asked.beyond

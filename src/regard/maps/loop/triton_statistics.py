@@ -9,8 +9,8 @@ nothing waits for the device.
 import torch
 from torch import Tensor
 
-from regard.call.biases.alibi import ALiBi
-from regard.call.masks.row_ranges import RowRanges
+from regard.call.biases.relative import ALiBi
+from regard.call.masks.row_spans import RowRanges
 from regard.call.normalizations import Softmax, SoftmaxWithSink
 from regard.call.scores.base import SoftCapped
 from regard.kernels.base import Call
@@ -19,7 +19,7 @@ from regard.maps.sources.source import SoftmaxCall, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.asked import Answer, Asked, RowReader
 from regard.tensors.guards import has_values, in_forward_mode, in_transform, is_recorded
-from regard.tensors.readable import row_contiguous
+from regard.tensors.memory import row_contiguous
 from regard.tensors.triton_use import card_of, is_interpreted, or_else, runs_triton
 
 NAME = "statistics"

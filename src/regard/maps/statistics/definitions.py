@@ -19,7 +19,7 @@ from regard.maps.indexing import is_integer
 from regard.maps.sources.source import PartOf, Piece, Source, Statistic, take_rows
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.guards import has_values, is_recorded
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 
 LOWEST_LOG = -1e4
 """Replaces the logarithm of a zero weight, because 0 times -inf would be NaN."""

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError, NonFiniteError, TooLargeError
-from regard.files.atomic import file_errors, write_atomically
-from regard.files.own_files import refuse_links
+from regard.files.atomic import file_errors, refuse_links, write_atomically
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.source import LinearSource

@@ -20,7 +20,7 @@ from regard.maps.sources.source import Source
 from regard.maps.statistics.by_name import pooled
 from regard.maps.statistics.definitions import Entropy, Received, TopKeys, TopWeights, distance_in
 from regard.maps.statistics.pooling import Grid
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 from regard.views.html.arrays import Floats
 from regard.watching.analysis.head_table import patterns
 

@@ -17,12 +17,11 @@ from typing import Any
 from regard.errors import ArgumentError
 from regard.files.atomic import file_errors, write_atomically
 from regard.lazy import Displayed
-from regard.views.colours import hexadecimal
+from regard.views.colours import DARK, LIGHT, Theme, hexadecimal
 from regard.views.examples import Viewed, examples_of, title_of
 from regard.views.html.arrays import Arrays, PackedArray, as_text
 from regard.views.html.carried import Carried, report_lines
 from regard.views.html.contents import LINE_BYTES, MEGABYTE, Example, contents
-from regard.views.themes import DARK, LIGHT, Theme
 
 MODULES = (
     "page_codec.js", "page_worker.js", "page_numbers.js", "page_tiles.js", "page_weights.js", "page_state.js",

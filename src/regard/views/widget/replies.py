@@ -23,7 +23,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.factors import Factors
 from regard.maps.statistics.pooling import Grid
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 from regard.views.html.contents import Example
 from regard.views.html.numbers import as_heads, common_text, mean_of_heads, numbers, spans
 from regard.views.labels import axis_labels

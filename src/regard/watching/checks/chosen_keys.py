@@ -8,16 +8,16 @@ from torch import Tensor
 from regard.call.biases.base import DenseBias
 from regard.call.masks.base import And, DenseMask
 from regard.call.masks.basic import Causal
+from regard.call.masks.row_spans import RowSpans
 from regard.call.normalizations import Softmax
 from regard.kernels import row_state
 from regard.kernels.base import Call
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.row_shift import ShiftedBias
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.tensors.undisturbed import undisturbed
-from regard.watching.checks.mask_kind import MaskKind
-from regard.watching.checks.visible import Visible
+from regard.watching.kept.mask_kind import MaskKind
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, HIDDEN
 from regard.watching.observed import Observed
 from regard.watching.running.observed_call import KeysChosen
@@ -38,7 +38,7 @@ class KeyChoice:
         return "" if self.recall is None else f"recall: they have {self.recall:.1%} of the dense map's weight"
 
 
-def choice_of(call: Observed, kind: MaskKind, seen: Visible) -> KeyChoice | None:
+def choice_of(call: Observed, kind: MaskKind, seen: RowSpans) -> KeyChoice | None:
     r"""Measure a choice in linear memory: the recall is $\exp(\mathrm{lse}_\mathrm{chosen} - \mathrm{lse}_\mathrm{all
     causal})$ of each row, from one pass over the scores without the choice. None for other masks."""
     if kind.pattern != "chosen" or kind.size is None:

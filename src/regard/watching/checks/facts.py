@@ -8,23 +8,25 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias, DenseBias
-from regard.call.masks.base import And
+from regard.call.masks.base import And, DenseMask
 from regard.call.masks.basic import Causal
+from regard.call.masks.row_spans import RowSpans
 from regard.call.normalizations import Softmax
+from regard.call.shapes import Sizes, take, take_pairs
 from regard.errors import NotKeptError, OverwrittenError, RegardError
 from regard.kernels import row_state
+from regard.kernels.base import Call
 from regard.kernels.recurrence import fault_of
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.maps.sources.row_shift import ShiftedBias
 from regard.maps.sources.source import LinearSource
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.tensors.undisturbed import undisturbed
 from regard.watching.checks.chosen_keys import BlockFacts, KeyChoice, blocks_of, choice_of
-from regard.watching.checks.mask_kind import MaskKind, chosen_by, kind_of
-from regard.watching.checks.visible import Visible, visible, visible_in
+from regard.watching.kept.mask_kind import MaskKind, kind_of
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, HIDDEN
 from regard.watching.observed import Observed
 
@@ -42,7 +44,7 @@ class Facts:
     no_key: int
     """How many of the rows of all sequences have no key; rows the model then spread evenly count too."""
     rows: int
-    seen: Visible
+    seen: RowSpans
     choice: KeyChoice | None = None
     """The measures of the keys that each query chose; None for other masks."""
     blocks: BlockFacts | None = None
@@ -88,12 +90,15 @@ def facts_of(call: Observed) -> Facts:
     if not min(call.sizes.map_shape):
         raise NotKeptError(f"{call.name!r} has an empty map {tuple(call.map.shape)}")
     factors = call.factors
-    seen = visible_in(call.map) if factors is None else visible(factors.call, factors.even)
+    seen = spans_of_weights(call.map) if factors is None else spans_of_call(factors.call, factors.even)
     if isinstance(call.map.source, LinearSource):
         count, source = seen.first.shape[1] * call.sizes.flat_batch, call.map.source
         fault = fault_of(source.recurrence) if isinstance(source, LinearRecurrent) else None
         return Facts(kind_of(seen), 0.0, None, 0, count, seen, fault=str(fault or ""))
-    kind = chosen_by(kind_of(seen), seen, call.chooser)
+    kind, chooser = kind_of(seen), call.chooser
+    if chooser is not None and kind.is_unknown and not kind.ahead and int(seen.count.max()) == chooser.each:
+        # (Padding may leave a row fewer keys than were chosen.)
+        kind = replace(kind, pattern="chosen", size=chooser.each, chooser=chooser.module)
     # (`scores * mask - 1e4 * (1 - mask)` hides keys.)
     changed = next((c.format(float(flag)) for c, flag in call.changed if kind.pattern == "none" and flag), "")
     kind = replace(kind, added=changed if factors is None else _two_numbers(factors.call.bias))
@@ -110,12 +115,63 @@ def facts_of(call: Observed) -> Facts:
     )
 
 
+def spans_of_call(call: Call, even: Tensor | None) -> RowSpans:
+    """The visible keys by the mask and the bias of a call; `even` are the rows that the model spread evenly."""
+    sizes, device = call.sizes, call.query.device
+    found = None if call.bias is not None or even is not None else RowSpans.of(call.mask, sizes, device)
+    if found is not None:
+        return found
+
+    def read(rows: range) -> tuple[Tensor, Tensor | None]:
+        is_of_all = even is None or even.shape[-1] == 1
+        return allowed_pairs(call, rows), even if is_of_all else even[..., rows.start : rows.stop]
+
+    return RowSpans.read(read, sizes.queries, fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys))
+
+
+def allowed_pairs(call: Call, rows: range) -> Tensor:
+    """The pairs that the mask and the bias of a call allow, for some rows: bool (B or 1, H or 1, rows, S)."""
+    sizes, columns = call.sizes, range(call.sizes.keys)
+    seen = torch.ones((1, 1, len(rows), sizes.keys), dtype=torch.bool, device=call.query.device)
+    for factor in () if call.mask is None else call.mask.factors():
+        if isinstance(factor, DenseMask) and factor.tensor.dim() == 4:
+            # A slice is many times faster than single pairs.
+            seen = seen & take_pairs(factor.tensor, rows, columns)
+        else:
+            seen = seen & call.allowed(factor, rows, columns)
+    if isinstance(call.bias, DenseBias):
+        vectors = {"query": take(call.query, rows), "key": call.key}
+        seen = seen & (call.bias.block(rows, columns, **vectors, sizes=sizes) > HIDDEN)
+    return seen
+
+
+def spans_of_weights(weights: AttentionMap) -> RowSpans:
+    """The visible keys by weights that a model computed itself, which are not 0, over all heads together."""
+    queries, keys = weights.shape[-2:]
+    if isinstance(weights.source, LinearSource):
+        found = RowSpans.of(weights.source.mask, Sizes((1,), 1, 1, queries, keys, True), weights.device)
+        assert found is not None, "it is a range for each query"
+        return found
+    heads = weights.shape[-3] if weights.dimensions.has_heads_last else 1
+
+    def read(rows: range) -> tuple[Tensor, Tensor]:
+        block = weights.block(rows, range(keys)).reshape(-1, heads, len(rows), keys)
+        seen = block != 0
+        # Where a mask leaves no key, models spread a row evenly over hidden keys; scores give no equal weights.
+        spread = (block.amax(-1) == torch.where(seen, block, torch.inf).amin(-1)) & (seen.sum(-1) > 1)
+        return seen.any(1, keepdim=True), spread.all(1, keepdim=True)
+
+    step = fitting(CHUNK_ELEMENTS, math.prod(weights.leading) * keys)
+    return RowSpans.read(read, queries, step, is_exact=False)
+
+
 def _with_blocks(call: Observed, positions: int) -> Facts:
     assert call.map is not None
     own: AttentionMap = call.map[..., :positions]
     facts = facts_of(replace(call, made=own, factors=None, is_stored=True, blocks=None, chooser=None))
     on_blocks = call.map[..., positions:].sum(-1).reshape(call.sizes.flat_batch, -1, facts.seen.count.shape[-1])
-    seen = replace(facts.seen, count=facts.seen.count + (on_blocks > 0).any(1))
+    sees = (on_blocks > 0).any(1)
+    seen = replace(facts.seen, count=facts.seen.count + sees, live=facts.seen.live | sees)
     return replace(facts, seen=seen, no_key=int((~seen.live).sum()), blocks=blocks_of(call))
 
 
@@ -129,7 +185,7 @@ def _two_numbers(bias: Bias | None) -> str:
     return f"{float(low):g} and {float(high):g} are added to the scores" if is_of_two else ""
 
 
-def _mean(call: Observed, seen: Visible, of_rows: Tensor) -> float | None:
+def _mean(call: Observed, seen: RowSpans, of_rows: Tensor) -> float | None:
     """The mean of values (..., T) over the rows with a key."""
     sizes = call.sizes
     live = seen.live.unflatten(0, seen.shape).expand(sizes.flat_batch, sizes.heads, sizes.queries)
@@ -137,7 +193,7 @@ def _mean(call: Observed, seen: Visible, of_rows: Tensor) -> float | None:
     return float(counted.mean(dtype=widest_dtype(counted.device)).clamp(0.0, 1.0)) if counted.numel() else None
 
 
-def _on_first(call: Observed, seen: Visible) -> float | None:
+def _on_first(call: Observed, seen: RowSpans) -> float | None:
     assert call.map is not None
     weights, sizes = call.map, call.sizes
     first = seen.keys.unflatten(0, seen.shape).any(1).expand(sizes.flat_batch, sizes.keys).long().argmax(-1)
@@ -148,7 +204,7 @@ def _on_first(call: Observed, seen: Visible) -> float | None:
     return _mean(call, seen, weights @ x)
 
 
-def _later(call: Observed, kind: MaskKind, seen: Visible) -> float | None:
+def _later(call: Observed, kind: MaskKind, seen: RowSpans) -> float | None:
     assert call.map is not None
     if not kind.ahead:
         return 0.0

@@ -130,10 +130,7 @@ def _see_themselves(call: AuditedCall, offset: int) -> bool:
     if offset < 0 or offset + queries > keys:
         return False
     own = torch.arange(queries, device=call.device) + offset
-    rank = torch.nn.functional.pad(seen.keys.long().cumsum(-1), (1, 0))
-    within = rank.gather(1, (seen.last + 1).clamp(0, keys)) - rank.gather(1, seen.first.clamp(0, keys))
-    is_seen = (seen.first <= own) & (own <= seen.last) & seen.keys[:, own] & (within == seen.count)
-    return bool((is_seen | ~seen.live).all())
+    return seen.all((seen.first <= own) & (own <= seen.last) & seen.keys[:, own] & seen.is_whole)
 
 
 def _seen_before(call: AuditedCall) -> Tensor | None:

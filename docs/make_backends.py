@@ -13,7 +13,7 @@ import torch
 import regard
 from regard.functional import make_call
 from regard.kernels import BACKENDS
-from regard.tensors.guards import look
+from regard.tensors.guards import run_state
 
 PAGE = Path(__file__).with_name("kernels.md")
 TABLE = re.compile(r"^\| \| fused.*?(?=\n## )", re.DOTALL | re.MULTILINE)
@@ -74,7 +74,7 @@ def table() -> str:
         call, _ = make_call(x, x, x, **{**given, **options})
         cells = []
         for backend in BACKENDS.values():
-            why = backend.why_not(replace(call, normalization=call.normalization.base), look(x))
+            why = backend.why_not(replace(call, normalization=call.normalization.base), run_state(x))
             cells.append("yes" if why is None else f"no [{reasons.setdefault(why, len(reasons) + 1)}]")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     notes = [f"{number}. {why}" for why, number in reasons.items()]

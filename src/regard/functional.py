@@ -26,7 +26,7 @@ from regard.maps.loop import one_loop
 from regard.maps.loop.triton_statistics import said_of_triton
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.factors import Factors, needs_gradient, tensors_of_call
-from regard.tensors.guards import State, has_values, is_overridden, is_recorded, look
+from regard.tensors.guards import State, has_values, is_overridden, is_recorded, run_state
 from regard.tensors.tensor_tree import tensors_mapped
 
 ScoreName = Literal[
@@ -146,7 +146,7 @@ def attention(
         )  # fmt: skip
     if keep_values and not return_weights:
         raise ArgumentError("keep_values=True is for the map that return_weights=True asks for")
-    state = look(query)
+    state = run_state(query)
     if state.is_cast:
         query, key, value = as_autocast(query, key, value)
     call, values = make_call(
@@ -172,7 +172,7 @@ def run_call(
     state: State | None = None,
 ) -> Tensor | Attended:
     """Run a call of `make_call` with its canonical values; `value` are the caller's."""
-    at = look(call.query) if state is None else state
+    at = run_state(call.query) if state is None else state
     chosen = choose_backend(call, backend, at)
     is_graph = (at.is_compiling and chosen.name == "fused") or (at.is_traced and backend is None)
     if is_graph and not return_weights:
@@ -195,7 +195,7 @@ def run_call(
 
 
 def _with_snapshot(call: Call) -> Call:
-    if call.is_plain:
+    if call.holds_own_parts:
         return call
     from regard.kernels.snapshot import with_snapshot
 
@@ -224,7 +224,7 @@ def make_call(
     """Check everything once and freeze the call. Also returns the canonical value."""
     if not isinstance(dropout, float | int) or not 0.0 <= dropout < 1.0:
         raise ArgumentError(f"dropout must be a number in [0, 1), got {dropout!r}")
-    state = look(query) if state is None else state
+    state = run_state(query) if state is None else state
     query, key, value, sizes = canonical(query, key, value, state=state)
     chosen = score if isinstance(score, Score) else as_score(score)
     weighing = normalization if isinstance(normalization, Normalization) else as_normalization(normalization)
@@ -291,7 +291,7 @@ def explain(
       not fused: the fused kernels have no dropout whose weights could be read
       not reference: 'tiled' came first
     """
-    state = look(query)
+    state = run_state(query)
     call, value = make_call(
         query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout, state=state
     )

@@ -212,22 +212,6 @@ def test_an_engine_may_derive_a_class() -> None:
         made.text = "other"
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"statistics": ["entropi"]}, "or module:function; got 'entropi', perhaps entropy"),
-        ({"statistics": ["first", "first"]}, "each once"),
-        ({"statistics": []}, "one or more"),
-        ({"max_tokens": 1}, "max_tokens must be at least 2, got 1"),
-        ({"keys": 0}, "keys must be at least 1, got 0"),
-        ({"threads": 0}, "threads must be at least 1, got 0"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        Measure("gpt2", **settings)
-
-
 def test_tables_that_do_not_fit_are_refused(gpt2: Path) -> None:
     measure = Measure(gpt2, device="cpu")
     with pytest.raises(ArgumentError, match="there is no column 'text' of texts, only words"):

@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from regard.corpus.examples import Examples
 from regard.corpus.measured_document import CorpusCounts
-from regard.corpus.out_folder import FOLDERS, SETTINGS_FILE, SUCCESS, holds_statistics, refuse_out, settings_of
+from regard.corpus.settings import FOLDERS, SETTINGS_FILE, SUCCESS, holds_statistics, refuse_out, settings_of
 from regard.corpus.tables import merged_totals, write_parquet
 from regard.errors import ArgumentError, DataError, RegardError, needs
 from regard.files.atomic import (

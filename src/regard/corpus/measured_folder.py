@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.corpus.out_folder import SUCCESS, holds_statistics, settings_of
-from regard.corpus.settings import extra_package
+from regard.corpus.settings import SUCCESS, extra_package, holds_statistics, settings_of
 from regard.errors import ArgumentError, DataError, require
 from regard.files.atomic import read_checksummed
 

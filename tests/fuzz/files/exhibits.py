@@ -18,8 +18,7 @@ from regard.maps import load_summary, save_summary
 from regard.maps.sources.summary import SummarySource
 from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.registry import task_of
-from regard.tasks.text.pairs import read_pairs
-from regard.tasks.text.references import read_judged, read_references
+from regard.tasks.text.pairs import read_judged, read_pairs, read_references
 from regard.tasks.translation.train import train_translation
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.call.masks.row_ranges import RowRanges
+from regard.call.masks.row_spans import RowRanges
 from regard.call.shapes import Sizes
 from regard.maps.sources.source import Statistic
 from regard.maps.statistics import definitions as st

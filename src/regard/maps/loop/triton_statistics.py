@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.relative import ALiBi
-from regard.call.masks.row_ranges import RowRanges
+from regard.call.masks.row_spans import RowRanges
 from regard.call.normalizations import Softmax, SoftmaxWithSink
 from regard.call.scores.base import SoftCapped
 from regard.kernels.base import Call

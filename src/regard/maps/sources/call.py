@@ -21,7 +21,7 @@ from regard.maps.sources.values import NOTHING, CallValues, of_heads
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.of_softmax import DotSoftmax
 from regard.maps.statistics.tiles import ask
-from regard.tensors.guards import look
+from regard.tensors.guards import run_state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,9 +242,8 @@ class CallSource(NamedSource):
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
         factors, backend = self.factors.mapped(change), self.backend
         # Another device may have no kernel for this dtype.
-        backend = (
-            choose_backend(factors.form, None) if backend.why_not(factors.form, look(factors.form.query)) else backend
-        )
+        form = factors.form
+        backend = choose_backend(form, None) if backend.why_not(form, run_state(form.query)) else backend
         beside = self.beside.mapped(change)
         return CallSource(factors, self.shape, backend, beside, self.name, self.names, self.chosen_key_heads)
 

@@ -131,7 +131,7 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))  ## Tests and benchmar
 # Both in environments of their own: Triton is 1 GB, a build of torch for CUDA with its libraries 4 GB.
 INTERPRET := build/interpret/bin/python
 FAKE_GPU := build/fake-gpu/bin/python
-CUDA_TORCH ?= 2.15.0
+CUDA_TORCH ?= 2.14.1
 TEST_NEEDS := pytest pytest-xdist hypothesis beartype
 
 interpret: build/interpret/.installed  ## Run the Triton kernels on the CPU by Triton's interpreter, and compile them for GPUs

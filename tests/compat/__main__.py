@@ -43,15 +43,16 @@ class Row(NamedTuple):
         return f"py{self.python}-torch{self.torch}-tf{self.transformers}"
 
 
-OLD, PINNED, NEW = "2.8.0", "2.13.0", "2.15.0"
+OLD, PINNED, NEW = "2.8.0", "2.13.0", "2.14.1"
+OLD_TF, PINNED_TF, NEW_TF = "4.57.6", "5.23.0", "5.24.0"
 ROWS = (
-    Row("3.11", OLD, "4.57.6"),
-    Row("3.11", PINNED, "5.23.0"),
-    Row("3.11", PINNED, "4.57.6"),
-    Row("3.11", NEW, "5.23.0"),
-    Row("3.12", PINNED, "5.23.0"),
-    Row("3.13", NEW, "5.23.0"),
-    Row("3.14", NEW, "5.23.0"),
+    Row("3.11", OLD, OLD_TF),
+    Row("3.11", PINNED, PINNED_TF),
+    Row("3.11", PINNED, OLD_TF),
+    Row("3.11", NEW, NEW_TF),
+    Row("3.12", PINNED, PINNED_TF),
+    Row("3.13", NEW, NEW_TF),
+    Row("3.14", NEW, NEW_TF),
 )
 PARTS = {
     "core": "core/test_torch_private.py core/test_contracts.py core/test_repeated_calls.py core/test_guards.py "

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import regard
 from regard.edits import AddBias, Edit, Knockout, ReplaceWeights, Reweight, ScaleHeads
 from regard.errors import ArgumentError, NotSeenError, RegardError, ShapeError
-from regard.watching.hooks.this_thread import this_thread
+from regard.watching.hooks.observers import this_thread
 from tests.edits import eager
 from tests.modules import module
 

@@ -17,8 +17,7 @@ from regard.errors import ArgumentError, NotSeenError, OverwrittenError
 from regard.kernels.base import row_sum_error as real_row_sum_error
 from regard.maps.sources import factors as factors_module
 from regard.watching import head_table, rollout
-from regard.watching.hooks.observers import FUNCTIONS
-from regard.watching.hooks.this_thread import this_thread
+from regard.watching.hooks.observers import FUNCTIONS, this_thread
 from regard.watching.readers import kernel_lse as lse_module
 from regard.watching.watch import Seen
 from tests import each_once
@@ -115,7 +114,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "scale": {"scale": 0.7},
 }
 RECOGNISED = {"none", "causal flag", "bool, T x S", "padding", "causal and padding", "left padding", "window",
-              "window both ways", "added, per key", "-inf", "finfo.min", "scale"}  # fmt: skip
+              "window both ways", "added, per key", "-inf", "finfo.min", "scale",
+              "rows of -inf", "rows of False"}  # fmt: skip
 
 
 @pytest.mark.parametrize(

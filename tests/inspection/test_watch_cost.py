@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 import regard
-from regard.watching.hooks.this_thread import this_thread
+from regard.watching.hooks.observers import this_thread
 from regard.watching.readers.kernel_lse import KERNELS, KernelLse, run_with_lse
 from tests.modules import module
 

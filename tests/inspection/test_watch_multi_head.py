@@ -109,7 +109,7 @@ def test_weights_of_queries_and_keys_are_saved_once() -> None:
     source: Any = seen[""].source
     assert [tuple(one.shape) for one in source.factors.tensors()] == [(B, T, E), (3 * E, E), (3 * E,)]
     module.in_proj_bias.data[E] += 1.0  # of a key
-    for read in (lambda: seen[""].top_keys(2), lambda: seen[""].entropy(), lambda: seen[""].row(0)):
+    for read in (lambda: seen[""].top_keys(2), lambda: seen[""].entropy(), lambda: seen[""][..., 0, :]):
         with pytest.raises(OverwrittenError, match="the weights of"):
             read()
 

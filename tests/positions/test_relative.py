@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.call.biases.alibi import alibi_slopes
-from regard.call.biases.disentangled import log_bucket
-from regard.call.biases.relative import Relative
-from regard.call.biases.t5 import t5_bucket
+from regard.call.biases.of_vectors import log_bucket
+from regard.call.biases.relative import Relative, alibi_slopes, t5_bucket
 from regard.call.masks.basic import Causal
 from regard.call.shapes import Sizes
 from regard.errors import ArgumentError, BackendError, ShapeError

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from regard.cli.loading import speaks
 from regard.cli.shared import Command, below, refuse_first
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
-from regard.tasks.exports.formats import Engine, SearchPrecision
-from regard.tasks.generation.config import LARGEST, Beam
+from regard.tasks.generation.config import LARGEST, Beam, Engine, SearchPrecision
 
 if TYPE_CHECKING:
     import torch

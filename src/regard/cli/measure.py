@@ -83,7 +83,7 @@ class MeasureCommand(Command):
 
     def work(self) -> None:
         with loading("regard.corpus.engine", *["transformers"] * is_huggingface(self.model)):
-            from regard.corpus.into_folder import measure_corpus
+            from regard.corpus.measure import measure_corpus
 
         job = self.job
         with showing_progress() as tell:

@@ -17,17 +17,18 @@ from regard.errors import RegardError
 from regard.tasks.exports.engine import refuse_run
 from regard.tasks.text.gate import STANDARD_INPUT, form_of
 from regard.tasks.text.lines import Line, Lines
-from regard.tasks.training.distributed.devices import find_device
-from regard.tasks.translation.bulk.lines import (
+from regard.tasks.training.distributed import find_device
+from regard.tasks.translation.bulk import (
     BulkTranslation,
+    Unfinished,
     answered,
     as_plain_text,
     count_lines,
     one_line,
+    opened,
     sentence_and_prefix,
     whole_line,
 )
-from regard.tasks.translation.bulk.resumable_output import Unfinished, opened
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Candidate, Translation
 from regard.tasks.translation.translator import WINDOW_LINES, Translator

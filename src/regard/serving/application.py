@@ -19,8 +19,8 @@ from regard.serving.completions_api import CompletionsApi
 from regard.serving.guard import Guard, refusal
 from regard.serving.own_api import OwnApi
 from regard.serving.settings import Entrance
-from regard.serving.ticket import Refused
 from regard.serving.translate_api import TranslateApi
+from regard.serving.worker import Refused
 from regard.views.html.page import one_module, resource, script
 from regard.views.widget.skeleton import live_sources
 

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 
 from regard.errors import ArgumentError
 from regard.serving.settings import Entrance, RequestLimits
-from regard.serving.ticket import Refused
+from regard.serving.worker import Refused
 
 OPEN = ("/", "/live.js", "/live.css", "/health", "/favicon.ico")
 """The addresses that need no token: the page asks its reader for it."""

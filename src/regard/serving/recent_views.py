@@ -10,7 +10,7 @@ import torch
 from regard.maps.attention_map import AttentionMap
 from regard.serving.served import Served
 from regard.serving.shapes import AttentionNumbers, AttentionQuestion, LookedAt, MapNumbers
-from regard.serving.ticket import Refused
+from regard.serving.worker import Refused
 from regard.tasks.pictures.save import page_example
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.views.html.numbers import as_heads

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.edits.editing import edit
-from regard.edits.scale_heads import ScaleHeads
+from regard.edits.of_heads import ScaleHeads
 from regard.errors import RegardError
 from regard.files.atomic import read_json
 from regard.nn.residual import Residual
 from regard.serving.settings import RequestLimits
 from regard.serving.shapes import AnswerQuestion, HeadEdit, LookedAt
-from regard.serving.ticket import Refused, Ticket, check_current_ticket
+from regard.serving.worker import Refused, Ticket, check_current_ticket
+from regard.tasks.config import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.downloaded import Downloaded
 from regard.tasks.generation.filters import Filter, ForcedPrefix, Progress, Temperature, TopK, TopP
@@ -29,7 +30,6 @@ from regard.tasks.generation.protocol import SearchOf
 from regard.tasks.generation.sampling import sample_steps
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.corpus import open_text
-from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
 from regard.tasks.registry import task_name_of
 from regard.tasks.runs.run_folder import RunFolder

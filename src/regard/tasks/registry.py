@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import RunFolderError
 from regard.files.atomic import read_json
 from regard.files.model_folder import is_huggingface
-from regard.models.sizes import DECODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
-from regard.tasks.config import TrainingConfig
+from regard.models.config import DECODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
+from regard.tasks.config import LANGUAGE_MODEL, TRANSLATION, TrainingConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig
-from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.pretrained import check_tokenizer
 from regard.tasks.translation.config import TranslationConfig

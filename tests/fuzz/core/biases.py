@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.call.biases import Disentangled, Shaw, TransformerXL
-from regard.call.biases.forgetting import Forgetting
+from regard.call.biases import Disentangled, Forgetting, Shaw, TransformerXL
 from tests.fuzz.core.parts import Added, Score, Sides, Tensors
 from tests.fuzz.drawing import Drawn
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import note
 
 import regard
-from regard.call.biases.forgetting import Forgetting
+from regard.call.biases import Forgetting
 from regard.nn import MultiHeadAttention
 from tests.fuzz.drawing import Drawn
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from regard.files.sealed import SEAL, write_sealed
+from regard.files.atomic import CHECKSUM, write_checksummed
 from tests.fuzz.drawing import Drawn
 
 NASTY: list[Any] = [
@@ -108,13 +108,13 @@ def mutate_json(drawn: Drawn, path: Path) -> None:
         path.write_text(nested(drawn.of([101, 1000, 100_000]), drawn.of(["lists", "objects"])), encoding="utf-8")
         return
     value = json.loads(text)
-    is_sealed = isinstance(value, dict) and SEAL in value
+    is_sealed = isinstance(value, dict) and CHECKSUM in value
     if is_sealed and drawn.chance(4) is False:
-        value.pop(SEAL)
+        value.pop(CHECKSUM)
         changed = mutated_value(drawn, value)
         if isinstance(changed, dict):
             try:
-                write_sealed(path, changed)
+                write_checksummed(path, changed)
                 return
             except (ValueError, UnicodeError, TypeError):
                 value = changed

@@ -11,9 +11,9 @@ import torch
 
 from regard.errors import ArgumentError, EngineError
 from regard.tasks.exports.ctranslate2 import library, refuse_for_ctranslate2, vocabulary_of
-from regard.tasks.exports.formats import SearchPrecision
 from regard.tasks.exports.kept_export import Export, with_kept_export
 from regard.tasks.exports.trained import ExportedRun, exported, transformer_of
+from regard.tasks.generation.config import SearchPrecision
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.translator import Translator

@@ -16,11 +16,11 @@ from regard.files.model_folder import is_huggingface
 from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
 from regard.nn import LearnedPositions, MultiHeadAttention
-from regard.tasks.names import TRANSLATION
+from regard.tasks.config import TRANSLATION
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.tokenizers import Tokenizer
-from regard.tasks.translation.build_model import build_model
 from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.translation_model import build_model
 from regard.tasks.translation.translator import Translator
 from regard.tensors.torch_private import counted_version, has_hooks_of_all, is_bare
 

@@ -13,13 +13,12 @@ from typing import NamedTuple
 from regard.errors import DataError, RunFolderError
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
-from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
-from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.runs.run_folder import RunFolder, check_file, read_prepared, write_prepared
+from regard.tasks.text.forms import RunningText
 from regard.tasks.text.held_out import seen_documents, without
 from regard.tasks.text.running_text import TextPiece, TextStore, pieces
 from regard.tasks.text.spool import Spool
-from regard.tasks.text.texts import RunningText
 from regard.tasks.text.tokenizer_recipes import recipe
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.text.unicode import bounded

@@ -10,23 +10,22 @@ from torch import nn
 
 from regard.errors import require
 from regard.models.config import DecoderOnlyConfig
-from regard.models.decoder_only import DecoderOnly
+from regard.models.one_stack import DecoderOnly
+from regard.tasks.config import LANGUAGE_MODEL
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import open_text, prepare_text
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
-from regard.tasks.names import LANGUAGE_MODEL
 from regard.tasks.pictures.validation_examples import look_at_text
-from regard.tasks.runs.made_models import chosen_optimizer, made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.blocks import BlockPlan, TextBatch, next_token_windows, next_tokens, window_batches
 from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.text.running_text import TextStore
 from regard.tasks.text.tokenizers import BOS
-from regard.tasks.training.distributed.ranks import Ranks
-from regard.tasks.training.losses import BatchSize, LossSum, Validate
-from regard.tasks.training.output_loss import output_cross_entropy
+from regard.tasks.training.checkpoints import chosen_optimizer, made_of
+from regard.tasks.training.distributed import Ranks
+from regard.tasks.training.losses import BatchSize, LossSum, Validate, output_cross_entropy
 
 
 def train_language_model(config: LanguageModelConfig, **options: Unpack[RunOptions]) -> LanguageModel:

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError, NonFiniteError, TooLargeError
-from regard.files.atomic import file_errors, write_atomically
-from regard.files.own_files import refuse_links
+from regard.files.atomic import file_errors, refuse_links, write_atomically
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.source import LinearSource
@@ -182,7 +181,7 @@ def save_numbers(path: Path, seen: Sequence[tuple[str, TextMaps]]) -> None:
         NonFiniteError: a weight is NaN or infinite, which JSON cannot say.
         FileError: the file cannot be written; an older one stays as it was.
     """
-    count = sum(one.numel() for _, attention in seen for one in attention.maps.values())
+    count = sum(one.shape.numel() for _, attention in seen for one in attention.maps.values())
     if count > MOST_WEIGHTS:
         raise TooLargeError(
             f"{path} would have {count:,} weights, and {MOST_WEIGHTS:,} are the most: choose by --layers and --heads, "

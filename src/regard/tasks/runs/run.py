@@ -16,14 +16,13 @@ from regard.errors import ArgumentError, DataError, MissingExtraError, RegardErr
 from regard.files.locks import locked
 from regard.tasks.config import TrainingConfig, make_schedule
 from regard.tasks.pictures.save import Look, Snapshots
-from regard.tasks.runs.made_models import made_of
-from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.refusals import refuse_settings
-from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.runs.run_folder import RunFolder, check_prepared
 from regard.tasks.runs.serialisation import to_plain
 from regard.tasks.training.bad_batches import bad_batches
-from regard.tasks.training.checkpoints import check_fit, fill_model
-from regard.tasks.training.distributed.devices import (
+from regard.tasks.training.checkpoints import check_fit, fill_model, made_of, seed_everything
+from regard.tasks.training.distributed import (
+    Ranks,
     agreed_precision,
     find_device,
     join_ranks,
@@ -31,15 +30,11 @@ from regard.tasks.training.distributed.devices import (
     place_line,
     start_fabric,
 )
-from regard.tasks.training.distributed.ranks import Ranks
 from regard.tasks.training.interrupts import ending_at_once
 from regard.tasks.training.loop import fit
 from regard.tasks.training.losses import Batches, Loss, Validate
 from regard.tasks.training.optimizers import require_muon
-from regard.tasks.training.random_state import seed_everything
-from regard.tasks.training.reporting.display import PlainLines, watching
-from regard.tasks.training.reporting.events import Callback
-from regard.tasks.training.reporting.logs import MetricsFile, TensorBoard
+from regard.tasks.training.reporting import Callback, MetricsFile, PlainLines, TensorBoard, watching
 
 C = TypeVar("C", bound=TrainingConfig)
 Say = Callable[[str], None]

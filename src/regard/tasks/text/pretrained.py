@@ -7,8 +7,7 @@ from typing import Any
 from regard.errors import RunFolderError, needs
 from regard.files.model_folder import family_of
 from regard.files.untrusted import parse_json
-from regard.tasks.text.codec import Codec, Marks
-from regard.tasks.text.labels import SPACE, Label, piece_label
+from regard.tasks.text.codec import SPACE, Codec, Label, Marks, piece_label
 from regard.tasks.text.tokenizers import REPLACEMENT, UNKNOWN, Tokenizer
 from regard.tasks.text.unicode import normalise
 

@@ -11,8 +11,8 @@ from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import Alternative, LabelsEach, axis, merge
 from regard.tasks.text.batches import collate
 from regard.tasks.text.codec import Codec
-from regard.tasks.translation.build_model import Model
 from regard.tasks.translation.results import Attention
+from regard.tasks.translation.translation_model import Model
 
 
 @torch.no_grad()

@@ -7,10 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from regard.tasks.generation.beam import beam_search
+from regard.tasks.generation.beam import beam_search, greedy
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Constraint, ForcedPrefix, StillWanted
-from regard.tasks.generation.greedy_search import greedy
 from regard.tasks.generation.protocol import Decodable, Hypothesis, SearchOf
 
 

@@ -9,25 +9,23 @@ from torch import nn
 
 from regard.errors import require
 from regard.models.config import RNNConfig, TransformerConfig
+from regard.tasks.config import TRANSLATION
 from regard.tasks.generation.config import Beam
-from regard.tasks.names import TRANSLATION
 from regard.tasks.pictures.validation_examples import look_at_pairs
-from regard.tasks.runs.made_models import chosen_optimizer, made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.batches import Batch
 from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.text.pairs import Pair
-from regard.tasks.training.bleu import BleuCounts
-from regard.tasks.training.distributed.ranks import Ranks
-from regard.tasks.training.losses import LossSum
-from regard.tasks.training.output_loss import output_cross_entropy
-from regard.tasks.translation.build_model import Model, build_model
+from regard.tasks.training.checkpoints import chosen_optimizer, made_of
+from regard.tasks.training.distributed import Ranks
+from regard.tasks.training.losses import LossSum, output_cross_entropy
+from regard.tasks.training.metrics import BleuCounts
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
-from regard.tasks.translation.corpus import open_corpus, prepare_corpus
+from regard.tasks.translation.corpus import TokenBatches, open_corpus, prepare_corpus
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation as Translation
-from regard.tasks.translation.token_batches import TokenBatches
+from regard.tasks.translation.translation_model import Model, build_model
 from regard.tasks.translation.translator import Translator as Translator
 
 

@@ -13,18 +13,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import ArgumentError, DataError, NotSeenError, RegardError, RunFolderError
-from regard.huggingface.folder import TellRead
-from regard.huggingface.load_folder import load_folder, quiet, transformers_library
+from regard.huggingface.folder import TellRead, load_folder, quiet, transformers_library
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.generation.downloaded import MapSide, sides_of
-from regard.tasks.text.labels import label_of_each
+from regard.tasks.text.codec import label_of_each
 from regard.tasks.text.tokenizers import is_byte_level
-from regard.tasks.training.distributed.devices import find_device
+from regard.tasks.training.distributed import find_device
 from regard.tasks.translation.attend import probable_others
-from regard.tasks.viewing.media import read_audio, read_image
 from regard.tasks.viewing.places import ForeignAttention, InputLabels, image_places, of_tokens, sound_places
 from regard.tasks.viewing.proved_places import ClaimedAxes, MapPlace, PlaceProof
-from regard.tasks.viewing.view_input import ViewInput
+from regard.tasks.viewing.view_input import ViewInput, read_audio, read_image
 from regard.views.examples import of_sequence
 from regard.watching.analysis.tables import named
 from regard.watching.report import maps_of_layers

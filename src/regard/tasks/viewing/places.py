@@ -12,8 +12,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import Alternative, AxisLabels
-from regard.tasks.viewing.image_cells import ImageCells
-from regard.tasks.viewing.mosaic import Pixels, mosaic
+from regard.tasks.viewing.image_cells import ImageCells, Pixels, mosaic
 from regard.tasks.viewing.proved_places import ClaimedAxis, NoPart
 from regard.views.overlay import PatchGrid, patch_grid
 

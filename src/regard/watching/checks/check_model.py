@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.tensors.undisturbed import evaluated
 from regard.watching.checks.checked import Checked, as_one
 from regard.watching.checks.given_subject import GivenSubject
 from regard.watching.checks.huggingface_subject import HuggingFaceSubject, is_huggingface_model
@@ -14,7 +15,6 @@ from regard.watching.checks.own_subject import OwnSubject, is_own_model
 from regard.watching.checks.reference import compared, like, on_batch
 from regard.watching.checks.subject import Subject, output_of
 from regard.watching.checks.trials import Trials
-from regard.watching.evaluated import evaluated
 from regard.watching.watch import Seen, watch
 
 

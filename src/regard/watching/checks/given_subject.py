@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.errors import ArgumentError, ShapeError
-from regard.watching.cache_argument import cache_name
 from regard.watching.checks.huggingface_subject import is_huggingface_model, special_tokens
 from regard.watching.checks.padding_told import PadToken
 from regard.watching.checks.pair_masks import is_square, is_triangle, separate_blocks
@@ -35,6 +34,7 @@ from regard.watching.checks.subject import (
     tensors_of,
 )
 from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS, Meaning
+from regard.watching.kept.arguments import cache_name
 from regard.watching.report import is_inside
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
-from regard.watching.cache_argument import cache_name
 from regard.watching.checks.roles import is_causal_model, is_pair, nested_configs
 from regard.watching.checks.subject import (
     PackedRow,
@@ -26,6 +25,7 @@ from regard.watching.checks.subject import (
     read_in_steps,
     tensors_of,
 )
+from regard.watching.kept.arguments import cache_name
 
 LONG, SHORT = 13, 8
 """The lengths of the made-up sequences,"""

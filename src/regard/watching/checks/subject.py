@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from regard.watching.cache_argument import CACHE_NAMES, cache_in
 from regard.watching.interference import Place, Places
+from regard.watching.kept.arguments import CACHE_NAMES, cache_in
 
 Sample = Mapping[str, Tensor]
 """The inputs of one sequence by name."""

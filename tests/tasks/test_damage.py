@@ -91,11 +91,11 @@ def test_an_error_in_a_line_or_the_right_answer(
     assert errors > count // 2  # else the damage was none
 
 
-@pytest.mark.parametrize("name", ["data/train.tokens", "data/valid.tokens"])
+@pytest.mark.parametrize("name", ["data/train/tokens.npy", "data/valid/tokens.npy"])
 def test_a_flipped_bit_in_the_tokens_is_not_trained_on(translator_run: Path, tmp_path: Path, name: str) -> None:
     damaged = copy_of(translator_run, tmp_path / "run")
     content = bytearray((damaged / name).read_bytes())
-    content[2] ^= 1  # another token, and one that there is
+    content[130] ^= 1  # behind the header: another token, and one that there is
     (damaged / name).write_bytes(content)
     config = changed(settings_of(damaged), steps=6)
     with pytest.raises(RunFolderError, match=f"{name} is not the tokenised text that .* was trained with"):
@@ -139,7 +139,7 @@ def test_two_processes_do_not_train_in_one_folder(translator_run: Path, tmp_path
 
 def test_what_a_kill_left_is_swept_away(translator_run: Path, tmp_path: Path) -> None:
     run = copy_of(translator_run, tmp_path / "run")
-    left = [run / ".config.json.77.tmp", run / "data/.train.tokens.77.tmp", run / ".last.safetensors.77.tmp"]
+    left = [run / ".config.json.77.tmp", run / "data/train/.tokens.npy.77.tmp", run / ".last.safetensors.77.tmp"]
     kept = [run / "data/notes.tmp", run / ".notes.77.tmp", run / "mine.safetensors"]
     for path in (*left, *kept):
         path.write_text("half of a fi")

@@ -36,8 +36,8 @@ def rewrite(path: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize(
     "files", [["data"], {"../pairs.tsv": {"bytes": 1, "crc32": "0"}}, {"": {"bytes": 1, "crc32": "0"}},
-              {"/etc/passwd": {"bytes": 1, "crc32": "0"}}, {"data/train.tokens": {"bytes": "1", "crc32": "0"}},
-              {"data/train.tokens": None}, {"data/train.tokens": {}}],
+              {"/etc/passwd": {"bytes": 1, "crc32": "0"}}, {"data/train/tokens.npy": {"bytes": "1", "crc32": "0"}},
+              {"data/train/tokens.npy": None}, {"data/train/tokens.npy": {}}],
 )  # fmt: skip
 def test_checksums_that_are_none(run: Path, files: Any) -> None:
     rewrite(run / "prepared.json", files=files)
@@ -58,14 +58,11 @@ def test_sizes_are_compared_with_the_tensors_before_anything_is_made(run: Path, 
 
 @pytest.mark.parametrize("start", [-1, 2**40])
 def test_sentences_that_end_before_they_begin(run: Path, start: int) -> None:
-    path = run / "data/train.tokens"
-    pairs = len(TokenStore(path))
+    path = run / "data/train/starts.npy"
     content = bytearray(path.read_bytes())
-    footer = int.from_bytes(content[-16:-8], "little")
-    at = len(content) - 16 - footer - 8 * (2 * pairs + 1) + 8 * 5
-    content[at : at + 8] = np.int64(start).tobytes()
+    content[128 + 8 * 5 : 128 + 8 * 6] = np.int64(start).tobytes()  # behind the header
     path.write_bytes(content)
-    store = TokenStore(path)
+    store = TokenStore(path.parent)
     for ask in (lambda: store.lengths(slice(None)), lambda: store.source_lengths, lambda: store.target(2)):
         with pytest.raises(RunFolderError, match="sentences that end before they begin; delete it"):
             ask()

@@ -63,7 +63,7 @@ def prepare_text(config: LanguageModelConfig, folder: RunFolder, say: Say) -> No
 
             valid = _store(config, folder, "valid", tail(), tokenizer)
             if seen := seen_documents(valid, train):
-                count = valid.footer.documents
+                count = valid.documents
                 if len(seen) == count:
                     raise DataError(
                         f"{_names(config)}: expected a document for validation that training lacks, but all {count:,} "
@@ -85,7 +85,7 @@ def prepare_text(config: LanguageModelConfig, folder: RunFolder, say: Say) -> No
 
 def open_text(folder: RunFolder) -> TextCorpus:
     tokenizer = load_tokenizer(folder)
-    train, valid = (TextStore.open(folder.data / f"{part}.tokens", tokenizer) for part in ("train", "valid"))
+    train, valid = (TextStore.open(folder.data / part, tokenizer) for part in ("train", "valid"))
     return TextCorpus(tokenizer, train, valid)
 
 
@@ -121,9 +121,7 @@ def _between(begin: int, end: int, lines: Iterable[str]) -> Iterator[str]:
 def _store(
     config: LanguageModelConfig, folder: RunFolder, name: str, text: Iterator[TextPiece], tokenizer: Tokenizer
 ) -> TextStore:
-    path = folder.data / f"{name}.tokens"
-    whole = config.documents != "file"
-    store = TextStore.build(path, text, tokenizer, is_whole=whole)
+    store = TextStore.build(folder.data / name, text, tokenizer, is_whole=config.documents != "file")
     needed = config.block_length + 1 if name == "train" else 2
     if len(store) < needed:
         purpose = {"train": "to train on", "valid": "for validation"}[name]

@@ -56,8 +56,11 @@ FILES = (
     "prepared.json",
 )
 """All files of a run. A new run gets the first two at once, and the last when it is ready."""
+STORES = ("data/train", "data/valid")
+"""The folders of tokens."""
 FOLDERS: dict[str, tuple[str, ...]] = {
-    "data": ("train.tokens", "valid.tokens", "valid.jsonl"),
+    **dict.fromkeys(STORES, ("tokens.npy", "starts.npy", "about.json")),
+    "data": ("valid.jsonl",),
     "tensorboard": ("events.out.tfevents.*",),
     ENGINE: ENGINE_FILES,
     REPLACEMENT: (),
@@ -226,7 +229,8 @@ class RunFolder:
                 target = temporary_of(path)
                 if target is not None and any(fnmatch(target, pattern) for pattern in patterns):
                     path.unlink(missing_ok=True)
-        remove_empty(self.data)
+        for name in (*STORES, "data"):
+            remove_empty(self.path / name)
 
     def _folders(self) -> Iterator[tuple[Path, tuple[str, ...]]]:
         return ((self.path / name, patterns) for name, patterns in FOLDERS.items())
@@ -237,7 +241,7 @@ def _move(source: Path, target: Path) -> None:
         if source.exists():
             source.replace(target)
         return
-    target.mkdir(exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
         _move(path, target / path.name)
     source.rmdir()

@@ -102,7 +102,7 @@ def _too_long(config: TranslationConfig, part: str, store: TokenStore) -> int:
 
 def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
     tokenizers = load_tokenizers(config, folder)
-    train, valid = (TokenStore.open(folder.data / f"{part}.tokens", *tokenizers) for part in ("train", "valid"))
+    train, valid = (TokenStore.open(folder.data / part, *tokenizers) for part in ("train", "valid"))
     return Corpus(*tokenizers, train, valid, list(held_out_pairs(folder)))
 
 
@@ -151,7 +151,7 @@ def _store(
             "the tokenizer reads them; give pairs for validation by --valid"
         )
     return TokenStore.build(
-        folder.data / f"{part}.tokens",
+        folder.data / part,
         chain([first], pairs),
         source_tokenizer=tokenizers[0],
         target_tokenizer=tokenizers[1],

@@ -243,15 +243,13 @@ def test_hypotheses_that_end_take_no_place_of_those_that_go_on() -> None:
 def test_a_beam_of_one_is_greedy(vocab: int, steps: int, penalty: float, firsts: list[int]) -> None:
     table = Table(vocab)
     given = sources(*firsts)
-    best = greedy(table, *given, **LIMITS, max_steps=steps, alignments=True)
+    best = greedy(table, *given, **LIMITS, max_steps=steps)
     beams = beam_search(
-        table, *given, **LIMITS, max_steps=steps, beam=Beam(1, length_penalty=penalty), alignments=True
+        table, *given, **LIMITS, max_steps=steps, beam=Beam(1, length_penalty=penalty)
     )  # fmt: skip
     assert tokens_of(best) == [beam[0].tokens for beam in beams]
     for one, (two,) in zip(best, beams, strict=True):
         assert one.score / len(one.tokens) ** penalty == pytest.approx(two.score, abs=1e-6)
-        assert two.alignment is not None
-        assert one.alignment.equal(two.alignment)
 
 
 def test_greedy_takes_the_most_probable_token_at_every_step() -> None:
@@ -264,23 +262,6 @@ def test_greedy_takes_the_most_probable_token_at_every_step() -> None:
             tokens.append(int(table.logits((first, BOS, *tokens)).argmax()))
         assert hypothesis.tokens == tokens
         assert hypothesis.score == pytest.approx(table.log_probability(first, tokens), abs=1e-6)
-
-
-@settings(max_examples=20)
-@given(
-    size=st.integers(1, 5), steps=st.integers(1, 7), firsts=st.lists(st.integers(3, 99), min_size=1, max_size=6),
-    eos_bonus=st.sampled_from([-3.0, 0.0, 2.0]),
-)  # fmt: skip
-def test_alignments_follow_the_beams(size: int, steps: int, firsts: list[int], eos_bonus: float) -> None:
-    table = Table(5, eos_bonus=eos_bonus)
-    found = beam_search(
-        table, *sources(*firsts), **LIMITS, max_steps=steps, beam=Beam(size, num_best=size), alignments=True
-    )  # fmt: skip
-    for first, hypotheses in zip(firsts, found, strict=True):
-        for hypothesis in hypotheses:
-            prefixes = [(first, BOS, *hypothesis.tokens[:t]) for t in range(len(hypothesis.tokens))]
-            rows = torch.stack([table.attended(prefix, 3).mean(0)[0] for prefix in prefixes])
-            assert hypothesis.alignment.equal(rows)
 
 
 @settings(max_examples=20)
@@ -313,20 +294,18 @@ def test_the_best_are_different_and_sorted(size: int, steps: int, penalty: float
 
 def test_an_answer_that_never_ends_is_cut_off() -> None:
     table = Table(4, eos_bonus=-99.0)
-    (best,) = greedy(table, *sources(3), **LIMITS, max_steps=5, alignments=True)
-    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam=Beam(3, num_best=2), alignments=True)
+    (best,) = greedy(table, *sources(3), **LIMITS, max_steps=5)
+    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam=Beam(3, num_best=2))
     assert [len(h.tokens) for h in (best, *beam)] == [5, 5, 5]
     assert all(EOS not in h.tokens for h in (best, *beam))
-    assert [tuple(h.alignment.shape) for h in (best, *beam)] == [(5, 3)] * 3
     assert beam[0].score == pytest.approx(table.log_probability(3, beam[0].tokens) / 5, abs=1e-6)
 
 
 def test_an_answer_may_be_the_end_mark_alone() -> None:
     table = Table(4, eos_bonus=99.0)
-    (best,) = greedy(table, *sources(3), **LIMITS, max_steps=5, alignments=True)
-    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam=Beam(3), alignments=True)
+    (best,) = greedy(table, *sources(3), **LIMITS, max_steps=5)
+    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam=Beam(3))
     assert best.tokens == beam[0].tokens == [EOS]
-    assert best.alignment.shape == beam[0].alignment.shape == (1, 3)
 
 
 def test_a_vocabulary_smaller_than_the_beam() -> None:
@@ -350,14 +329,6 @@ def test_sources_that_are_done_leave_the_batch() -> None:
     found = beam_search(table, *sources(*ends_at), **LIMITS, max_steps=8, beam=Beam(2, length_penalty=0.0))
     assert [len(beam[0].tokens) for beam in found] == [1] * 9 + [6]
     assert rows == [10, 2, 2, 2, 2, 2]  # At the first step a source has one hypothesis.
-
-
-def test_without_alignments_none_is_asked_for() -> None:
-    table = Table(4, has_alignment=False)
-    assert greedy(table, *sources(3), **LIMITS, max_steps=5, alignments=True)[0].alignment is None
-    assert beam_search(table, *sources(3), **LIMITS, max_steps=5, alignments=True)[0][0].alignment is None
-    assert greedy(Table(4), *sources(3), **LIMITS, max_steps=5)[0].alignment is None
-    assert beam_search(Table(4), *sources(3), **LIMITS, max_steps=5)[0][0].alignment is None
 
 
 def test_arguments_outside_their_range() -> None:
@@ -515,16 +486,10 @@ def test_reordering_within_a_source_copies_no_memory(make: Callable[[], nn.Modul
 
 
 @every_model
-def test_decoding_records_no_gradients(make: Callable[[], nn.Module]) -> None:
-    found = greedy(untrained(make, 5), *padded_sources(), **LIMITS, max_steps=2, alignments=True)
-    assert not found[0].alignment.requires_grad
-
-
-@every_model
 def test_bfloat16_decodes(make: Callable[[], nn.Module]) -> None:
     model = untrained(make, 5).bfloat16()
-    found = beam_search(model, *padded_sources(), **LIMITS, max_steps=STEPS, beam=Beam(3), alignments=True)
-    assert all(h.alignment.dtype == torch.float32 and len(h.tokens) <= STEPS for (h,) in found)
+    found = beam_search(model, *padded_sources(), **LIMITS, max_steps=STEPS, beam=Beam(3))
+    assert all(len(h.tokens) <= STEPS for (h,) in found)
 
 
 @pytest.mark.parametrize("search", [greedy, beam_search])

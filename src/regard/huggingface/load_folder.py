@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.errors import ArgumentError, RegardError, RunFolderError
-from regard.huggingface.folder import Settings, TellRead, read_settings, read_tensors
+from regard.files.model_folder import OnProgress, no_progress
+from regard.huggingface.folder import Settings, read_settings, read_tensors
 from regard.tensors.memory import human
 
 MOST_LAYERS, LAYER_BYTES = 4_096, 100_000
@@ -23,7 +24,7 @@ class Loaded(NamedTuple):
     """Parameters that are in no file of the folder: they are random."""
 
 
-def load_folder(folder: Path, tell: TellRead = lambda *_: None) -> Loaded:
+def load_folder(folder: Path, tell: OnProgress = no_progress) -> Loaded:
     """Load the model of a folder, of the class that its config.json names.
 
     A class that transformers does not know is replaced by the one for the `model_type`. `tell` is called with the bytes

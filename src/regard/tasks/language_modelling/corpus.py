@@ -10,11 +10,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.errors import DataError, RunFolderError
+from regard.errors import DataError
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
 from regard.tasks.runs.run import Say
-from regard.tasks.runs.run_folder import RunFolder, check_file, read_prepared, write_prepared
+from regard.tasks.runs.run_folder import RunFolder, load_tokenizer, write_prepared
 from regard.tasks.text.forms import RunningText
 from regard.tasks.text.held_out import seen_documents, without
 from regard.tasks.text.running_text import TextPiece, TextStore, pieces
@@ -87,15 +87,6 @@ def open_text(folder: RunFolder) -> TextCorpus:
     tokenizer = load_tokenizer(folder)
     train, valid = (TextStore.open(folder.data / part, tokenizer) for part in ("train", "valid"))
     return TextCorpus(tokenizer, train, valid)
-
-
-def load_tokenizer(folder: RunFolder) -> Tokenizer:
-    prepared, path = read_prepared(folder), folder.path / "tokenizer.json"
-    check_file(path, folder, prepared)
-    tokenizer = Tokenizer.load(path)
-    if tokenizer.fingerprint() != prepared.get("fingerprint"):
-        raise RunFolderError(f"{path} is not the tokenizer that {folder.path} was trained with")
-    return tokenizer
 
 
 def _text(paths: tuple[Path, ...], config: LanguageModelConfig) -> RunningText:

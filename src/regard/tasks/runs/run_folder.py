@@ -33,6 +33,7 @@ from regard.files.atomic import (
     write_checksummed,
 )
 from regard.tasks.runs.serialisation import from_plain, read_toml, to_plain, write_toml
+from regard.tasks.text.tokenizers import Tokenizer
 from regard.version import installed_version
 
 if TYPE_CHECKING:
@@ -290,6 +291,16 @@ def check_file(path: Path, folder: RunFolder, prepared: Mapping[str, Any]) -> No
             f"{path} is not the {kind} that {folder.path} was trained with: expected {_said(expected)}, "
             f"got {_said(found)}; it is another run's or damaged: copy it again"
         )
+
+
+def load_tokenizer(folder: RunFolder, name: str = "tokenizer.json", key: str = "fingerprint") -> Tokenizer:
+    """A tokenizer of a run; raises RunFolderError for another than the run was trained with."""
+    prepared, path = read_prepared(folder), folder.path / name
+    check_file(path, folder, prepared)
+    tokenizer = Tokenizer.load(path)
+    if tokenizer.fingerprint() != prepared.get(key):
+        raise RunFolderError(f"{path} is not the tokenizer that {folder.path} was trained with")
+    return tokenizer
 
 
 def check_prepared(folder: RunFolder) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import ArgumentError, DataError, NotSeenError, RegardError, RunFolderError
-from regard.huggingface.folder import TellRead
+from regard.files.model_folder import OnProgress, no_progress
 from regard.huggingface.load_folder import load_folder, quiet, transformers_library
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.generation.downloaded import MapSide, sides_of
@@ -36,7 +36,7 @@ MOST_WRITTEN = 64
 
 
 class ForeignModel:
-    def __init__(self, folder: Path, *, device: str, sequence: int = 0, tell: TellRead = lambda *_: None) -> None:
+    def __init__(self, folder: Path, *, device: str, sequence: int = 0, tell: OnProgress = no_progress) -> None:
         self._folder, self._sequence = folder, sequence
         self._library = transformers_library()
         loaded = load_folder(folder, tell)

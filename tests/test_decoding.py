@@ -26,18 +26,9 @@ LIMITS: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS}
 # -- tables ------------------------------------------------------------------------------------------
 
 
-class Alignment(NamedTuple):
-    """The least that a search asks of a map."""
-
-    weights: Tensor
-
-    def dense(self) -> Tensor:
-        return self.weights
-
-
 class Answer(NamedTuple):
     logits: Tensor
-    alignment: Alignment | None
+    alignment: None
     state: list[tuple[int, ...]]
 
 
@@ -51,8 +42,8 @@ def random_row(size: int, prefix: tuple[int, ...]) -> Tensor:
 class Table:
     """Logits that depend on the source's first token and the whole prefix; the state is the prefixes themselves."""
 
-    def __init__(self, vocab: int, *, spread: float = 2.0, eos_bonus: float = 0.0, has_alignment: bool = True) -> None:
-        self.vocab, self.spread, self.eos_bonus, self.has_alignment = vocab, spread, eos_bonus, has_alignment
+    def __init__(self, vocab: int, *, spread: float = 2.0, eos_bonus: float = 0.0) -> None:
+        self.vocab, self.spread, self.eos_bonus = vocab, spread, eos_bonus
 
     def logits(self, prefix: tuple[int, ...]) -> Tensor:
         """Of the token after a prefix that begins with the source's first token."""
@@ -60,18 +51,13 @@ class Table:
         logits[EOS] += self.eos_bonus
         return logits
 
-    def attended(self, prefix: tuple[int, ...], width: int) -> Tensor:
-        return random_row(2 * width, prefix).view(2, 1, width).softmax(-1)
-
     def start(self, source: Tensor, source_lengths: Tensor) -> list[tuple[int, ...]]:
-        self.width = source.shape[1]
         return [(int(first),) for first in source[:, 0]]
 
     def step(self, state: list[tuple[int, ...]], tokens: Tensor) -> Answer:
         after = [(*prefix, token) for prefix, token in zip(state, tokens.tolist(), strict=True)]
-        weights = torch.stack([self.attended(prefix, self.width) for prefix in after])
         logits = torch.stack([self.logits(prefix) for prefix in after])
-        return Answer(logits, Alignment(weights) if self.has_alignment else None, after)
+        return Answer(logits, None, after)
 
     def reorder(self, state: list[tuple[int, ...]], index: Tensor) -> list[tuple[int, ...]]:
         return [state[i] for i in index.tolist()]
@@ -388,13 +374,11 @@ def padded_sources() -> tuple[Tensor, Tensor]:
     return torch.randint(3, VOCAB, (5, SOURCE)), torch.tensor([6, 1, 4, 6, 2])
 
 
-def teacher_forced(model: Any, source: Tensor, length: Tensor, tokens: list[int]) -> tuple[float, Tensor]:
+def teacher_forced(model: Any, source: Tensor, length: Tensor, tokens: list[int]) -> float:
     target = torch.tensor([[BOS, *tokens[:-1]]])
     with torch.no_grad():
         log_probs = model(source[None], length[None], target).log_softmax(-1)[0]
-        maps = model.attend(source[None], length[None], target)
-    total = float(log_probs[torch.arange(len(tokens)), torch.tensor(tokens)].sum())
-    return total, maps[model.alignment_names[-1]].dense()[0].mean(0)
+    return float(log_probs[torch.arange(len(tokens)), torch.tensor(tokens)].sum())
 
 
 @every_model
@@ -413,21 +397,17 @@ def test_cached_greedy_is_uncached_greedy(make: Callable[[], nn.Module], seed: i
 
 @every_model
 @pytest.mark.parametrize("seed", range(2))
-def test_scores_and_alignments_are_the_models_own(make: Callable[[], nn.Module], seed: int) -> None:
+def test_scores_are_the_models_own(make: Callable[[], nn.Module], seed: int) -> None:
     model = untrained(make, seed)
     source, lengths = padded_sources()
-    limits: dict[str, Any] = LIMITS | {"max_steps": STEPS, "alignments": True}
+    limits: dict[str, Any] = LIMITS | {"max_steps": STEPS}
     best = [[h] for h in greedy(model, source, lengths, **limits)]
     beams = beam_search(model, source, lengths, beam=Beam(4, num_best=3, length_penalty=0.7), **limits)
     for found, penalty in ((best, 0.0), (beams, 0.7)):
         for hypotheses, sentence, length in zip(found, source, lengths, strict=True):
             for hypothesis in hypotheses:
-                total, attended = teacher_forced(model, sentence, length, hypothesis.tokens)
+                total = teacher_forced(model, sentence, length, hypothesis.tokens)
                 assert hypothesis.score == pytest.approx(total / len(hypothesis.tokens) ** penalty, abs=1e-9)
-                torch.testing.assert_close(hypothesis.alignment, attended, rtol=0, atol=1e-9)
-                rows = torch.ones(len(hypothesis.tokens), dtype=torch.float64)
-                torch.testing.assert_close(hypothesis.alignment.sum(-1), rows, rtol=0, atol=1e-9)
-                assert not hypothesis.alignment[:, length:].any()
     assert len({len(h.tokens) for hypotheses in beams for h in hypotheses}) > 1 or seed  # answers do differ
 
 

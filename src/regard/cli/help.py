@@ -119,7 +119,6 @@ def printed_in_lines() -> Iterator[None]:
 
 
 def _broken(line: str, width: int) -> str:
-    """The line in several, broken at spaces, and after the commas of a list."""
     indent = line[: len(line) - len(line.lstrip())]
     wrapper = textwrap.TextWrapper(width, subsequent_indent=indent and f"{indent}    ", break_on_hyphens=False)
     wrapper.wordsep_simple_re = re.compile(r"(\s+)|(?<=,)(?=\S)")

@@ -17,7 +17,6 @@ LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 
 @contextmanager
 def showing_progress(file: IO[str] | None = None, *, first: str = "") -> Iterator[OnProgress]:
-    """A function to show the progress of the block, on standard error unless another file is given."""
     out, live = file or sys.stderr, (file or sys.stderr).isatty()
     width = get_terminal_size().columns - 1 if live else None
     shown = first[:width] if live else ""

@@ -89,7 +89,6 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
 
 
 def _engine_line(asked: Any, translator: Translator, searcher: str) -> str:
-    """The engine of a search, its precision, device and threads, and why it is this one."""
     if searcher != OWN:
         return f"{searcher} ({'--engine' if asked.engine else 'it is installed'})"
     why = "--engine" if asked.engine else "CTranslate2 is not installed or cannot"

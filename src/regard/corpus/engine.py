@@ -196,7 +196,6 @@ class WorkDone:
 
 
 def run_job(job: CorpusJob, tell: OnProgress) -> CorpusCounts:
-    """See `regard.corpus.measure_corpus`."""
     device = find_device(job.measure.device)
     join_ranks(torch.device("cpu"))
     ranks = Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))

@@ -207,7 +207,6 @@ class LanguageModel:
         cut_off: Callable[[], None],
         drawn: Callable[[int], None] = lambda _: None,
     ) -> Iterator[tuple[int, str]]:
-        """Pieces of `count` texts as they come, each with the number of its text."""
         if max_tokens < 1:
             raise ArgumentError(f"max_tokens must be at least 1, got {max_tokens}")
         streams = [TextStream(self.tokenizer, stop=stop) for _ in range(count)]

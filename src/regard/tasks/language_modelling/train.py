@@ -39,7 +39,6 @@ def train_language_model(config: LanguageModelConfig, **options: Unpack[RunOptio
 
 
 def run_language_model(config: LanguageModelConfig, **options: Unpack[RunOptions]) -> str:
-    """Train as `train_language_model` does, but return the name of the device used, not the model."""
     return train_run(LANGUAGE_MODEL, config, prepare_text, next_token_job, _decoder, **options)
 
 
@@ -68,7 +67,6 @@ def next_token_loss(model: nn.Module, batch: TextBatch) -> LossSum:
 
 
 def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
-    """Make the model, batches, loss and validation of a language model, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
     model = made_of(partial(_decoder, config.sizes, vocab_size=len(corpus.tokenizer)))
     warm_up(model, config, folder)

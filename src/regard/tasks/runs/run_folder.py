@@ -107,7 +107,6 @@ class RunFolder:
             return False
 
     def begin(self, task: str, config: Any) -> None:
-        """Make the folder and write the configuration; other files are never touched."""
         self.refuse_taken()
         self.sweep()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -214,7 +213,6 @@ class RunFolder:
         return read_checksummed(self.config_file)
 
     def _clear(self, *files: str) -> None:
-        """Remove these files of a run, and those of its folders; other files stay."""
         for name in files:
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.path / ENGINE / REPLACEMENT, ignore_errors=True)
@@ -265,7 +263,6 @@ def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:
 
 
 def read_prepared(folder: RunFolder) -> dict[str, Any]:
-    """Read the record of `write_prepared`."""
     prepared, path = read_checksummed(folder.prepared_file), folder.prepared_file
     files = prepared.get("files", {})
     if not isinstance(files, dict):

@@ -105,7 +105,6 @@ def _write_header(file: BinaryIO, dtype: np.dtype[Any], count: int) -> int:
 
 
 def write_about(path: StrPath, *tokenizers: Tokenizer, **counts: int) -> None:
-    """Finish a folder of tokens."""
     write_checksummed(Path(path, ABOUT), {"fingerprints": _fingerprints(tokenizers), **counts})
 
 
@@ -114,7 +113,6 @@ def _fingerprints(tokenizers: Iterable[Tokenizer]) -> list[str]:
 
 
 def dtype_below(count: int) -> np.dtype[Any]:
-    """The dtype for integers below `count`."""
     return np.dtype(np.uint16 if count <= 2**16 else np.int32)
 
 

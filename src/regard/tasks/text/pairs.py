@@ -100,7 +100,6 @@ def _names(head: Sequence[str]) -> dict[str, int]:
 
 
 def tmx_units(files: Sequence[Lines]) -> Iterator[Unit]:
-    """The two sides of each unit of translation memories; the source is in the language that the header names."""
     for file in files:
         parser: Any = XMLPullParser(("start", "end"))
         source, number = "*all*", 0
@@ -177,7 +176,6 @@ def read_pairs(
 def read_items(
     files: Sequence[StrPath], format: str | None, forms: Mapping[str, RecordForm[Any, T]], *, bad_lines: BadLines
 ) -> Reader[T]:
-    """The items of files, at least one; raises as `read_pairs` does."""
     must_hold = f"pairs of sentences in {' and '.join(map(str, files))}"
     return reader_of(files, format, forms, bad_lines=bad_lines, must_hold=must_hold)
 
@@ -239,7 +237,6 @@ def _pair(source: tuple[str, str], target: tuple[str, str]) -> Pair:
 
 
 def in_step(files: Sequence[Lines]) -> Iterator[tuple[Line, ...]]:
-    """The lines of one number in all files."""
     for number, lines in enumerate(zip_longest(*files)):
         if None in lines:
             short, place = files[lines.index(None)], next(line.place for line in lines if line is not None)
@@ -295,7 +292,6 @@ def read_references(source: StrPath, references: Sequence[StrPath], *, bad_lines
 def read_judged(
     paths: Sequence[StrPath], *, format: PairFormat | None = None, bad_lines: BadLines = "stop"
 ) -> Reader[tuple[str, str | tuple[str, ...]]]:
-    """Pairs in any form that `read_pairs` takes; the target of a JSON object may be a list of texts."""
     forms: dict[str, RecordForm[Any, Any]] = {**PAIR_FORMS, "jsonl": RecordForm(in_a_row, _judged_json)}
     return read_items(paths, format, forms, bad_lines=bad_lines)
 

@@ -20,8 +20,6 @@ from regard.tensors.guards import autocast_of, can_look, is_compiling, is_observ
 
 @dataclass(frozen=True, slots=True)
 class LossSum:
-    """A summed loss and the number of tokens in the sum; the mean is `total / count`."""
-
     total: Tensor
     count: Tensor
 
@@ -66,8 +64,6 @@ B = TypeVar("B")
 
 
 class BatchSize(NamedTuple):
-    """How large a batch is: the number of its tokens, and of its places including padding."""
-
     tokens: int
     places: int
 

@@ -228,7 +228,6 @@ class TokenBatches:
         return BatchSize(batch.tokens, batch.padded_tokens)
 
     def _plans(self, epoch: int) -> Iterator[tuple[Indices, list[Indices]]]:
-        """The pairs that fit, and which of them each batch has; for each section of an epoch."""
         for number, rows in enumerate(sections(len(self._store), seed=self._seed, epoch=epoch)):
             fitting = self._fitting(rows)
             if len(fitting):

@@ -10,7 +10,7 @@ from regard.tasks.generation.beam import beam_search, greedy
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Constraint, ForcedPrefix, StillWanted
 from regard.tasks.generation.protocol import Decodable, Hypothesis, SearchOf
-from regard.tasks.text.batches import padded
+from regard.tasks.text.batches import padded_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
     >>> [len(best) for best in search(model, job)]
     [2, 2]
     """
-    source, lengths = padded(job.sources, 0)
+    source, lengths = padded_rows(job.sources, 0)
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else torch.device("cpu")
     asked = SearchOf(
         source.to(device), lengths.to(device), bos_id=job.begin_id, eos_id=job.end_id, max_steps=job.max_steps,

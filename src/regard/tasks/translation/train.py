@@ -30,8 +30,6 @@ from regard.tasks.translation.translator import Translator as Translator
 
 
 class TeacherForcing:
-    """The loss of a batch when the model reads the target up to each token and predicts the next."""
-
     def __init__(self, label_smoothing: float = 0.0) -> None:
         self._label_smoothing = label_smoothing
 
@@ -114,7 +112,6 @@ def train_translation(config: TranslationConfig, **options: Unpack[RunOptions]) 
 
 
 def run_translation(config: TranslationConfig, **options: Unpack[RunOptions]) -> str:
-    """Train as `train_translation` does, but return the name of the device used, not the model."""
     return train_run(TRANSLATION, config, prepare_corpus, translation_job, _model, **options)
 
 
@@ -123,7 +120,6 @@ def _model(sizes: TransformerConfig | RNNConfig) -> nn.Module:
 
 
 def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
-    """Make the model, batches, loss and validation of a translator, from a folder that `prepare_corpus` filled."""
     corpus = open_corpus(config, folder)
     source_size, target_size = len(corpus.source_tokenizer), len(corpus.target_tokenizer)
     sizes = {"source_vocab_size": source_size, "target_vocab_size": target_size}

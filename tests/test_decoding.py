@@ -120,18 +120,6 @@ def test_stopping_early_loses_no_better_answer(penalty: float) -> None:
         assert hypothesis.score == pytest.approx(score, abs=1e-6)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_poor_answers_that_end_early_do_not_stop_a_good_one(penalty: float) -> None:
-    """At every step but the last the end mark comes second, far behind: the beam fills up with bad answers."""
-    table, good = Table(5), [3, 4, 3, 0, 4, 3, EOS]
-    preferred = nn.functional.one_hot(torch.tensor(good), 5).double()
-    table.logits = lambda prefix: (
-        9.0 * preferred[min(len(prefix) - 2, 6)] + 2.0 * nn.functional.one_hot(torch.tensor(EOS), 5)
-    )
-    (found,) = beam_search(table, *sources(3), **LIMITS, max_steps=9, beam=Beam(3, length_penalty=penalty))
-    assert found[0].tokens == good
-
-
 def test_a_search_without_length_penalty_stops_as_soon_as_it_is_certain() -> None:
     table = Table(3, eos_bonus=9.0)
     steps, step = [], table.step
@@ -202,25 +190,6 @@ def test_a_narrow_beam_does_what_it_says(
             assert hypothesis.score == pytest.approx(score, abs=1e-5)
 
 
-def test_hypotheses_that_end_take_no_place_of_those_that_go_on() -> None:
-    """At the second step two of the three best continuations end. The fourth goes on and becomes the second best."""
-    table = Table(10)
-    start, a, b, c, d = (), (3,), (4,), (3, 5), (3, 6)
-    chances = {start: {3: 0.55, 4: 0.45}, a: {EOS: 0.5, 5: 0.27, 6: 0.23}, b: {EOS: 0.3}, c: {}, d: {EOS: 1 - 1e-9}}
-
-    def logits(prefix: tuple[int, ...]) -> Tensor:
-        known = chances.get(prefix[2:], {})
-        rest = (1 - sum(known.values())) / (10 - len(known))
-        return torch.tensor([known.get(token, max(rest, 1e-12)) for token in range(10)], dtype=torch.float64).log()
-
-    table.logits = logits
-    options: dict[str, Any] = {"size": 2, "num_best": 2, "length_penalty": 0.0}
-    (found,) = beam_search(table, *sources(3), **LIMITS, max_steps=6, beam=Beam(**options))
-    assert tokens_of(found) == [[3, EOS], [3, 6, EOS]]
-    expected = narrow_beam(table, 3, steps=6, size=2, num_best=2, penalty=0.0)
-    assert tokens_of(found) == [tokens for _, tokens in expected]
-
-
 @settings(max_examples=20)
 @given(
     vocab=st.integers(3, 9), steps=st.integers(1, 7), penalty=st.sampled_from([0.0, 1.0]),
@@ -238,18 +207,6 @@ def test_a_beam_of_one_is_greedy(vocab: int, steps: int, penalty: float, firsts:
         assert one.score / len(one.tokens) ** penalty == pytest.approx(two.score, abs=1e-6)
 
 
-def test_greedy_takes_the_most_probable_token_at_every_step() -> None:
-    table, firsts = Table(5), range(3, 23)
-    for first, hypothesis in zip(
-        firsts, greedy(table, *sources(*firsts), **LIMITS, max_steps=6), strict=True
-    ):  # fmt: skip
-        tokens: list[int] = []
-        while len(tokens) < 6 and EOS not in tokens:
-            tokens.append(int(table.logits((first, BOS, *tokens)).argmax()))
-        assert hypothesis.tokens == tokens
-        assert hypothesis.score == pytest.approx(table.log_probability(first, tokens), abs=1e-6)
-
-
 @settings(max_examples=20)
 @given(size=st.integers(1, 5), steps=st.integers(1, 9), firsts=st.lists(st.integers(3, 99), min_size=2, max_size=9))
 def test_sources_do_not_touch_each_other(size: int, steps: int, firsts: list[int]) -> None:
@@ -262,41 +219,6 @@ def test_sources_do_not_touch_each_other(size: int, steps: int, firsts: list[int
         assert [h.score for h in hypotheses] == [h.score for h in alone]
     singly = [greedy(table, *sources(first), **LIMITS, max_steps=steps)[0] for first in firsts]
     assert tokens_of(greedy(table, *sources(*firsts), **LIMITS, max_steps=steps)) == tokens_of(singly)
-
-
-@settings(max_examples=20)
-@given(size=st.integers(1, 6), steps=st.integers(1, 6), penalty=st.sampled_from([0.0, 1.0]), first=st.integers(3, 99))
-def test_the_best_are_different_and_sorted(size: int, steps: int, penalty: float, first: int) -> None:
-    (found,) = beam_search(
-        Table(5), *sources(first), **LIMITS, max_steps=steps, beam=Beam(size, num_best=size, length_penalty=penalty)
-    )
-    ended = [h.score for h in found if h.tokens[-1] == EOS]
-    cut = [h.score for h in found if h.tokens[-1] != EOS]
-    assert [h.score for h in found] == sorted(ended, reverse=True) + sorted(cut, reverse=True)
-    assert len({tuple(h.tokens) for h in found}) == len(found)
-    assert all(EOS not in h.tokens[:-1] and 1 <= len(h.tokens) <= steps for h in found)
-    assert all(len(h.tokens) == steps for h in found if h.tokens[-1] != EOS)
-
-
-def test_an_answer_that_never_ends_is_cut_off() -> None:
-    table = Table(4, eos_bonus=-99.0)
-    (best,) = greedy(table, *sources(3), **LIMITS, max_steps=5)
-    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam=Beam(3, num_best=2))
-    assert [len(h.tokens) for h in (best, *beam)] == [5, 5, 5]
-    assert all(EOS not in h.tokens for h in (best, *beam))
-    assert beam[0].score == pytest.approx(table.log_probability(3, beam[0].tokens) / 5, abs=1e-6)
-
-
-def test_an_answer_may_be_the_end_mark_alone() -> None:
-    table = Table(4, eos_bonus=99.0)
-    (best,) = greedy(table, *sources(3), **LIMITS, max_steps=5)
-    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam=Beam(3))
-    assert best.tokens == beam[0].tokens == [EOS]
-
-
-def test_a_vocabulary_smaller_than_the_beam() -> None:
-    (found,) = beam_search(Table(3), *sources(3), **LIMITS, max_steps=2, beam=Beam(7, num_best=7))
-    assert sorted(tokens_of(found)) == sorted([[2], [0, 2], [1, 2], [0, 0], [0, 1], [1, 0], [1, 1]])
 
 
 def test_sources_that_are_done_leave_the_batch() -> None:
@@ -315,11 +237,6 @@ def test_sources_that_are_done_leave_the_batch() -> None:
     found = beam_search(table, *sources(*ends_at), **LIMITS, max_steps=8, beam=Beam(2, length_penalty=0.0))
     assert [len(beam[0].tokens) for beam in found] == [1] * 9 + [6]
     assert rows == [10, 2, 2, 2, 2, 2]  # At the first step a source has one hypothesis.
-
-
-def test_arguments_outside_their_range() -> None:
-    with pytest.raises(ArgumentError, match="max_steps must be at least 1, got 0"):
-        beam_search(Table(4), *sources(3), **LIMITS, max_steps=0)
 
 
 @pytest.mark.parametrize(
@@ -423,15 +340,6 @@ def test_a_batch_decodes_as_its_sentences_do_alone(make: Callable[[], nn.Module]
         given = source[b : b + 1, :n], lengths[b : b + 1]
         assert tokens_of(beam_search(model, *given, **beam)[0]) == tokens_of(together[b])
         assert greedy(model, *given, **LIMITS, max_steps=STEPS)[0].tokens == best[b].tokens
-
-
-@every_model
-def test_a_models_beam_of_one_is_greedy(make: Callable[[], nn.Module]) -> None:
-    model = untrained(make, 7)
-    given = padded_sources()
-    limits: dict[str, Any] = LIMITS | {"max_steps": STEPS}
-    beams = beam_search(model, *given, beam=Beam(1, length_penalty=0.0), **limits)
-    assert [beam[0].tokens for beam in beams] == tokens_of(greedy(model, *given, **limits))
 
 
 @every_model

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.edits import AddBias, Edit, Knockout, Reweight
-from regard.edits.knockout import KnockedOutBlock
+from regard.edits.of_scores import KnockedOutBlock
 from regard.kernels import fused
 from regard.kernels.fused_plan import Plan, plan
 

@@ -7,9 +7,8 @@ from torch.nn import functional as F
 import regard
 from regard.call.shapes import Sizes
 from regard.edits import Knockout, ReplaceWeights, Reweight
-from regard.edits.base import of_keys
-from regard.edits.call_place import CallPlace
-from regard.edits.knockout import KnockedOutEdges
+from regard.edits.base import CallPlace, of_keys
+from regard.edits.of_scores import KnockedOutEdges
 
 HEADS, LENGTH = 2, 4
 

@@ -113,7 +113,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "scale": {"scale": 0.7},
 }
 RECOGNISED = {"none", "causal flag", "bool, T x S", "padding", "causal and padding", "left padding", "window",
-              "window both ways", "added, per key", "-inf", "finfo.min", "scale"}  # fmt: skip
+              "window both ways", "added, per key", "-inf", "finfo.min", "scale",
+              "rows of -inf", "rows of False"}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,7 @@ from regard.tasks.text.tokenizer_recipes import recipe
 from regard.tasks.translation import corpus as translation_corpus
 from regard.tasks.translation.corpus import prepare_corpus
 from tests.conftest import Call
-from tests.tasks.small_runs import PAIRS, run, small_config, write_pairs
-
-__all__ = ["run"]
+from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 MANY = [(f"{source} {n}", f"{target} {n}") for n in range(8) for source, target in PAIRS]
 
@@ -185,9 +183,9 @@ def test_lines_are_what_the_whole_list_gives(tmp_path: Path, monkeypatch: pytest
             assert digest(path) == found[f"data/{name}/{path.name}"]
 
 
-def test_evaluate_reads_pairs_once(run: Path, call: Call) -> None:
-    data = write_pairs(run.parent / "judged.tsv", PAIRS[:3])
-    command = ("evaluate", str(run), "--device", "cpu", "--data")
+def test_evaluate_reads_pairs_once(run_of_words: Path, call: Call) -> None:
+    data = write_pairs(run_of_words.parent / "judged.tsv", PAIRS[:3])
+    command = ("evaluate", str(run_of_words), "--device", "cpu", "--data")
     status, out, _ = call(*command, str(data))
-    with fed(run.parent / "pipe.tsv", data.read_bytes()):
-        assert call(*command, str(run.parent / "pipe.tsv"))[:2] == (status, out) == (0, out)
+    with fed(run_of_words.parent / "pipe.tsv", data.read_bytes()):
+        assert call(*command, str(run_of_words.parent / "pipe.tsv"))[:2] == (status, out) == (0, out)

@@ -56,15 +56,6 @@ def test_tokens_are_mapped_read_only_and_small(tmp_path: Path) -> None:
         tokens[0] = 1
 
 
-def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
-    every = [chr(n) for n in range(0x4E00, 0x4E00 + 20_000)] + [chr(n) for n in range(0x20000, 0x20000 + 46_000)]
-    large = Characters(vocab_size=100_000).train(every)
-    assert len(large) > 2**16
-    store = TokenStore.build(tmp_path / "tokens", [("".join(every), "K")], large, TARGET)
-    assert store.source(0).dtype == np.int32
-    assert store.source(0).tolist() == large.encode("".join(every))
-
-
 @pytest.mark.parametrize(("size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.int32)])
 def test_16_bits_hold_65536_tokens_and_no_more(tmp_path: Path, size: int, dtype: Any) -> None:
     letters = [chr(n) for n in (*range(0x20000, 0x2F800), *range(0x4E00, 0x9F00))][: size - 4]
@@ -123,11 +114,6 @@ def test_an_interrupted_build_leaves_the_older_file(tmp_path: Path) -> None:
         TokenStore.build(tmp_path / "tokens", broken(), SOURCE, TARGET)
     assert len(TokenStore.open(tmp_path / "tokens", SOURCE, TARGET)) == len(PAIRS)
     assert {path.name for path in (tmp_path / "tokens").iterdir()} == {"tokens.npy", "starts.npy", "about.json"}
-
-
-def test_a_place_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        built(tmp_path / "absent" / "tokens")
 
 
 @pytest.mark.parametrize("index", [-1, 4])

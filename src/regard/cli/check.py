@@ -78,6 +78,6 @@ def _target(words: str, folder: Path, tell: OnProgress) -> "Target":
         return of_function(words)
     if not is_huggingface(folder):
         return Target(task_of(folder).load(folder).model)
-    from regard.huggingface.load_folder import load_folder
+    from regard.huggingface.folder import load_folder
 
     return Target(load_folder(folder, tell).model)

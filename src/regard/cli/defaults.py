@@ -9,7 +9,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.models.sizes import Size
+from regard.models.config import Size
 from regard.tasks.config import TrainingConfig
 from regard.tasks.recipes import overridden, recipe_of
 from regard.tasks.registry import TASKS, Task

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.edits.editing import edit
-from regard.edits.scale_heads import ScaleHeads
+from regard.edits.of_heads import ScaleHeads
 from regard.errors import RegardError
 from regard.files.atomic import read_json
 from regard.nn.residual import Residual

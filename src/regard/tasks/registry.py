@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import RunFolderError
 from regard.files.atomic import read_json
 from regard.files.model_folder import is_huggingface
-from regard.models.sizes import DECODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
+from regard.models.config import DECODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
 from regard.tasks.config import LANGUAGE_MODEL, TRANSLATION, TrainingConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.runs.run_folder import RunFolder

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, NotSeenError, RunFolderError
 from regard.files.model_folder import family_of
-from regard.huggingface.folder import read_object, read_settings
-from regard.huggingface.load_folder import load_folder
+from regard.huggingface.folder import load_folder, read_object, read_settings
 from regard.maps.attention_map import AttentionMap
 from regard.models.protocol import Step
 from regard.tasks.text.pretrained import check_tokenizer

@@ -12,7 +12,7 @@ import torch
 from regard.errors import ArgumentError, DataError
 from regard.files.model_folder import OnProgress, is_huggingface, no_progress, snapshot_of
 from regard.lazy import displayed
-from regard.models.decoder_only import DecoderOnly
+from regard.models.one_stack import DecoderOnly
 from regard.tasks.config import LANGUAGE_MODEL
 from regard.tasks.generation.downloaded import Downloaded, load_downloaded
 from regard.tasks.generation.filters import Filter, Vocabulary

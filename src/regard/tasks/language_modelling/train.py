@@ -9,7 +9,7 @@ from torch import nn
 
 from regard.errors import require
 from regard.models.config import DecoderOnlyConfig
-from regard.models.decoder_only import DecoderOnly
+from regard.models.one_stack import DecoderOnly
 from regard.tasks.config import LANGUAGE_MODEL
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard.errors import ArgumentError, DataError, NotSeenError, RegardError, RunFolderError
 from regard.files.model_folder import OnProgress, no_progress
-from regard.huggingface.load_folder import load_folder, quiet, transformers_library
+from regard.huggingface.folder import load_folder, quiet, transformers_library
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.generation.downloaded import MapSide, sides_of
 from regard.tasks.text.codec import label_of_each

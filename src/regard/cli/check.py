@@ -12,8 +12,7 @@ from regard.cli.loading import loading
 from regard.cli.progress import reading
 from regard.cli.shared import Command, Device
 from regard.errors import ArgumentError
-from regard.files.model_folder import is_huggingface, snapshot_of
-from regard.tasks.progress import OnProgress
+from regard.files.model_folder import OnProgress, is_huggingface, snapshot_of
 from regard.tasks.registry import task_of
 
 if TYPE_CHECKING:

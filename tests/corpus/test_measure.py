@@ -20,7 +20,7 @@ from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.viewing.choice import Choice
 from regard.tasks.viewing.foreign_model import ForeignModel
 from regard.tasks.viewing.view_input import ViewInput
-from regard.views.html.token_lists import layer_names
+from regard.views.html.contents import layer_names
 from regard.watching.analysis.head_table import BY_QUERY
 from tests.corpus.conftest import PLACES, documents, save_words
 from tests.families.architectures import library

@@ -86,15 +86,6 @@ def test_maps_labels_and_order_arrive() -> None:
     assert [one["direction"] for one in arabic["labels"]] == ["rtl", "ltr"]
 
 
-def test_lazy_maps_and_a_matrix_are_read() -> None:
-    query, key = torch.randn(1, 3, 5, 4), torch.randn(1, 3, 7, 4)
-    weights = regard.attention(query, key, key, return_weights=True).weights
-    data = embedded(page([Example("", {"x": Map(weights[0]), "y": Map(softmax(4, 6))})]).text)
-    first, second = data["examples"][0]["maps"]
-    np.testing.assert_allclose(decoded(data, first), weights.dense()[0].numpy(), rtol=0.0005, atol=5e-6)
-    assert second["shape"] == [1, 4, 6]
-
-
 def long_map(length: int = 150, heads: int = 2) -> regard.AttentionMap:
     q, k = torch.randn(2, 1, heads, length, 8).unbind()
     weights = regard.attention(2 * q, k, k, mask=regard.causal(), return_weights=True).weights[0]

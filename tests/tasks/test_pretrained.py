@@ -302,16 +302,6 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(
     refused(lambda f: None, r"regard\[train\]", MissingExtraError)
 
 
-def test_a_model_that_does_not_translate_is_refused(tmp_path: Path) -> None:
-    from transformers import BertConfig, BertModel
-
-    sizes: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    save(BertModel(BertConfig(vocab_size=9, **sizes)), tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(RunFolderError, match=r"holds a bert model \(BertModel\), which does not translate"):
-        Translator.load(tmp_path, device="cpu")
-
-
 T5_LIKE: dict[str, Any] = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
 BART_LIKE: dict[str, Any] = {"vocab_size": 40, **SMALL, "pad_token_id": 0, "eos_token_id": 2} | {
     "decoder_start_token_id": 0, "forced_eos_token_id": None

@@ -4,7 +4,8 @@ import os
 import pickle
 import re
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.running_text import TextStore, pieces
 from regard.tasks.text.spool import Spool
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters
-from regard.tasks.text.tokenizers import BOS, EOS, Tokenizer
+from regard.tasks.text.tokenizers import BOS, EOS
 
 SOURCE, TARGET = ByteLevelBPE(vocab_size=300).train(["the cat"]), Characters().train(["die Katze"])
 PAIRS = [("the cat", "die Katze"), ("", "K"), ("日本", "?" * 300), ("the", "")]
@@ -128,9 +129,9 @@ def test_pairs_that_are_not_there_are_refused(tmp_path: Path, index: int) -> Non
             side(index)
 
 
-def peak_bytes(path: Path, count: int, tokenizer: Tokenizer) -> int:
+def peak_bytes(work: Callable[[], object]) -> int:
     tracemalloc.start()
-    TokenStore.build(path, (("die Katze", "die Katze") for _ in range(count)), tokenizer, tokenizer)
+    work()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
@@ -139,7 +140,11 @@ def peak_bytes(path: Path, count: int, tokenizer: Tokenizer) -> int:
 def test_building_takes_as_much_memory_for_a_large_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing grows, neither what is written at a time nor what the opened store holds."""
     monkeypatch.setattr(store_module, "CHUNK_PAIRS", 100)
-    small, large = (peak_bytes(tmp_path / "tokens", count, TARGET) for count in (6_000, 25_000))
+
+    def build(count: int) -> None:
+        TokenStore.build(tmp_path / "tokens", (("die Katze", "die Katze") for _ in range(count)), TARGET, TARGET)
+
+    small, large = (peak_bytes(partial(build, count)) for count in (6_000, 25_000))
     assert large - small < 10_000
 
 
@@ -189,3 +194,14 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Full())
     with pytest.raises(OSError, match=re.escape(f"No space left on device: {str(tmp_path)!r}")):
         Spool(["a"], tmp_path)
+
+
+def test_memory_does_not_grow_with_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool_module, "BLOCK_CHARACTERS", 30_000)
+
+    def fill(count: int) -> None:
+        with Spool((("die Katze" * 20, "the cat" * 20) for _ in range(count)), tmp_path) as spool:
+            assert sum(1 for _ in spool) == count
+
+    small, large = (peak_bytes(partial(fill, count)) for count in (2_000, 10_000))
+    assert large - small < 10_000

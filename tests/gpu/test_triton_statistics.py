@@ -277,10 +277,10 @@ FAULTS = {
     "hidden keys are summed": ("columns", "tl.where(kept, total, 0.0)", "total", "padding"),
     "queries that are not side by side": ("columns", "count == all_high - all_low", "count >= 0", "lengths in turns"),
     "top-k that loses a tie": (
-        "ranks", "waiting == found[:, None]", "(waiting >> KEY_BITS) == (found >> KEY_BITS)[:, None]", "none",
+        "rows", "waiting == found[:, None]", "(waiting >> KEY_BITS) == (found >> KEY_BITS)[:, None]", "none",
     ),
 }  # fmt: skip
-PROGRAMS = {"rows": ("read_rows", "join_parts"), "columns": ("read_columns", "pool_keys"), "ranks": ("rank_groups",)}
+PROGRAMS = {"rows": ("read_rows", "join_parts", "rank_groups"), "columns": ("read_columns", "pool_keys")}
 
 
 @pytest.mark.filterwarnings("ignore")  # of numbers that a broken program has left unset

@@ -1,15 +1,20 @@
-"""The keys and the states as the loop over rows takes them, and whether they are finite; needs numba."""
+"""The numbers of the loop over rows, its keys and its states, and whether they are finite; needs numba."""
 
 from typing import Any
 
 import numba
 import numpy as np
+from numba import types
 from numba.np.numpy_support import carray
 
-from regard.maps.loop.row_numbers import LN_2, ZERO, floats
 from regard.maps.sources import dot_scores
-from regard.tensors.vector_code import LANES, PANEL, transpose
+from regard.tensors.vector_code import LANES, PANEL, pointers_to, transpose
 
+LN_2 = np.float32(0.6931471805599453)
+ZERO = np.float32(0)
+# Sums may be reordered, for vectorization. Values are finite: `regard.maps.loop.one_loop` checks first.
+FAST = {"nnan", "ninf", "nsz", "reassoc", "contract", "arcp"}
+floats, doubles, longs = (pointers_to(kind) for kind in (types.float32, types.float64, types.int64))
 NEVER = np.float32(dot_scores.NEVER)
 
 

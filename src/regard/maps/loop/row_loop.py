@@ -14,20 +14,11 @@ import numpy as np
 from numba import types
 from numba.np.numpy_support import carray
 
-from regard.maps.loop import (
-    picture_blocks,
-    row_inputs,
-    row_numbers,
-    row_pictures,
-    row_ranks,
-    row_tiles,
-    weights_block,
-)  # fmt: skip
-from regard.maps.loop.row_inputs import pack_keys, take_row_states
-from regard.maps.loop.row_numbers import FAST, LN_2, ZERO, doubles, floats, longs
+from regard.maps.loop import one_loop, row_inputs, row_pictures, row_ranks, weights_block
+from regard.maps.loop.one_loop import TILE, WORK
+from regard.maps.loop.row_inputs import FAST, LN_2, ZERO, doubles, floats, longs, pack_keys, take_row_states
 from regard.maps.loop.row_pictures import pool
 from regard.maps.loop.row_ranks import rank, room_for
-from regard.maps.loop.row_tiles import TILE, WORK
 from regard.maps.loop.weights_block import weigh_1, weigh_1_1_1_1, weigh_2, weigh_2_2, weigh_3, weigh_4
 from regard.tensors import vector_code
 from regard.tensors.vector_code import LANES, PANEL, aligned_numbers, compiled_function, next_of, pointers_to
@@ -364,5 +355,5 @@ def _compiled(version: int) -> tuple[Any, Any]:
     return prepare, read_rows
 
 
-_PARTS = (weights_block, picture_blocks, row_inputs, row_numbers, row_pictures, row_ranks, vector_code, row_tiles)
+_PARTS = (weights_block, row_inputs, row_pictures, row_ranks, vector_code, one_loop)
 prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, _PARTS)).encode()))

@@ -371,3 +371,27 @@ def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
 
 def _slice(where: range) -> slice:
     return slice(where.start, where.stop)
+
+
+class Chains(NamedTuple):
+    """The keys of each query as a chain in descending order: its first key, and of each key the next; -1 is the end."""
+
+    first: Tensor
+    """(chains, sequences or 1, T) of int64."""
+    following: Tensor
+    """(chains, sequences or 1, S)."""
+
+
+class SumsOfKeys(PerQuery):
+    """Sums of the weights of each query on its keys, (flat_heads, T) for each chain."""
+
+    needs_tiles: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many answers it has."""
+
+    @abstractmethod
+    def chains(self, keys: int) -> Chains:
+        """The chosen of so many keys, for a loop over rows."""

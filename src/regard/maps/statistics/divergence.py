@@ -22,8 +22,7 @@ from regard.maps.sources.derived import AverageSource
 from regard.maps.sources.given import given_weights
 from regard.maps.sources.source import Part, Piece, Scratch, Source
 from regard.maps.statistics.definitions import LOWEST_LOG, Entropy, PerQuery
-from regard.maps.statistics.products import product
-from regard.maps.statistics.tiles import ask
+from regard.maps.statistics.tiles import ask, product
 from regard.tensors.tile_sizes import union
 
 Divergence = Literal["kl", "js", "cross_entropy", "mse", "cosine"]

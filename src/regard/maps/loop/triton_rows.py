@@ -1,4 +1,4 @@
-"""The Triton program for what is known of each query: log-sum-exp, entropy, largest weight, distance; needs Triton.
+"""The Triton programs for each query: log-sum-exp, entropy, largest weight, distance, k largest weights; needs Triton.
 
 A block of queries loops over blocks of its visible keys, as in a fused kernel, and no key crosses a thread: the online
 softmax runs for LANES groups of keys apart, as a thread holds them, and they are joined at the end. No number is added

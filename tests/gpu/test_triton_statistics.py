@@ -273,7 +273,9 @@ FAULTS = {
     "a sink is forgotten": ("rows", " + tl.exp2(sink - peak))", ")", "none"),
     "a part is read twice": ("rows", "tl.minimum(high, low + length)", "tl.minimum(high, low + 2 * length)", "none"),
     "the key head of another group": (
-        "rows", "(head // group).to(tl.int64) * key_head\n    of_columns", "(head % group).to(tl.int64) * key_head\n    of_columns",
+        "rows",
+        "(head // group).to(tl.int64) * key_head\n    of_columns",
+        "(head % group).to(tl.int64) * key_head\n    of_columns",
         "none",
     ),
     "a query of a bin is lost": ("columns", "bins), high)", "bins) - 1, high)", "none"),

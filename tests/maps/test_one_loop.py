@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import regard
 from regard.call.masks import strided
-from regard.maps.loop import one_loop
+from regard.maps.loop import one_loop, row_tiles
 from regard.maps.sources.dot_scores import DotScores
 from regard.maps.statistics.asked import MOST_RANKED
 from regard.watching.analysis.head_table import BY_QUERY, query_values
@@ -307,8 +307,8 @@ def test_blocks_on_one_diagonal_are_made_once(
         return real(scores, rows, columns)
 
     monkeypatch.setattr(DotScores, "added", counted)
-    monkeypatch.setattr(one_loop, "ADDED_ELEMENTS", most_added)
-    monkeypatch.setattr(one_loop, "kept_batches", {})
+    monkeypatch.setattr(row_tiles, "ADDED_ELEMENTS", most_added)
+    monkeypatch.setattr(row_tiles, "kept_batches", {})
     q, k = torch.randn(1, 2, 333, 8), torch.randn(1, 2, 325, 8)
     with torch.no_grad():
         answered.clear()
@@ -316,7 +316,7 @@ def test_blocks_on_one_diagonal_are_made_once(
         dense = regard.attention(q.double(), k.double(), k.double(), mask=mask, return_weights=True).weights.dense()
     assert answered == [True]
     if most_added == 1 << 20:
-        assert (len(made) < 333 // one_loop.MOST_ROWS) is is_made_once
+        assert (len(made) < 333 // row_tiles.MOST_ROWS) is is_made_once
     torch.testing.assert_close(found["received"].double(), dense.sum(-2), rtol=1e-6, atol=5e-6)
     torch.testing.assert_close(found["entropy"].double(), torch.special.entr(dense).sum(-1), rtol=0, atol=5e-6)
 
@@ -327,7 +327,7 @@ def test_tiles_are_kept_for_equal_masks_alone(answered: Answered, monkeypatch: p
     monkeypatch.setattr(
         DotScores, "added", lambda scores, rows, columns: made.append(rows) or real(scores, rows, columns)
     )
-    monkeypatch.setattr(one_loop, "kept_batches", {})
+    monkeypatch.setattr(row_tiles, "kept_batches", {})
     masks = [
         regard.causal(), regard.causal(offset=3), regard.window(30), regard.window(40), regard.window(31, side="both"),
         regard.causal() & regard.window(30), strided(3), strided(4), regard.causal() | regard.window(8),
@@ -353,18 +353,18 @@ def test_tiles_are_kept_for_equal_masks_alone(answered: Answered, monkeypatch: p
 
 
 def test_few_tiles_are_kept_and_no_large_ones(answered: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_loop, "kept_batches", {})
+    monkeypatch.setattr(row_tiles, "kept_batches", {})
     with torch.no_grad():
-        for keys in range(30, 30 + one_loop.MOST_KEPT + 3):
+        for keys in range(30, 30 + row_tiles.MOST_KEPT + 3):
             q = torch.randn(1, 1, keys, 4)
             regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.summary("received", "top_key")
-        assert [key[1] for key in one_loop.kept_batches] == list(range(33, 33 + one_loop.MOST_KEPT))
+        assert [key[1] for key in row_tiles.kept_batches] == list(range(33, 33 + row_tiles.MOST_KEPT))
         q = torch.randn(1, 1, 600, 4)
         answered.clear()
         regard.attention(q, q, q, mask=strided(2), return_weights=True).weights.summary("received", "top_key")
         assert answered == [True]
-    assert all(batch[1].numel() <= one_loop.KEPT_ELEMENTS for batch in one_loop.kept_batches.values())
-    assert 600 not in [key[1] for key in one_loop.kept_batches]
+    assert all(batch[1].numel() <= row_tiles.KEPT_ELEMENTS for batch in row_tiles.kept_batches.values())
+    assert 600 not in [key[1] for key in row_tiles.kept_batches]
 
 
 def test_memory_that_vectors_read_begins_at_a_line_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,7 +317,7 @@ class AttentionMap(TensorLike):
             GradientError: there was no backward pass, or more than one; the message says why.
             ShapeError: `grad_output` does not have the output's shape.
         """
-        return AttentionMap(self.source.gradient(grad_output))
+        return AttentionMap(self.source.gradient(grad_output, "gradient"))
 
     def attribution(self, grad_output: Tensor | None = None) -> "AttentionMap":
         r"""Weight times gradient: $P_{ij} \, dO_i \cdot v_j$, a lazy map with signs; exactly 0 where masked.
@@ -330,7 +330,7 @@ class AttentionMap(TensorLike):
         Raises:
             ArgumentError, GradientError, ShapeError: as `gradient` does.
         """
-        return AttentionMap(self.source.attribution(grad_output))
+        return AttentionMap(self.source.gradient(grad_output, "attribution"))
 
     def relevance(self, grad_output: Tensor | None = None) -> "AttentionMap":
         r"""The positive relevance of each key: $\bar A_{ij} = \frac1H \sum_h (P_{hij} \, dO_{hi} \cdot v_{hj})^+$.

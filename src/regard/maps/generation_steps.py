@@ -69,7 +69,7 @@ class StackSource(SeveralSource):
         return weights
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        if not isinstance(statistic, st.Entropy | st.ParticipationRatio | st.Squares):
+        if not isinstance(statistic, st.Entropy | st.ParticipationRatio):
             return None
         found = [ask(step, statistic) for step in self.parts]
         return tuple(torch.cat(answers, dim=1) for answers in zip(*found, strict=True))

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Dimensions, Rows
+from regard.call.shapes import Dimensions, Rows, take_rows
 from regard.maps.sources.derived import DerivedSource
-from regard.maps.sources.source import Part, PartOf, Piece, Scratch, Source, Statistic, take_rows
+from regard.maps.sources.source import Part, PartOf, Piece, Scratch, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
 from regard.maps.statistics.tiles import one_pass
@@ -30,10 +30,6 @@ class SelectionSource(DerivedSource):
     @property
     def shape(self) -> torch.Size:
         return torch.Size((*self.of.leading, len(self.rows), len(self.chosen)))
-
-    @property
-    def width(self) -> int:
-        return self.of.width
 
     def __str__(self) -> str:
         return f"some rows and columns of a map {tuple(self.of.shape)}: {self.of}"
@@ -70,13 +66,10 @@ class SelectionSource(DerivedSource):
                 return None if found is None else (found[0][:, 0],)
         return None
 
-    def gradient(self, grad_output: Tensor | None) -> Source:
-        return super().gradient(grad_output) if grad_output is not None else replace(self, of=self.of.gradient(None))
-
-    def attribution(self, grad_output: Tensor | None) -> Source:
+    def gradient(self, grad_output: Tensor | None, asked: str) -> Source:
         if grad_output is not None:
-            return super().attribution(grad_output)
-        return replace(self, of=self.of.attribution(None))
+            return super().gradient(grad_output, asked)
+        return replace(self, of=self.of.gradient(None, asked))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "SelectionSource":
         rows, chosen = (i if isinstance(i, range) else change(i) for i in (self.rows, self.chosen))
@@ -117,10 +110,6 @@ class TransposedSource(DerivedSource):
     def part_of(self) -> PartOf:
         rows, columns, queries, keys = self.of.part_of
         return PartOf(columns, rows, keys, queries)
-
-    @property
-    def width(self) -> int:
-        return self.of.width
 
     @property
     def dimensions(self) -> Dimensions:

@@ -16,11 +16,10 @@ from torch import Tensor
 from regard.call.biases.base import Bias, BlockBias
 from regard.call.normalizations import Softmax, SoftmaxWithSink, any_coarse, coarse_rows
 from regard.call.scores.base import Score
-from regard.call.shapes import Rows, Sizes
+from regard.call.shapes import Rows, Sizes, take_rows
 from regard.errors import GradientError
 from regard.kernels import BACKENDS, row_state
 from regard.kernels.base import Call, row_sum_error
-from regard.maps.sources.source import take_rows
 from regard.tensors.fresh import Fresh
 from regard.tensors.guards import has_values, in_transform, is_recorded
 from regard.tensors.tensor_tree import tensors_mapped, tensors_of_tree

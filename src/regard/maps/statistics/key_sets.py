@@ -12,13 +12,13 @@ from regard.call.masks.base import And, DenseMask, Mask, Not, Or, render
 from regard.call.masks.basic import as_mask
 from regard.call.masks.selection import SelectedMask
 from regard.call.normalizations import Softmax
-from regard.call.shapes import Sizes, index_tensor
+from regard.call.shapes import Sizes, index_tensor, take_rows
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels import execute
 from regard.kernels.tiled import Tile
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.factors import ShiftedBias
-from regard.maps.sources.source import PartOf, Piece, Source, Statistic, take_rows
+from regard.maps.sources.source import PartOf, Piece, Source, Statistic
 from regard.maps.statistics.definitions import Chains, PerQuery, SumsOfKeys, joined
 from regard.maps.statistics.tiles import ask
 from regard.tensors.memory import widest_dtype
@@ -29,7 +29,9 @@ def kept_mass(source: Source, mask: Mask | Tensor) -> Tensor:
     chosen = as_mask(mask)
     if chosen is None:
         raise ArgumentError("mass() needs a mask, such as regard.window(8) or a bool tensor; got None")
-    sizes = sizes_of(source)
+    leading, has_heads = source.leading, source.dimensions.has_heads_last
+    heads = leading[-1] if has_heads else 1
+    sizes = Sizes(leading[:-1] if has_heads else leading, heads, heads, source.queries, source.keys, has_heads)
     bound = _bound(chosen, source.part_of, sizes, source.device)
     found = _by_lse(source, bound, sizes) if isinstance(source, CallSource) else None
     return source.laid_out(ask(source, Mass(bound, sizes))[0] if found is None else found)
@@ -46,12 +48,6 @@ def _bound(mask: Mask, part: PartOf, sizes: Sizes, device: torch.device) -> Mask
     whole = mask.bind(replace(sizes, queries=part.queries, keys=part.keys), device)
     rows, columns = (index_tensor(places, device) for places in (part.rows, part.columns))
     return SelectedMask(whole, rows=rows, columns=columns)
-
-
-def sizes_of(source: Source) -> Sizes:
-    leading, has_heads = source.leading, source.dimensions.has_heads_last
-    heads = leading[-1] if has_heads else 1
-    return Sizes(leading[:-1] if has_heads else leading, heads, heads, source.queries, source.keys, has_heads)
 
 
 def _by_lse(source: CallSource, mask: Mask, sizes: Sizes) -> Tensor | None:

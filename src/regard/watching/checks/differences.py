@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from regard.watching.checks.subject import Output, Outputs, Sample, Side, Subject, SubjectRun
+from regard.watching.checks.runs import Output, Outputs, Sample, Side, SubjectRun
+from regard.watching.checks.subject import Subject
 from regard.watching.interference import (
     Comparison,
     Departed,

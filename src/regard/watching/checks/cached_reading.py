@@ -109,7 +109,7 @@ def read(
         found = {n: one for n, one in tensors_of(_results(output, past)) if n.split(".")[0] not in NO_STEPS}
         if turned and not cut.start:
             found = {n: one.flip(0) for n, one in found.items()}
-            if not hasattr(past, "reorder_cache"):
+            if past is None or not hasattr(past, "reorder_cache"):
                 raise UnsupportedError("its cache does not reorder its rows")
             past.reorder_cache(torch.tensor([1, 0], device=keep.device))
         parts.append(found)

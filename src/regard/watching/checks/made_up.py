@@ -42,6 +42,8 @@ class MadeUp:
     both_sides: bool = False
     """True if padding may stand on the left too where positions are columns and attention is causal."""
     can_pad: bool = True
+    causal: bool | None = None
+    """The direction of its model; None where the config tells."""
 
     def sides(self, *, causal: bool) -> tuple[Side, ...]:
         is_left = "position_ids" in self.batch or (self.both_sides and causal)
@@ -137,7 +139,7 @@ def _tokens(model: Any, generator: torch.Generator, length: int) -> Tensor:
 
 
 def text_config(model: Any) -> Any:
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
@@ -193,7 +195,10 @@ def _of_ours(model: Any) -> MadeUp:
     keep = batch[last] != 0
     is_told = last == "ids" and "token_lengths" in names
     batch = {name: one.to(device) for name, one in batch.items()}
-    return MadeUp(batch, tuple(n for n in names if "lengths" not in n), padding=None if is_told else keep.to(device))
+    return MadeUp(
+        batch, tuple(n for n in names if "lengths" not in n), padding=None if is_told else keep.to(device),
+        causal=not isinstance(model, EncoderOnly),
+    )  # fmt: skip
 
 
 # -- attention written out -----------------------------------------------------------------------------------

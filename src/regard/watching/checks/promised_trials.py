@@ -213,10 +213,10 @@ class PromisedTrials:
             ("of two sequences", both, 3, 1, {}),
         ]  # fmt: skip
         # (The targets of pairs are of one length.)
-        short = rows.short if len(self.subject.sequences) == 1 or rows.short is None else {
-            **rows.short, **{name: rows.other[name] for name in self.subject.inputs_of(ahead)}
-        }  # fmt: skip
-        for side in self.subject.sides if short is not None else ():
+        short = dict(rows.long if rows.short is None else rows.short)
+        if len(self.subject.sequences) > 1:
+            short |= {name: rows.other[name] for name in self.subject.inputs_of(ahead)}
+        for side in self.subject.sides:
             ways.append((f"after a prompt padded {side}", [rows.long, short], 3, 1, {"side": side}))
         ways += [
             ("of a fixed length", both, 3, 1, {"begin": static_cache}),
@@ -247,9 +247,7 @@ class PromisedTrials:
         for name in self.subject.arguments.labels:
             with self.trying(f"other {name}"):
                 other = self.subject.changed(row, EVERY, [name])
-                before, after = (
-                    Way(lambda subject, one=one: _without_losses(subject.run([one]))) for one in (row, other)
-                )
+                before, after = (within(_beside_losses, as_they_are([one])) for one in (row, other))
                 self.unless_rounding("labels", Promise(before, after, is_exact=True), LABELS.format(name))
             if self.subject.causal and ahead is not None and row[name].shape == row[ahead].shape:
                 with self.trying(f"the shift of {name}"):
@@ -429,8 +427,9 @@ def in_training(subject: Subject, way: Way) -> SubjectRun:
         subject.model.eval()
 
 
-def _without_losses(run: SubjectRun) -> SubjectRun:
+def _beside_losses(subject: Subject, way: Way) -> SubjectRun:
     """The outputs of several numbers for each position."""
+    run = way.run(subject)
     rows = [{name: one for name, one in row.items() if one.values.dim() > 1} for row in run.outputs]
     return SubjectRun(rows, run.places)
 

@@ -58,7 +58,7 @@ class Subject:
         named, is_target = self.arguments.named, self.arguments.has_target
         self.causal = expected_causality(model, named, self.ahead, pairs=is_target) if causal is None else causal
         if self.causal is None and self.made_up is not None:
-            self.causal = False
+            self.causal = bool(self.made_up.causal)
         self.told_causal = causal or (not is_huggingface_model(model) and self.causal) or None
         self._make_rows()
 

@@ -34,8 +34,8 @@ from torch.nn import functional
 from benchmarks.harness import Row
 from regard.models import DecoderOnly, DecoderOnlyConfig
 from regard.tasks.text.blocks import BlockPlan, next_token_windows, next_tokens, window_batches
+from regard.tasks.training.losses import output_cross_entropy
 from regard.tasks.training.optimizers import adamw, muon
-from regard.tasks.training.output_loss import output_cross_entropy
 from regard.tasks.training.schedules import cosine
 
 TITLE = "Character language model, nanoGPT's setting for a CPU"

@@ -48,8 +48,8 @@ from regard.models import DecoderOnly, DecoderOnlyConfig, Transformer, Transform
 from regard.nn import FeedForward, MultiHeadAttention
 from regard.tasks.text.batches import plan_batches
 from regard.tasks.text.blocks import BlockPlan, next_token_windows, next_tokens, window_batches
+from regard.tasks.training.losses import output_cross_entropy
 from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.output_loss import output_cross_entropy
 
 TITLE = "Initialisation: the loss after equal updates"
 VOCABULARY, DIM, HIDDEN, PLACES, WARMUP, RATE, BLOCK, BATCH = 2000, 64, 256, 768, 100, 1e-3, 64, 12

@@ -16,7 +16,7 @@ def run() -> tuple[list[Row], list[str]]:
     table = torch.randn(32, HEADS, requires_grad=True)
     bias = regard.T5Bias(table)
     distance = torch.arange(LENGTH)[None] - torch.arange(LENGTH)[:, None]
-    bucket = regard.call.biases.t5.t5_bucket(distance, num_buckets=32, bidirectional=True, max_distance=128)
+    bucket = regard.call.biases.relative.t5_bucket(distance, num_buckets=32, bidirectional=True, max_distance=128)
 
     def peer(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=table[bucket].permute(2, 0, 1)[None])

@@ -366,7 +366,7 @@ def decoding(place: Place) -> Iterator[Measured]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from regard.models import DecoderOnly, DecoderOnlyConfig
-    from regard.tasks.generation.greedy_search import greedy
+    from regard.tasks.generation.beam import greedy
     from regard.tasks.generation.protocol import SearchOf
 
     dim, layers, heads, steps = place.size(768, 32), place.size(12, 2), place.size(12, 2), place.size(128, 4)

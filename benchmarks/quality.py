@@ -25,8 +25,7 @@ from benchmarks.harness import details, processor
 from regard.tasks import Translator
 from regard.tasks.generation.config import Beam
 from regard.tasks.text import dates
-from regard.tasks.training.bleu import bleu
-from regard.tasks.training.metrics import chrf, exact_match
+from regard.tasks.training.metrics import bleu, chrf, exact_match
 
 Lines = list[str]
 QUIET = "--log-every 50 --pictures 0"

@@ -25,8 +25,8 @@ from benchmarks.harness import Row, compare, keeping_memory
 from regard.models import Transformer, TransformerConfig
 from regard.tasks.text.batches import collate, plan_batches
 from regard.tasks.text.codec import Marks
+from regard.tasks.training.losses import output_cross_entropy
 from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.output_loss import output_cross_entropy
 from regard.tensors.torch_private import has_amx
 
 TITLE = "Training steps against torch.nn.Transformer and Hugging Face's BART"

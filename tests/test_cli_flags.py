@@ -21,8 +21,7 @@ from regard.tasks.pictures import save as pictures
 from regard.tasks.pictures.save import PictureFiles
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.training.metrics import CorpusScore
-from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.options import Request, TranslationOptions
+from regard.tasks.translation.options import AlignmentOf, Request, TranslationOptions
 from regard.tasks.translation.results import Candidate, Evaluation, Translation
 from regard.tasks.translation.translator import Translator
 from tests import ROOT

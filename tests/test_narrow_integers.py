@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.call.biases.t5 import t5_bucket
+from regard.call.biases.relative import t5_bucket
 from regard.call.packing import Packed
 from regard.call.positions import sinusoidal
 from regard.call.rotary import DynamicNTK
@@ -25,8 +25,7 @@ from regard.models import (
 )
 from regard.nn import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from regard.tasks.language_modelling.likelihood import likelihoods
-from regard.tasks.training.losses import cross_entropy
-from regard.tasks.training.output_loss import output_cross_entropy
+from regard.tasks.training.losses import cross_entropy, output_cross_entropy
 from tests import by_day
 from tests.searches import beam_search, greedy
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from regard import tasks as tasks
     from regard import views as views
     from regard import watching as watching
-    from regard.call.biases.alibi import ALiBi as ALiBi
     from regard.call.biases.base import Bias as Bias
-    from regard.call.biases.t5 import T5Bias as T5Bias
+    from regard.call.biases.relative import ALiBi as ALiBi
+    from regard.call.biases.relative import T5Bias as T5Bias
     from regard.call.masks.base import Mask as Mask
     from regard.call.masks.basic import causal as causal
     from regard.call.masks.basic import lengths as lengths

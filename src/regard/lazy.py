@@ -2,7 +2,7 @@
 
 import dis
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import CodeType
 from typing import Any, TypeVar
@@ -31,13 +31,7 @@ def displayed(named_tuple: type[T]) -> type[T]:
     return named_tuple
 
 
-def on_demand(
-    package: str,
-    modules: Mapping[str, Iterable[str]] | None = None,
-    *,
-    packages: Iterable[str] = (),
-    drawn_by: str = "",
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def on_demand(package: str, *, drawn_by: str = "") -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """The functions `__getattr__` and `__dir__` of a package, and its list `__all__`.
 
     The names are those that the package imports under `if TYPE_CHECKING`: Python compiles these imports, and never runs
@@ -46,18 +40,13 @@ def on_demand(
 
     Args:
         package: the package's name, in whose own code this is called.
-        modules: from the name of a module to its public names, in place of those imports.
-        packages: modules in the package accessible without an import of their own, beside `modules`.
         drawn_by: the module whose `bundle(shown)` draws the package's `Displayed` objects; imported at the first.
 
     Raises:
         AttributeError: the package has no such name; raised by the first function.
     """
-    if modules is None:
-        known = vars(sys.modules[package])
-        homes = {name: home for name, home in _imports(sys._getframe(1).f_code) if name not in known}
-    else:
-        homes = {name: module for module, names in modules.items() for name in names} | dict.fromkeys(packages, package)
+    known = vars(sys.modules[package])
+    homes = {name: home for name, home in _imports(sys._getframe(1).f_code) if name not in known}
     if drawn_by:
         DRAWN_BY[package] = drawn_by
 

@@ -58,7 +58,7 @@ def test_axe_finds_nothing_serious(site: Path, browser: Chromium, dark: bool) ->
     browser.dark(dark)
     browser.size(1280, 900)
     found = {}
-    for page in ("index", "gallery", f"book/{CHAPTERS[1]}", "reference/align", "maps"):
+    for page in ("index", "pictures", f"book/{CHAPTERS[1]}", "reference/align", "maps"):
         browser.open(f"file://{site}/{page}.html")
         found[page] = serious(browser)
     browser.dark(False)

@@ -43,15 +43,16 @@ class Row(NamedTuple):
         return f"py{self.python}-torch{self.torch}-tf{self.transformers}"
 
 
-OLD, PINNED, NEW = "2.8.0", "2.13.0", "2.15.0"
+OLD, PINNED, NEW = "2.8.0", "2.13.0", "2.14.1"
+OLD_TF, PINNED_TF, NEW_TF = "4.57.6", "5.23.0", "5.24.0"
 ROWS = (
-    Row("3.11", OLD, "4.57.6"),
-    Row("3.11", PINNED, "5.23.0"),
-    Row("3.11", PINNED, "4.57.6"),
-    Row("3.11", NEW, "5.23.0"),
-    Row("3.12", PINNED, "5.23.0"),
-    Row("3.13", NEW, "5.23.0"),
-    Row("3.14", NEW, "5.23.0"),
+    Row("3.11", OLD, OLD_TF),
+    Row("3.11", PINNED, PINNED_TF),
+    Row("3.11", PINNED, OLD_TF),
+    Row("3.11", NEW, NEW_TF),
+    Row("3.12", PINNED, PINNED_TF),
+    Row("3.13", NEW, NEW_TF),
+    Row("3.14", NEW, NEW_TF),
 )
 PARTS = {
     "core": "core/test_torch_private.py core/test_contracts.py core/test_repeated_calls.py core/test_guards.py "
@@ -59,7 +60,7 @@ PARTS = {
     "maps": "maps/test_map_statistics.py maps/test_map_gradients.py maps/test_idioms.py",
     "inspection": "inspection/test_watch.py inspection/test_watch_multi_head.py inspection/test_watch_gradients.py",
     "transformers": "inspection/test_huggingface.py inspection/test_huggingface_enable.py",
-    "models": "models/test_transformer.py models/test_rnn.py models/test_inference.py models/test_convert.py",
+    "models": "models/test_transformer.py models/test_rnn.py models/test_steps.py models/test_properties.py",
     "training": "training/test_loop.py storage/test_other_systems.py",
 }
 """The parts of the table and their files under tests; `--whole` runs the folders of these files instead."""

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from regard.errors import ArgumentError
 from regard.watching import AttentionMonitor
-from regard.watching.hooks.this_thread import this_thread
+from regard.watching.hooks.observers import this_thread
 
 transformers = pytest.importorskip("transformers")
 WHY = "{} is in an environment of its own: make consumers ONLY=trainers"

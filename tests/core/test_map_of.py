@@ -33,7 +33,7 @@ def test_a_given_log_sum_exp_is_used() -> None:
     shifted[..., 0] += 0.5
     found = regard.map_of(q, k, mask=regard.causal(), lse=shifted)
     torch.testing.assert_close(found.dense()[..., 1:, :], weights.dense()[..., 1:, :])
-    torch.testing.assert_close(found.row(0), weights.row(0) * torch.exp(torch.tensor(-0.5)))
+    torch.testing.assert_close(found[..., 0, :], weights[..., 0, :] * torch.exp(torch.tensor(-0.5)))
 
 
 @pytest.mark.parametrize(

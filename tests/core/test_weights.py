@@ -49,21 +49,22 @@ def test_points_of_any_cell_have_their_weights_and_gradients(options: dict[str, 
     k = torch.randn(3, 4 // grouped, 7, 6, dtype=torch.float64, requires_grad=True)
     weights = regard.attention(q, k, k, **options, return_weights=True).weights
     batch, head, rows, columns = (torch.randint(size, (50,)) for size in weights.shape)
-    found, expected = weights.at(rows, columns, leading=[batch, head]), weights.dense()[batch, head, rows, columns]
+    found, expected = weights[batch, head, rows, columns], weights.dense()[batch, head, rows, columns]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     factor = torch.arange(50.0)
     gradients = (torch.autograd.grad((w * factor).sum(), [q, k], retain_graph=True) for w in (found, expected))
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
-    averaged = weights.average().at(rows, columns, leading=[batch])
+    averaged = weights.average()[batch, rows, columns]
     torch.testing.assert_close(averaged, weights.dense().mean(1)[batch, rows, columns], rtol=0, atol=1e-12)
 
 
-def test_points_need_an_index_for_each_dimension(weights: regard.AttentionMap) -> None:
+def test_points_are_in_range(weights: regard.AttentionMap) -> None:
     ones = torch.ones(3, dtype=torch.long)
-    for leading in ([], [ones], [ones] * 3, [ones, ones[:2]]):
-        with pytest.raises(ShapeError, match="for each of the dimensions"):
-            weights.at(ones, ones, leading=leading)
+    for place in range(4):
+        given = [ones * 99 if n == place else ones for n in range(4)]
+        with pytest.raises(ShapeError, match=rf"index must be in \[-{weights.shape[place]}, {weights.shape[place]}\)"):
+            weights[tuple(given)]
 
 
 @pytest.mark.parametrize("normalization", [regard.Softmax(), regard.SoftmaxWithSink(0.3), regard.Sparsemax()], ids=str)
@@ -72,8 +73,8 @@ def test_at_is_zero_in_a_row_with_no_key(normalization: Normalization) -> None:
     options: dict[str, Any] = {"normalization": normalization, "mask": regard.causal(-1), "return_weights": True}
     weights = regard.attention(q, q, q, **options).weights
     rows, columns = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 2, 0, 1])
-    torch.testing.assert_close(weights.at(rows, columns), weights.dense()[..., rows, columns])
-    assert (weights.at(rows, columns)[..., :2] == 0).all()
+    torch.testing.assert_close(weights[..., rows, columns], weights.dense()[..., rows, columns])
+    assert (weights[..., rows, columns][..., :2] == 0).all()
 
 
 @given(case=cases(), data=st.data())

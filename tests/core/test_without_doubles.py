@@ -13,7 +13,7 @@ import regard
 from regard.call.positions import sinusoidal
 from regard.maps.attention_map import AttentionMap
 from regard.nn import MultiHeadAttention
-from regard.tensors import precision
+from regard.tensors import memory
 
 
 class NoDoubles(TorchDispatchMode):
@@ -29,7 +29,7 @@ class NoDoubles(TorchDispatchMode):
 @pytest.fixture(autouse=True)
 def _as_on_mps(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known of such a device is known of the CPU."""
-    real = precision.widest_dtype
+    real = memory.widest_dtype
     for name, module in list(sys.modules.items()):
         if name.startswith("regard.") and vars(module).get("widest_dtype") is real:
             monkeypatch.setattr(module, "widest_dtype", lambda _device: torch.float32)

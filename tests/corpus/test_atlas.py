@@ -19,8 +19,7 @@ from pyarrow import parquet
 from regard.corpus import atlas, compare_statistics
 from regard.corpus.settings import USUAL_STATISTICS
 from regard.errors import TooLargeError
-from regard.views.colours import hexadecimal
-from regard.views.themes import LIGHT
+from regard.views.colours import LIGHT, hexadecimal
 from tests.conftest import Call
 from tests.views.chromium import Chromium
 from tests.views.conftest import browser as browser

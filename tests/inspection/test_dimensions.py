@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.models import RNNConfig, RNNSeq2Seq
 from regard.views import Example, Map
 from regard.watching import head_table, rollout
-from regard.watching.hooks.this_thread import this_thread
+from regard.watching.hooks.observers import this_thread
 
 B, W, H, T, D = 3, 4, 2, 6, 5
 LAYOUTS = {

@@ -1,13 +1,17 @@
 """Every statistic written out once more, on the dense weights in float64, and the comparison with a lazy map."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import regard
 from regard import AttentionMap
+from regard.maps.sources.source import Source
+from regard.maps.statistics.asked import Asked, RowReader
 
 # Of a weight against float64; sums over n weights may be off by so much for each.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 5e-6}
@@ -21,6 +25,28 @@ NORMALIZATIONS = {
     "softpick": regard.call.normalizations.Softpick(),
     "unnormalized": regard.call.normalizations.Unnormalized(),
 }
+
+
+@contextmanager
+def answers_of(reader: type[RowReader]) -> Iterator[list[bool]]:
+    """Whether a reader has answered everything, each time that it was asked."""
+    found: list[bool] = []
+    why_not, read = reader.why_not, reader.read
+
+    def asked(self: Any, source: Source, asked: Asked) -> str | None:
+        reason = why_not(self, source, asked)
+        found.extend([] if reason is None else [False])
+        return reason
+
+    def reading(self: Any, source: Source, asked: Asked) -> Any:
+        answers = read(self, source, asked)
+        found.append(None not in answers)
+        return answers
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "why_not", asked)
+        patch.setattr(reader, "read", reading)
+        yield found
 
 
 def bins(dense: Tensor, rows: int, columns: int, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
@@ -97,7 +123,7 @@ def check(
         close(together[name], theirs, factor.get(name, 1.0))
     close(weights.received("mean"), dense.mean(-2))
     close(weights.pooled(rows, columns, "max"), bins(dense, rows, columns, Tensor.amax))
-    close(weights.top_weight(), dense.amax(-1))
+    close(weights.top_keys(1).values[..., 0], dense.amax(-1))
     dead = (dense == 0).all(-1)
     for name in ("entropy", "participation_ratio", "distance"):
         assert (asked[name][dead] == 0).all()
@@ -109,13 +135,13 @@ def check(
     close(weights.mT @ y.to(weights.dtype), dense.mT @ y, 10)
     y = torch.randn(*dense.shape[:-1], 2, generator=generator, dtype=torch.float64)
     close(weights.mT @ y.to(weights.dtype), dense.mT @ y, 10)
-    close(weights.expected(lambda j: j), dense @ torch.arange(keys).double(), keys)
+    close(weights @ torch.arange(keys).to(weights.dtype), dense @ torch.arange(keys).double(), keys)
 
 
 def check_largest(weights: AttentionMap, dense: Tensor, tolerance: float, k: int) -> None:
     top = weights.top_keys(k)
     torch.testing.assert_close(top.values.detach().double(), dense.topk(k).values, rtol=0, atol=tolerance)
-    for values, indices in (top, (weights.top_weight()[..., None], weights.top_key()[..., None])):
+    for values, indices in (top, (weights.top_keys(1).values, weights.top_keys(1).indices)):
         assert ((indices == -1) == (values == 0)).all()
         there = torch.where(indices >= 0, dense.gather(-1, indices.clamp_min(0)), 0.0)
         torch.testing.assert_close(values.detach().double(), there, rtol=0, atol=tolerance)

@@ -35,16 +35,16 @@ def k_of(dense: Tensor) -> dict[str, Any]:
 @given(case=cases(), data=st.data())
 def test_averages(name: str, case: Case, data: st.DataObject) -> None:
     weights = weights_of(case, NORMALIZATIONS[name])
-    if weights.ndim == 2:
+    if len(weights.shape) == 2:
         return
-    dim = data.draw(st.integers(-weights.ndim, -3))
+    dim = data.draw(st.integers(-len(weights.shape), -3))
     dense = weights.dense()
     check(weights.average(dim), dense.mean(dim), **k_of(dense))
-    check(weights.average(dim + weights.ndim), dense.mean(dim), **k_of(dense))
+    check(weights.average(dim + len(weights.shape)), dense.mean(dim), **k_of(dense))
     shares = torch.rand(dense.shape[dim], dtype=torch.float64) + 0.1
     shaped = (shares / shares.sum()).reshape(-1, *[1] * (-dim - 1))
     check(weights.average(dim, weights=shares), (dense * shaped).sum(dim), **k_of(dense))
-    if weights.ndim > 3:
+    if len(weights.shape) > 3:
         both = weights.average().average(-3)
         check(both, dense.mean(-3).mean(-3), **k_of(dense))
         check(weights.average()[0], dense.mean(-3)[0], **k_of(dense))
@@ -58,10 +58,10 @@ def test_an_average_with_weights_below_zero() -> None:
     one: Any = weights.average(weights=[1.0, -4.0, 2.0])
     dense = -(weights.dense() * torch.tensor([1.0, -4.0, 2.0])[:, None, None]).sum(1)
     for found, expected in (
-        (one.dense(), dense), (one.top_weight(), dense.amax(-1)),
+        (one.dense(), dense), (one.top_keys(1).values[..., 0], dense.amax(-1)),
         (one.argmax(-1), dense.argmax(-1)), (one.topk(5).values, dense.topk(5).values),
         (one.pooled(2, 2, "max")[0, 0, 1], dense[:, :3, 3:].amax()),
-        (one.block_max(1, 1), dense),
+        (one.pooled(5, 5, "max"), dense),
     ):  # fmt: skip
         torch.testing.assert_close(found, expected)
     with pytest.raises(ArgumentError, match=r"entropy\(\) reads the weights of a query as shares of a whole"):
@@ -107,7 +107,7 @@ def test_a_choice_of_one_head_drops_the_dimension() -> None:
 def test_maps_of_maps(case: Case, data: st.DataObject) -> None:
     """Averages of selections, selections of averages and stacks of both."""
     weights = weights_of(case)
-    if weights.ndim == 2:
+    if len(weights.shape) == 2:
         return
     dense = weights.dense()
     rows = slice(data.draw(st.integers(0, dense.shape[-2] - 1)), None)
@@ -177,7 +177,7 @@ def test_the_largest_of_a_mean_of_gradients_below_zero_is_below_zero() -> None:
     for one in (weights.with_values(v).gradient(-output), weights.with_values(v).attribution(-output)):
         mean = one.average()
         torch.testing.assert_close(mean.dense(), one.dense().mean(1))
-        torch.testing.assert_close(mean.top_weight(), mean.dense().amax(-1))
+        torch.testing.assert_close(mean.top_keys(1).values[..., 0], mean.dense().amax(-1))
         torch.testing.assert_close(mean.pooled(1, 1, "max")[..., 0, 0], mean.dense().amax((-2, -1)))
         stacked = regard.maps.stack([one, one])
         torch.testing.assert_close(
@@ -258,5 +258,5 @@ def test_later_rows_of_a_mask_are_read_at_their_own_keys(mask: regard.Mask) -> N
         dense = weights.dense()[..., rows or slice(None), columns or slice(None)]
         torch.testing.assert_close(chosen.received(), dense.sum(-2))
         torch.testing.assert_close(chosen.entropy(), torch.special.entr(dense).sum(-1))
-        torch.testing.assert_close(chosen.top_weight(), dense.amax(-1))
+        torch.testing.assert_close(chosen.top_keys(1).values[..., 0], dense.amax(-1))
         torch.testing.assert_close(chosen.pooled(3, 2, "sum").sum((-2, -1)), dense.sum((-2, -1)))

@@ -6,7 +6,6 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -145,23 +144,8 @@ def test_a_causal_map_never_looks_ahead_and_the_first_query_only_at_itself() -> 
 def test_equal_weights_and_the_first_of_equals() -> None:
     q = torch.zeros(1, 4, 2)
     weights = regard.attention(q, q, q, mask=regard.lengths(torch.tensor([3])), return_weights=True).weights
-    assert weights.top_key().tolist() == [[0, 0, 0, 0]]
+    assert weights.top_keys(1).indices[..., 0].tolist() == [[0, 0, 0, 0]]
     assert weights.top_p_count(0.5).tolist() == [[2, 2, 2, 2]]
-
-
-def test_a_single_row_may_be_normalized_anew() -> None:
-    q, k = 60 * torch.randn(2, 3, 5, 8), torch.randn(2, 3, 9, 8)
-    for normalization in (regard.Softmax(), regard.SoftmaxWithSink(torch.randn(3)), regard.Sparsemax()):
-        lazy = regard.attention(q, k, k, mask=regard.causal(), normalization=normalization, return_weights=True).weights
-        exact = regard.attention(
-            q.double(), k.double(), k.double(), mask=regard.causal(), normalization=normalization, return_weights=True
-        ).weights
-        for i in (0, 3, -1):
-            torch.testing.assert_close(lazy.row(i), lazy.dense()[..., i, :], rtol=0, atol=1e-6)
-            anew = lazy.row(i, renormalize=True)
-            torch.testing.assert_close(anew.double(), exact.dense()[..., i, :], rtol=0, atol=5e-5)
-            if type(normalization) is regard.Softmax:
-                torch.testing.assert_close(anew.double().sum(-1), torch.ones(2, 3).double(), rtol=0, atol=3e-7)
 
 
 def test_the_share_of_long_rows_is_found_among_the_largest_or_by_sorting_the_rest(
@@ -240,8 +224,8 @@ def test_a_state_that_was_read_without_gradients_has_them_later(dtype: torch.dty
         weights = regard.attention(x, k, k, return_weights=True).weights
         if first_without:
             with torch.inference_mode():
-                weights.entropy(), weights.top_weight()
-        weights.top_weight().sum().backward()
+                weights.entropy(), weights.top_keys(1).values[..., 0]
+        weights.top_keys(1).values[..., 0].sum().backward()
         assert x.grad is not None
         found.append(x.grad)
     assert found[0].abs().max() > 0
@@ -337,16 +321,12 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda w: w.top_p_count("most"), ArgumentError, r"p in \(0, 1\], got 'most'"),
         (lambda w: w.pooled(3, 1.5), ArgumentError, "bin of keys, a whole number, got 1.5"),
         (lambda w: w.pooled(None, 3), ArgumentError, "bin of queries, a whole number, got None"),
-        (lambda w: w.expected("mean"), ShapeError, "are numbers or a function"),
-        (lambda w: w.expected(None), ShapeError, "are numbers or a function"),
-        (lambda w: w.expected(torch.ones(7, dtype=torch.complex64)), ShapeError, "torch.complex64"),
         (lambda w: w.average(weights=[1.0, -1.0, 2.0, -2.0]), ArgumentError, "by their sum, which is 0.0"),
         (lambda w: w.average(weights=[1.0, math.nan, 2.0, 0.0]), ArgumentError, "by their sum, which is nan"),
         (lambda w: w.top_p_count(0.0), ArgumentError, r"p in \(0, 1\], got 0.0"),
         (lambda w: w.top_p_count(float("nan")), ArgumentError, "got nan"),
         (lambda w: w.pooled(0, 3), ArgumentError, "at least 1 bin of queries, a whole number, got 0"),
         (lambda w: w.pooled(3, 3, "min"), ArgumentError, "'mean', 'sum' or 'max', got 'min'"),
-        (lambda w: w.expected(torch.ones(5)), ShapeError, r"shape \(7,\) or \(7, N\), got \(5,\)"),
         (lambda w: w.mT @ torch.ones(7, 2), ShapeError, r"x of shape \(..., 5, N\) .* got \(7, 2\)"),
         (lambda w: w.mT @ torch.ones(3, 5, 2), ShapeError, "do not broadcast"),
         (lambda w: w.summary("entropie"), ArgumentError, "knows received, entropy.*; got 'entropie'"),
@@ -356,7 +336,7 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda w: w[0, 0].only(heads=0), ShapeError, "no heads to choose from"),
         (lambda w: w.only(rows=torch.tensor([9])), ShapeError, r"query index must be in \[-5, 5\)"),
         (lambda w: w.only(columns=slice(3, 3)), ShapeError, "at least one key"),
-        (lambda w: w.row(5), ShapeError, r"query index must be in \[-5, 5\)"),
+        (lambda w: w[..., 5, :], ShapeError, r"query index must be in \[-5, 5\)"),
         (lambda w: w.value_norms(), ArgumentError, r"value_norms\(\) needs the values.*with_values"),
         (lambda w: w.with_values(torch.ones(3, 2)), ShapeError, r"values of shape \(..., 7, E\)"),
         (lambda w: w.with_values(torch.ones(7, 2)).gradient(torch.ones(5, 2)), ShapeError, r"gradient \(2, 4, 5, 2\)"),
@@ -376,15 +356,6 @@ def test_a_short_map_has_a_summary() -> None:
     strongest = weights.summary()["top_keys"]
     assert isinstance(strongest, TopKeys)
     assert strongest.indices.shape == (2, 3, 3)
-
-
-def test_values_of_keys_may_be_numbers_of_any_kind() -> None:
-    q = torch.randn(2, 3, 4)
-    weights = regard.attention(q, q, q, return_weights=True).weights
-    expected = weights.expected(torch.arange(3.0))
-    values: Any
-    for values in ([0, 1, 2], np.arange(3), torch.arange(3), lambda j: j.tolist()):
-        torch.testing.assert_close(weights.expected(values), expected)
 
 
 @pytest.mark.parametrize("sink", [60.0, 80.0, -5.0])

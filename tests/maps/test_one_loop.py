@@ -14,10 +14,11 @@ import regard
 from regard.call.masks import strided
 from regard.maps.loop import one_loop, row_tiles
 from regard.maps.sources.dot_scores import DotScores
+from regard.maps.statistics.asked import MOST_RANKED
 from regard.watching.analysis.head_table import BY_QUERY, query_values
 from tests import each_once
 from tests.core.random_calls import DTYPES, Case, cases
-from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
+from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, answers_of, check
 from tests.maps.test_map_statistics import drawn, weights_of
 
 pytest.importorskip("numba", reason="the loop comes with the extra 'fast'")
@@ -30,17 +31,8 @@ Answered = list[bool]
 @pytest.fixture(scope="module", autouse=True)
 def answered() -> Iterator[Answered]:
     """Whether the loop has answered, each time that it was asked; small maps go through it too."""
-    found: Answered = []
-    real = one_loop.in_one_loop
-
-    def watched(*asked: Any) -> Any:
-        answers = real(*asked)
-        found.append(answers is not None)
-        return answers
-
-    with pytest.MonkeyPatch.context() as patch:
+    with answers_of(one_loop.NumbaRows) as found, pytest.MonkeyPatch.context() as patch:
         patch.setattr(one_loop, "SMALL", 0)
-        patch.setattr("regard.maps.statistics.tiles.in_one_loop", watched)
         yield found
 
 
@@ -282,9 +274,6 @@ def test_pictures_of_blocks_that_are_wider_than_what_a_tile_sees(mask: regard.Ma
                     for row, queries in enumerate(grid.rows.ranges()):
                         exact = reduce(dense[..., queries.start : queries.stop, keys.start : keys.stop], (-2, -1))
                         torch.testing.assert_close(found[name][..., row, column].double(), exact, rtol=1e-5, atol=1e-5)
-        for size in (64, 512, 5000):
-            blocks = weights.block_max(100, size)
-            assert blocks.max() <= 1 + 1e-5
 
 
 DOCUMENTS = regard.documents(torch.arange(333) // 50, key_ids=torch.arange(325) // 50)
@@ -411,7 +400,7 @@ def test_it_is_as_near_to_float64_as_tiles() -> None:
             ).weights.summary(*USUAL, rows=40, columns=40)
             ours = weights.summary(*USUAL, rows=40, columns=40)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(one_loop, "is_installed", lambda: False)
+                patch.setattr(one_loop, "has_numba", lambda: False)
                 tiles = weights.summary(*USUAL, rows=40, columns=40)
 
         def error(found: Any, name: str, exact: Any = exact) -> float:
@@ -543,7 +532,7 @@ def test_what_goes_by_tiles(answered: Answered) -> None:
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert asked(*USUAL, weights=weights) == [True]
     assert asked(*USUAL, "top_p_count", weights=weights) == [False]
-    assert asked("top_keys", "entropy", weights=weights, k=one_loop.MOST_RANKED + 1) == [False]
+    assert asked("top_keys", "entropy", weights=weights, k=MOST_RANKED + 1) == [False]
     assert asked(*USUAL, weights=weights.average()) == [False]
     assert asked(*USUAL, weights=regard.attention(*[q.double()] * 3, return_weights=True).weights) == [False]
     q.requires_grad_()
@@ -562,26 +551,26 @@ def test_small_maps_do_not_load_numba(monkeypatch: pytest.MonkeyPatch, answered:
 
 
 def test_without_the_extra_tiles_answer_and_explain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_loop, "is_installed", lambda: False)
+    monkeypatch.setattr(one_loop, "has_numba", lambda: False)
     q = torch.randn(1, 1, 80, 4)
     with torch.no_grad():
         weights = regard.attention(q, q, q, return_weights=True).weights
         torch.testing.assert_close(weights.summary("received", "top_weight")["received"], weights.received())
-    said = str(regard.explain(q, q, q))
-    assert (
-        "statistics of its weights: by tiles; with numba (pip install 'regard[fast]') by one loop over each row" in said
-    )
-    monkeypatch.setattr(one_loop, "is_installed", lambda: True)
-    assert "statistics of its weights: by one loop over each row" in str(regard.explain(q, q, q))
-    assert "statistics" not in str(regard.explain(q.double(), q.double(), q.double()))
-    assert "statistics" not in str(regard.explain(q, q, q, normalization=regard.Sparsemax()))
+    said = regard.explain(q, q, q)
+    assert said.statistics == "tiles"
+    assert "not by one loop over each row (numba): numba is not installed (pip install 'regard[fast]')" in str(said)
+    monkeypatch.setattr(one_loop, "has_numba", lambda: True)
+    assert "together: by one loop over each row" in str(regard.explain(q, q, q))
+    assert "a softmax of dot products in float32" in str(regard.explain(*[q.double()] * 3))
+    assert "a softmax of dot products" in str(regard.explain(q, q, q, normalization=regard.Sparsemax()))
+    assert "no scaled dot product" in str(regard.explain(q, q, q, score=regard.Additive(torch.ones(4))))
 
 
 @torch.no_grad()
 def test_a_map_of_no_sequence_goes_by_tiles() -> None:
     q = torch.randn(0, 2, 5, 4)
     weights = regard.attention(q, q, q, return_weights=True).weights
-    assert weights.top_weight().shape == (0, 2, 5)
+    assert weights.top_keys(1).values[..., 0].shape == (0, 2, 5)
     assert weights.summary()["entropy"].shape == (0, 2, 5)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.call.biases.forgetting import Forgetting
+from regard.call.biases.combined import Forgetting
 from regard.call.masks.basic import causal
 from regard.call.normalizations import Unnormalized
 from regard.errors import ArgumentError, ShapeError

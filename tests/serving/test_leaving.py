@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from regard.nn.residual import Residual
-from regard.serving.answering import Ending, HttpAnswer
+from regard.serving.asking import Ending, HttpAnswer
 from regard.serving.guard import Guard
 from regard.serving.served import Served, ServedTranslator
 from regard.serving.settings import Entrance, RequestLimits
-from regard.serving.ticket import ENDED, Ticket
-from regard.serving.worker import RequestWork, SharedWork, Worker
+from regard.serving.worker import ENDED, RequestWork, SharedWork, Ticket, Worker
 from regard.tasks.generation.config import Beam
 from regard.tasks.translation.options import Request, TranslationOptions
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving

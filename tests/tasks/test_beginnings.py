@@ -8,7 +8,7 @@ from regard.errors import ArgumentError, RunFolderError
 from regard.tasks import Translator, train_translation
 from regard.tasks.generation.config import Beam
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.training.bleu import bleu
+from regard.tasks.training.metrics import bleu
 from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs
 
 

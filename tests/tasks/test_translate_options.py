@@ -16,8 +16,7 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.text.tokenizers import EOS, UNK
 from regard.tasks.training.metrics import exact_match
-from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.options import Request
+from regard.tasks.translation.options import AlignmentOf, Request
 from regard.tasks.translation.presenting import copies
 from regard.tasks.translation.translator import Translator
 
@@ -127,12 +126,6 @@ def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(translator
                     ended += 1
                     assert candidate.score == pytest.approx(found.log_probability / found.tokens**penalty, rel=1e-4)
     assert ended > len(SOURCES)
-
-
-@pytest.mark.parametrize("penalty", [-0.5, float("nan"), float("inf")])
-def test_a_length_penalty_is_a_number_from_0_up(penalty: float) -> None:
-    with pytest.raises(ArgumentError, match="length_penalty must be at least 0 and finite"):
-        next(make().translate(SOURCES[:1], beam=Beam(length_penalty=penalty)))
 
 
 def test_layers_and_heads_differ_and_must_exist() -> None:

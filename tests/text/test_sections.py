@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.tasks.text import sections as sections_module
+from regard.tasks.text import batches as sections_module
+from regard.tasks.text.batches import sections
 from regard.tasks.text.blocks import BlockPlan
-from regard.tasks.text.sections import sections
-from regard.tasks.translation.token_batches import TokenBatches
+from regard.tasks.translation.corpus import TokenBatches
 
 
 @pytest.fixture

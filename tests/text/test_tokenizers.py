@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DataError, MissingExtraError, RunFolderError
-from regard.tasks.text.labels import byte_values, printed
+from regard.tasks.text.codec import byte_values, printed
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words, recipe
 from regard.tasks.text.tokenizers import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, Tokenizer
 from regard.tasks.text.unicode import normalise

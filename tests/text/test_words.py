@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from regard.tasks.text.tokenizer_recipes import PIECES, ByteLevelBPE, Words
 from regard.tasks.text.tokenizers import SPECIAL_TOKENS, Tokenizer
-from regard.tasks.text.words import is_word, segments
+from regard.tasks.text.unicode import is_word, segments
 
 HINDI = ["मैं हिन्दी पढ़ना चाहता हूँ।", "वह किताब ख़रीदना पसंद करता है।", "हम प्रतिदिन दूध देखते हैं।"] * 4
 CHINESE = ["我今天喜欢茶。", "他们明天喜欢鱼。", "今天我在北京。"] * 4

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.tasks.training import tensor_files
-from regard.tasks.training.checkpoints import Checkpoints
-from regard.tasks.training.distributed.devices import start_fabric
+from regard.tasks.training.checkpoints import Checkpoints, seed_everything
+from regard.tasks.training.distributed import start_fabric
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.loop import fit
 from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.random_state import seed_everything
-from regard.tasks.training.reporting.logs import MetricsFile
+from regard.tasks.training.reporting import MetricsFile
 from regard.tasks.training.schedules import inverse_square_root
 from tests.training.toy_training import VOCAB, ToyBatch, ToyBatches, toy_loss
 

@@ -13,16 +13,13 @@ from torch import nn
 
 from regard.errors import ArgumentError, NonFiniteError
 from regard.tasks.training.bad_batches import BadBatches, Skip, bad_batches
-from regard.tasks.training.checkpoints import Checkpoints
-from regard.tasks.training.distributed.devices import start_fabric
+from regard.tasks.training.checkpoints import Checkpoints, seed_everything
+from regard.tasks.training.distributed import start_fabric
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.loop import fit
 from regard.tasks.training.losses import Batches, Loss, LossSum
 from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.random_state import seed_everything
-from regard.tasks.training.reporting.display import PlainLines
-from regard.tasks.training.reporting.events import Callback, Event, Finished, Saved, Skipped, Stepped
-from regard.tasks.training.reporting.logs import MetricsFile
+from regard.tasks.training.reporting import Callback, Event, Finished, MetricsFile, PlainLines, Saved, Skipped, Stepped
 from regard.tasks.training.schedules import constant
 from tests.forked import run_ranks
 from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, toy_loss

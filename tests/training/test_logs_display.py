@@ -5,9 +5,19 @@ from pathlib import Path
 import pytest
 
 from regard.tasks.training.fit_config import FitConfig
-from regard.tasks.training.reporting.display import LiveProgress, PlainLines, describe_milestone, watching
-from regard.tasks.training.reporting.events import Finished, Saved, Started, Stepped, Validated
-from regard.tasks.training.reporting.logs import MetricsFile, TensorBoard
+from regard.tasks.training.reporting import (
+    Finished,
+    LiveProgress,
+    MetricsFile,
+    PlainLines,
+    Saved,
+    Started,
+    Stepped,
+    TensorBoard,
+    Validated,
+    describe_milestone,
+    watching,
+)
 from tests.training.toy_training import train_toy
 
 STEPPED = Stepped(

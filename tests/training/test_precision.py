@@ -7,8 +7,8 @@ import torch
 
 from regard.tasks import train_translation
 from regard.tasks.runs import run
-from regard.tasks.training.distributed import devices
-from regard.tasks.training.distributed.devices import agreed_precision, choose_precision
+from regard.tasks.training import distributed as devices
+from regard.tasks.training.distributed import agreed_precision, choose_precision
 from tests.tasks.small_runs import changed, small_config
 
 CPU = torch.device("cpu")

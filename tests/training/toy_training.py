@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.tasks.training.bad_batches import Skip, Stop
-from regard.tasks.training.checkpoints import Checkpoints
-from regard.tasks.training.distributed.devices import start_fabric
+from regard.tasks.training.checkpoints import Checkpoints, seed_everything
+from regard.tasks.training.distributed import start_fabric
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.loop import fit
 from regard.tasks.training.losses import BatchSize, Loss, LossSum, cross_entropy
 from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.random_state import seed_everything
-from regard.tasks.training.reporting.events import Callback, Event, Stepped
-from regard.tasks.training.reporting.logs import MetricsFile
+from regard.tasks.training.reporting import Callback, Event, MetricsFile, Stepped
 from regard.tasks.training.schedules import inverse_square_root
 
 VOCAB, PAD = 13, 0
@@ -128,14 +126,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--dropout", type=float, default=0.2)
-    parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--poison-rank", type=int, default=None)
     parser.add_argument("--signal", default=None)
     parser.add_argument("--at", type=int, default=0)
     arguments = parser.parse_args()
-    config = FitConfig(
-        steps=arguments.steps, accumulate=arguments.accumulate, validate_every=10, save_every=10, log_every=1
-    )
+    config = FitConfig(steps=arguments.steps, validate_every=10, save_every=10, log_every=1)
     callbacks = (killer(arguments.at, getattr(signal, arguments.signal)),) if arguments.signal else ()
     model = train_toy(
         arguments.folder,

@@ -18,9 +18,8 @@ import torch
 import regard
 from regard.corpus import Measure
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.tasks.viewing.media import read_audio
-from regard.tasks.viewing.mosaic import mosaic
-from regard.tasks.viewing.view_input import ViewInput
+from regard.tasks.viewing.image_cells import mosaic
+from regard.tasks.viewing.view_input import ViewInput, read_audio
 from regard.views import heatmap, model_grid, printable
 from regard.watching import head_table
 from tests.conftest import Call

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from regard.errors import ArgumentError, FileError
 from regard.views import heatmap, save_figure
+from regard.views.artists import thin_vertices
 from regard.views.drawing import Panel
 from regard.views.fonts import letter
 from regard.views.heatmap import heatmap_grid
-from regard.views.strokes import thin_vertices
 from tests.views.written_dates import softmax
 
 

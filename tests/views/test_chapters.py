@@ -1,114 +1,45 @@
-"""The figures of the textbooks' chapters: curves, one row in numbers, rotations, and the alignment of a translator."""
+"""The figures of the textbooks' chapters: one row in numbers, rotary positions, and the alignment of a translator."""
 
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import regard
-from regard.errors import ArgumentError, NonFiniteError, NotSeenError, ShapeError
+from regard.errors import ArgumentError, NotSeenError
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
-from regard.nn import SinusoidalPositions
-from regard.views import arithmetic_of_row, curves, model_grid, rotations, row_arithmetic
-from regard.views.layer_names import short_names
-
-X = np.linspace(0, 1, 7)
-
-
-def table_of_the_paper(length: int, dim: int) -> np.ndarray:
-    """Vaswani et al. 2017, section 3.5, as it stands there."""
-    table = np.zeros((length, dim))
-    for position in range(length):
-        for i in range(dim // 2):
-            angle = position / 10000 ** (2 * i / dim)
-            table[position, 2 * i], table[position, 2 * i + 1] = math.sin(angle), math.cos(angle)
-    return table
-
-
-def test_columns_of_positions_are_curves() -> None:
-    table = SinusoidalPositions(32)(torch.zeros(60, 32))
-    figure = curves(range(60), table[:, 6:10], [f"column {n}" for n in range(6, 10)], axis_titles=("position", ""))
-    lines = figure.axes[0].get_lines()
-    for line, column in zip(lines, table_of_the_paper(60, 32)[:, 6:10].T, strict=True):
-        np.testing.assert_allclose(np.asarray(line.get_ydata(), float), column, atol=1e-5)
-    assert len({line.get_linestyle() for line in lines}) == len({line.get_color() for line in lines}) == 4
-    assert figure.axes[0].get_xlabel() == "position"
-
-
-def test_kernel_regression_has_points_a_truth_and_a_band() -> None:
-    figure = curves(X, X**2, ["estimate"], points=(X[::2], X[::2]), truth=X, band=0.1 + 0 * X)
-    ax = figure.axes[0]
-    legend = ax.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["estimate", "truth", "data"]
-    edges = ax.collections[0].get_paths()[0].vertices
-    assert np.asarray(edges)[:, 1].max() == pytest.approx(1.1)
-    np.testing.assert_array_equal(ax.get_lines()[2].get_xdata(), X[::2])
-    assert curves(X, X).axes[0].get_legend() is None
-
-
-@pytest.mark.parametrize(
-    ("given", "error"),
-    [
-        ({"y": X[1:]}, ShapeError), ({"y": np.zeros((2, 2, 2))}, ShapeError), ({"y": "ab"}, ShapeError),
-        ({"y": X, "names": ["a", "b"]}, ShapeError), ({"y": X, "truth": [1]}, ShapeError),
-        ({"y": X, "points": (X, X[1:])}, ShapeError), ({"y": X, "band": 3}, ShapeError),
-        ({"x": X * np.nan, "y": X}, NonFiniteError), ({"x": [], "y": []}, ShapeError),
-    ],
-)  # fmt: skip
-def test_curves_that_do_not_fit(given: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        curves(**{"x": X, **given})
+from regard.views import Panel, heatmap_grid, model_grid, position_table
+from regard.views.display import bundle
+from regard.views.model import short_names
 
 
 @pytest.mark.parametrize("mask", [None, regard.causal()])
-def test_the_numbers_of_a_row_are_those_of_the_formula(mask: regard.Mask | None) -> None:
-    query, key, value = torch.randn(4, 3), torch.randn(4, 3), torch.randn(4, 2)
-    steps = arithmetic_of_row(query, key, value, 1, mask=mask)
-    scores = key.double() @ query[1].double() / math.sqrt(3)
-    if mask is not None:
-        scores[2:] = -torch.inf
-    torch.testing.assert_close(steps.scores, scores)
-    torch.testing.assert_close(steps.weights, scores.softmax(0))
-    torch.testing.assert_close(steps.output, scores.softmax(0) @ value.double())
-
-
-def test_the_picture_of_a_row_prints_its_numbers() -> None:
-    query, key, value = torch.randn(3, 3, 2)
-    figure = row_arithmetic(query, key, value, 1, ["I", "see", "you"], mask=regard.causal())
-    steps = arithmetic_of_row(query, key, value, 1, mask=regard.causal())
-    printed = [[text.get_text() for text in ax.texts if text.get_visible()] for ax in figure.axes]
-    expected = [steps.query, steps.keys, steps.scores[:2], steps.weights[:2], steps.values, steps.output]
+def test_the_picture_of_a_row_prints_its_numbers(mask: regard.Mask | None) -> None:
+    query, keys, words = torch.randn(2), torch.randn(3, 2), ["I", "see", "you"]
+    scores = keys @ query / math.sqrt(2)
+    shown = None if mask is None else mask.to_tensor(3, 3)[1][:, None]
+    panels = [Panel(query[None], title="q"), Panel(keys, words, title="k"), Panel(scores[:, None], words, mask=shown)]
+    figure = heatmap_grid(panels, scale="linear", annotate=True)
+    printed = [[text.get_text() for text in ax.texts if text.get_visible()] for ax in figure.axes[:3]]
+    expected = [query, keys, scores if mask is None else scores[:2]]
     assert printed == [[f"{number:.2f}" for number in part.flatten().tolist()] for part in expected]
-    assert [label.get_text() for label in figure.axes[1].get_yticklabels()] == ["I", "see", "you"]
-    assert not figure.axes[2].get_yticklabels()
-
-
-def test_a_row_that_cannot_be_drawn() -> None:
-    x = torch.randn(3, 2)
-    with pytest.raises(ArgumentError, match="row must be one of 3 queries; got 3"):
-        row_arithmetic(x, x, x, 3)
-    with pytest.raises(ShapeError, match="must be matrices"):
-        row_arithmetic(x[None], x, x)
-    with pytest.raises(ArgumentError, match="choose some"):
-        row_arithmetic(torch.randn(30, 2), torch.randn(30, 2), torch.randn(30, 2))
+    assert [label.get_text() for label in figure.axes[1].get_yticklabels()] == words
 
 
 @pytest.mark.parametrize("layout", ["Half", "Interleaved"])
-def test_rotations_turn_by_their_frequency(layout: str) -> None:
+def test_a_rotary_shows_each_pair_turned_by_its_frequency(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Tensor] = []
     rotary = regard.Rotary(8, layout=getattr(regard.call.rotary, layout)())
-    figure = rotations(rotary, 5, [0, 1])
-    for plane, ax in enumerate(figure.axes):
-        tips = [note.xy for note in ax.texts if hasattr(note, "xy")]
-        angles = [n * 10_000 ** (-2 * plane / 8) for n in range(5)]
-        np.testing.assert_allclose(tips, [(math.cos(angle), math.sin(angle)) for angle in angles], atol=1e-6)
-    wrong: Any
-    for wrong in ({"planes": [4]}, {"planes": []}, {"positions": 0}, {"planes": [-1]}):
-        with pytest.raises(ArgumentError, match=r"planes in \[0, 4\)"):
-            rotations(rotary, **wrong)
+    monkeypatch.setattr(
+        "regard.views.display.position_table", lambda table, **_: drawn.append(table) or position_table(table)
+    )
+    bundle(rotary)
+    angles = torch.arange(64)[:, None] * 10_000 ** (-torch.arange(4) / 4)
+    first, second = rotary.layout.split(torch.arange(8))
+    torch.testing.assert_close(drawn[0][:, first], angles.cos(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(drawn[0][:, second], angles.sin(), atol=1e-5, rtol=0)
 
 
 class Bahdanau(nn.Module):

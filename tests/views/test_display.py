@@ -23,7 +23,6 @@ from regard.tasks.translation.results import Attention, Candidate
 from regard.views import (
     Map,
     Panel,
-    arithmetic_of_row,
     head_panels,
     heatmap,
     heatmap_grid,
@@ -59,7 +58,7 @@ def pictures() -> dict[str, Any]:
         "ALiBi": regard.ALiBi(8), "T5": regard.T5Bias(torch.randn(8, 2)), "Shaw": Shaw(torch.randn(9, 8)),
         "Transformer-XL": TransformerXL(torch.randn(2, 8), torch.randn(2, 8), torch.randn(2, 12, 8)),
         "T5's module": RelativeBias(4), "sines": SinusoidalPositions(16), "learned positions": LearnedPositions(9, 8),
-        "rotary": regard.Rotary(8), "attended": attended(), "a row": arithmetic_of_row(x := torch.randn(5, 4), x, x, 2),
+        "rotary": regard.Rotary(8), "attended": attended(),
         "example": model_example([weights(2)]), "map of a page": Map(weights(2).dense(), list("abcde")),
         "panel": head_panels(weights(2))[0], "share": attn_lrp(attended().weights, torch.ones(2, 5, 4)),
         "step": AttentionStep(weights(2)), "translation": Translation("a b", ["a", "b"], [candidate()]),

@@ -16,7 +16,7 @@ from regard.call.scores.base import Score
 from regard.edits import Edit
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.views import ColourScale, Printing
-from regard.watching.running.interceptor import Interceptor
+from regard.watching.running.observed_call import Interceptor
 from tests.core import house
 from tests.core.test_structure import ON_DEMAND, PUBLIC_PACKAGES
 

@@ -7,7 +7,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.errors import ArgumentError, require_whole
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 
 
 def require_even(dim: int) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from regard.cli.loading import loading
 from regard.cli.shared import AnyRun, Device, Mean, ReadingCommand, alignment_of, require_task
-from regard.tasks.names import TRANSLATION
+from regard.tasks.config import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 
 

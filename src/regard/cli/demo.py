@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from regard.cli.loading import loading
 from regard.cli.shared import Command, Device
-from regard.tasks.demo_folder import refuse_others
 
 if TYPE_CHECKING:
     from regard.tasks.demo import DemoResult
@@ -25,15 +24,16 @@ class DemoCommand(Command):
     device: Device = "auto"
 
     def check(self) -> None:
+        with loading("lightning_fabric", "matplotlib"):
+            from regard.tasks.demo import refuse_others
         refuse_others(self.out)
 
     def work(self) -> None:
+        import torch
+
+        from regard.tasks.demo import run_demo
+
         print("a small model learns to read dates in 25 languages: two minutes or so, on one core", file=sys.stderr)
-        with loading("lightning_fabric", "matplotlib"):
-            import torch
-
-            from regard.tasks.demo import run_demo
-
         # A second thread or process gains nothing for matrices this small (benchmarks/RESULTS.md), and on a busy
         # machine waiting for it costs up to thirteenfold.
         torch.set_num_threads(1)

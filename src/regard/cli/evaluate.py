@@ -13,11 +13,11 @@ from regard.cli.shared import (
     refuse_first,
 )
 from regard.errors import ArgumentError
-from regard.tasks.exports.formats import Engine, SearchPrecision
-from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.config import LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.generation.config import Engine, SearchPrecision
 from regard.tasks.registry import task_name_of
 from regard.tasks.runs.refusals import require_files
-from regard.tasks.training.bleu import BleuTokenize
+from regard.tasks.training.metrics import BleuTokenize
 
 OF_TRANSLATORS = (
     *("--beam", "--length-penalty", "--references"),

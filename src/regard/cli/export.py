@@ -6,8 +6,8 @@ from pathlib import Path
 from regard.cli.loading import loading
 from regard.cli.shared import Command, Run, require_task
 from regard.errors import ArgumentError
-from regard.tasks.exports.formats import ExportFormat
-from regard.tasks.names import TRANSLATION
+from regard.tasks.config import TRANSLATION
+from regard.tasks.generation.config import ExportFormat
 
 
 @dataclass(frozen=True, slots=True)

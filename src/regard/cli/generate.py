@@ -12,7 +12,7 @@ import tyro
 
 from regard.cli.loading import loading
 from regard.cli.shared import Command, Device, PositionalPath, below, refuse_first, require_task
-from regard.tasks.names import LANGUAGE_MODEL
+from regard.tasks.config import LANGUAGE_MODEL
 
 if TYPE_CHECKING:
     from regard.tasks.generation.filters import Filter

@@ -29,11 +29,7 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run one command with the arguments of this process.
-
-    Raises:
-        SystemExit: the exit status is not 0.
-    """
+    """Run one command with the arguments of this process."""
     if status := run_command(sys.argv[1:]):
         sys.exit(status)
 
@@ -149,14 +145,14 @@ def environment() -> str:
 
 def _folder() -> str | None:
     """The folder in which the compiled loop of the maps is kept."""
-    from regard.tensors.readable import is_installed
+    from regard.tensors.triton_use import has_numba
 
-    if not is_installed():
+    if not has_numba():
         return None
-    from regard.maps.loop.one_loop import in_one_loop
+    from regard.maps.loop.one_loop import run_in_threads
     from regard.tensors.vector_code import kept_code_folder
 
     try:
-        return kept_code_folder(in_one_loop)
+        return kept_code_folder(run_in_threads)
     except RuntimeError:  # no folder can be written
         return None

@@ -12,8 +12,7 @@ from regard.cli.progress import showing_progress
 from regard.cli.shared import Command, Device, PositionalPath, refuse_first
 from regard.corpus.settings import USUAL_STATISTICS, CorpusEngine, CorpusJob, MeasureSettings, extra_package
 from regard.errors import ArgumentError
-from regard.files.model_folder import is_huggingface
-from regard.tasks.progress import no_progress
+from regard.files.model_folder import is_huggingface, no_progress
 
 MeasuredModel = Annotated[
     PositionalPath,
@@ -83,7 +82,7 @@ class MeasureCommand(Command):
 
     def work(self) -> None:
         with loading("regard.corpus.engine", *["transformers"] * is_huggingface(self.model)):
-            from regard.corpus.into_folder import measure_corpus
+            from regard.corpus.measure import measure_corpus
 
         job = self.job
         with showing_progress() as tell:

@@ -12,15 +12,15 @@ import tyro
 
 from regard.errors import ArgumentError
 from regard.files.model_folder import snapshot_of
-from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.config import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of
+from regard.tasks.text.forms import RunningText
 from regard.tasks.text.gate import DataFormat
 from regard.tasks.text.lines import BadLines, Reader, StrPath
 from regard.tasks.text.pairs import Pair, read_pairs
-from regard.tasks.text.texts import RunningText
 
 if TYPE_CHECKING:
-    from regard.tasks.translation.alignments import AlignmentOf
+    from regard.tasks.translation.options import AlignmentOf
 
 Mean = Literal["mean"]
 """Stands for all layers or heads, where else one is named by its number."""
@@ -122,8 +122,7 @@ def refuse_first(*wrongs: tuple[bool, str]) -> None:
 
 
 def alignment_of(layer: int | Mean | None, head: int | Mean | None) -> "AlignmentOf":
-    """The attention of two flags: the last layer and the mean over its heads unless given."""
-    from regard.tasks.translation.alignments import AlignmentOf
+    from regard.tasks.translation.options import AlignmentOf
 
     chosen = AlignmentOf().layer if layer is None else layer
     return AlignmentOf(layer=None if chosen == "mean" else chosen, head=None if head == "mean" else head)

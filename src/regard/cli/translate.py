@@ -9,8 +9,8 @@ import tyro
 from regard.cli.engines import SearchCommand
 from regard.cli.loading import loading
 from regard.cli.shared import AnyRun, Device, Mean, below, refuse_first, require_task
-from regard.tasks.exports.formats import Engine, SearchPrecision
-from regard.tasks.names import TRANSLATION
+from regard.tasks.config import TRANSLATION
+from regard.tasks.generation.config import Engine, SearchPrecision
 from regard.tasks.runs.refusals import require_files
 from regard.tasks.text.gate import RunningTextFormat
 from regard.tasks.text.lines import BadLines

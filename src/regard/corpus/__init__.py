@@ -9,17 +9,8 @@ if TYPE_CHECKING:
     from regard.corpus.atlas_page import atlas as atlas
     from regard.corpus.comparing import Changes as Changes
     from regard.corpus.comparing import compare_statistics as compare_statistics
-    from regard.corpus.into_folder import measure_corpus as measure_corpus
     from regard.corpus.measure import Measure as Measure
+    from regard.corpus.measure import measure_corpus as measure_corpus
     from regard.corpus.measured_document import CorpusCounts as CorpusCounts
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__,
-        {
-            "regard.corpus.atlas_page": ("Atlas", "atlas"),
-            "regard.corpus.comparing": ("Changes", "compare_statistics"),
-            "regard.corpus.measure": ("Measure",),
-            "regard.corpus.into_folder": ("measure_corpus",),
-            "regard.corpus.measured_document": ("CorpusCounts",),
-        },
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -1,16 +1,19 @@
 """Measure a corpus into a folder: in this process, in workers of this machine, and on the ranks of torchrun."""
 
+import hashlib
+import inspect
 import multiprocessing
 import os
+import platform
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import reduce
 from pathlib import Path
@@ -20,17 +23,147 @@ from typing import Any
 import torch
 
 from regard.corpus.documents import CheckedCorpus, Shard, check_corpus, input_files, shards
+from regard.corpus.examples import Examples
 from regard.corpus.folder import StatisticsFolder
-from regard.corpus.identity import identity
 from regard.corpus.measured_document import CorpusCounts
-from regard.corpus.reading import own_function
-from regard.corpus.settings import CorpusJob
-from regard.corpus.shard_work import AHEAD, measure_shard, records_of
+from regard.corpus.reading import measure_documents, own_function
+from regard.corpus.settings import CorpusJob, MeasureSettings, extra_package
+from regard.corpus.tables import heads_table, totals_of, write_parquet
 from regard.errors import DataError, EngineError, RegardError, RunFolderError
-from regard.files.model_folder import is_huggingface
-from regard.tasks.progress import OnProgress
-from regard.tasks.training.distributed.devices import find_device, join_ranks
-from regard.tasks.training.distributed.ranks import Ranks
+from regard.files.model_folder import OnProgress, is_huggingface
+from regard.tasks.runs.run_folder import versions_of
+from regard.tasks.training.distributed import Ranks, find_device, join_ranks, usable_cores
+
+AHEAD = 2
+"""Shards that wait for each worker, so that none is idle."""
+
+
+def measure_shard(job: CorpusJob, shard: Shard, settings: dict[str, Any]) -> CorpusCounts:
+    folder, examples = StatisticsFolder(job.out), Examples(job.examples)
+    found = list(measure_documents(job.measure, shard.documents, examples))
+    table = heads_table(job.measure, found)
+    write_parquet(folder.part(shard.number), table, settings)
+    write_parquet(folder.beside(shard.number, "totals"), totals_of(table, job.measure.numbers), settings)
+    write_parquet(folder.beside(shard.number, "examples"), examples.table(), settings)
+    said = [(one.id, one.error) for one in found if one.error is not None]
+    # An id may be the place of a line, with which the reader's error begins too.
+    errors = [error if error.startswith(f"{name}: ") else f"{name}: {error}" for name, error in said]
+    tokens = sum(one.n_tokens or 0 for one in found)
+    unknown = sum(one.n_unknown for one in found)
+    record = CorpusCounts(len(found), tokens, table.num_rows, len(errors), "".join(errors[:1]), unknown)
+    folder.finish_shard(shard.number, record)
+    return record
+
+
+def records_of(
+    submit: Callable[[Shard], Future[CorpusCounts]], left: Iterator[Shard], most: int
+) -> Iterator[CorpusCounts]:
+    running: set[Future[CorpusCounts]] = set()
+    for shard in left:
+        running.add(submit(shard))
+        if len(running) >= most:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (one.result() for one in done)
+    while running:
+        done, running = wait(running, return_when=FIRST_COMPLETED)
+        yield from (one.result() for one in done)
+
+
+RETRIES = 5
+"""How often Ray runs a shard again whose process or machine has died. A shard writes the same bytes each time."""
+
+
+def in_ray(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any]) -> Iterator[CorpusCounts]:
+    ray = extra_package("ray", extra="ray")
+    begins = not ray.is_initialized()
+    if begins:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    # The device of this process, whose name is in run.toml.
+    device = find_device(job.measure.device).type
+    job = replace(job, measure=replace(job.measure, device=device))
+    is_gpu = device != "cpu"
+    task = ray.remote(num_cpus=job.measure.threads, num_gpus=int(is_gpu), max_retries=RETRIES)(measure_shard)
+    room = ray.cluster_resources().get("GPU" if is_gpu else "CPU", 1) // (1 if is_gpu else job.measure.threads)
+
+    def submit(shard: Shard) -> Future[CorpusCounts]:
+        future: Future[CorpusCounts] = task.remote(job, shard, settings).future()
+        return future
+
+    try:
+        # A cluster may grow: more tasks wait than it has room for now.
+        yield from records_of(submit, left, AHEAD * max(int(room), job.workers or 1))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        raise EngineError(
+            f"a shard could not be measured in {RETRIES + 1} tries ({str(error).splitlines()[0]:.200}); "
+            "go on with --resume"
+        ) from None
+    finally:
+        if begins:
+            ray.shutdown()
+
+
+FORMAT = 1
+"""The version of the files of a folder of statistics."""
+PACKAGES = ("regard", "torch", "transformers", "tokenizers", "numpy", "numba", "pyarrow")
+WEIGHTS = (".safetensors", ".bin", ".pt")
+
+
+def identity(measure: MeasureSettings, corpus: CheckedCorpus, *, shard_documents: int, examples: int) -> dict[str, Any]:
+    """The settings of a folder of statistics, for run.toml; without `files` they are in each Parquet file too."""
+    device, settings = find_device(measure.device), {name: getattr(measure, name) for name in SETTINGS}
+    capability = torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    return {
+        "format": FORMAT,
+        **{name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()},
+        "max_tokens": measure.max_tokens or 0,
+        "shard_documents": shard_documents,
+        "examples": examples,
+        "dtype": "float32",
+        "device": device.type,
+        "processor": f"{platform.machine()} {capability}",
+        "model": hashes_of(Path(measure.model)),
+        "functions": {
+            name: _digest([Path(inspect.getfile(own_function(name)))]) for name in measure.statistics if ":" in name
+        },
+        "versions": {name: found or "none" for name, found in versions_of(PACKAGES).items()},
+        "files": corpus.files,
+    }
+
+
+SETTINGS = ("statistics", "text", "id", "layers", "heads", "keys", "threads")
+
+
+def hashes_of(folder: Path) -> dict[str, str]:
+    if is_huggingface(folder):
+        files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+    else:
+        files = [*sorted(folder.glob("*tokenizer.json")), folder / "config.json", folder / "best.safetensors"]
+    weights = [path for path in files if path.suffix in WEIGHTS]
+    settings = [path for path in files if path.name == "config.json"]
+    return {
+        "weights": _digest(weights),
+        "tokenizer": _digest(
+            path for path in files if path not in weights and path not in settings and _is_of_text(path)
+        ),
+        "configuration": _digest(settings),
+    }
+
+
+def _is_of_text(path: Path) -> bool:
+    """Whether a file may be the tokenizer's: its names are many, so all but a few are taken."""
+    return path.suffix in (".json", ".txt", ".model", ".spm") and "index" not in path.name
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for path in files:
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "blake2b").digest())
+    return digest.hexdigest()
+
 
 START = "forkserver" if sys.platform == "linux" else "spawn"
 """How workers start: forked from a process that has imported torch and computed nothing, where that is safe."""
@@ -63,7 +196,6 @@ class WorkDone:
 
 
 def run_job(job: CorpusJob, tell: OnProgress) -> CorpusCounts:
-    """See `regard.corpus.measure_corpus`."""
     device = find_device(job.measure.device)
     join_ranks(torch.device("cpu"))
     ranks = Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
@@ -127,11 +259,9 @@ def _work(
     left = (shard for shard in of_shards if shard.number in todo)
     workers = usual if job.workers is None else job.workers
     if workers is None:
-        workers = 1 if ranks.world_size > 1 else cores()
+        workers = 1 if ranks.world_size > 1 else usable_cores()
     told = _told(settings)
     if job.engine == "ray":
-        from regard.corpus.shard_work import in_ray
-
         for record in in_ray(job, left, told):
             progress.add(record)
     elif workers == 1 or len(todo) == 1:
@@ -140,10 +270,6 @@ def _work(
     else:
         for record in _in_workers(job, left, told, min(workers, len(todo))):
             progress.add(record)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _in_workers(

@@ -19,13 +19,19 @@ from pyarrow import parquet
 
 from regard.corpus.examples import Examples
 from regard.corpus.measured_document import CorpusCounts
-from regard.corpus.out_folder import FOLDERS, SETTINGS_FILE, SUCCESS, holds_statistics, refuse_out, settings_of
+from regard.corpus.settings import FOLDERS, SETTINGS_FILE, SUCCESS, holds_statistics, refuse_out, settings_of
 from regard.corpus.tables import merged_totals, write_parquet
 from regard.errors import ArgumentError, DataError, RegardError, needs
-from regard.files.atomic import file_errors, is_temporary, write_atomically
+from regard.files.atomic import (
+    checksum_of_file,
+    file_errors,
+    is_temporary,
+    read_checksummed,
+    remove_empty,
+    write_atomically,
+    write_checksummed,
+)
 from regard.files.locks import locked
-from regard.files.own_files import remove_empty
-from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
 
 HEADER = "# The settings of `regard measure`, and all that decides the bits of its files.\n"
 ADVICE = "wait for it, or name another folder (--out)"
@@ -41,7 +47,6 @@ class StatisticsFolder:
 
     @contextmanager
     def open(self, settings: Mapping[str, Any], *, resume: bool) -> Iterator[None]:
-        """Hold the folder while the block runs; its settings are new, or the same as before."""
         with file_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with locked(self.path, refusal=f"another process measures into {self.path}: {ADVICE}"):
@@ -95,14 +100,14 @@ class StatisticsFolder:
         path = self.path / "_done" / f"{number:05d}.json"
         about: dict[str, Any] = {**record._asdict(), "heads": checksum_of_file(self.part(number))}
         with file_errors(path):
-            write_sealed(path, about)
+            write_checksummed(path, about)
 
     def done(self, number: int) -> CorpusCounts | None:
         """The record of a shard; None if it is not finished."""
         path = self.path / "_done" / f"{number:05d}.json"
         if not path.exists():
             return None
-        about = read_sealed(path)
+        about = read_checksummed(path)
         return CorpusCounts(*(about[name] for name in CorpusCounts._fields))
 
     # -- the end -------------------------------------------------------------------------------------------

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from regard.corpus.out_folder import SUCCESS, holds_statistics, settings_of
-from regard.corpus.settings import extra_package
+from regard.corpus.settings import SUCCESS, extra_package, holds_statistics, settings_of
 from regard.errors import ArgumentError, DataError, require
-from regard.files.sealed import read_sealed
+from regard.files.atomic import read_checksummed
 
 BATCH_ROWS = 2**16
 
@@ -73,7 +72,7 @@ class MeasuredFolder:
         return cls(folder, settings, heads, statistics, count, mean, np.sqrt(variance), histogram)
 
     def about(self) -> str:
-        done = [read_sealed(path) for path in sorted((self.path / "_done").glob("*.json"))]
+        done = [read_checksummed(path) for path in sorted((self.path / "_done").glob("*.json"))]
         documents, tokens, errors = (sum(one[name] for one in done) for name in ("documents", "tokens", "errors"))
         failed = f"; {errors:,} of the documents could not be measured" if errors else ""
         return f"{documents:,} documents, {tokens:,} tokens{failed}"

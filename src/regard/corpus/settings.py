@@ -9,10 +9,44 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Literal, get_args
 
-from regard.corpus.out_folder import refuse_out
-from regard.errors import ArgumentError, needs
+from regard.errors import ArgumentError, DataError, RunFolderError, needs
+from regard.files.atomic import is_temporary, refuse_links
 from regard.files.model_folder import check_texts, is_huggingface
+from regard.files.untrusted import parse_toml
 from regard.tasks.registry import task_of
+
+SETTINGS_FILE, SUCCESS = "run.toml", "_SUCCESS"
+FOLDERS = ("heads", "totals", "examples", "_parts", "_done")
+
+
+def refuse_out(path: Path, *, resume: bool) -> None:
+    if path.exists() and not path.is_dir():
+        raise RunFolderError(f"{path} is a file; name a folder (--out)")
+    if holds_statistics(path):
+        refuse_links(*(path / name for name in (*FOLDERS, SETTINGS_FILE, SUCCESS)))
+        if not resume:
+            raise ArgumentError(
+                f"{path} already holds statistics: go on with them (--resume), or name another folder (--out)"
+            )
+    elif path.is_dir() and any(not is_temporary(one) and not _is_first_step(one) for one in path.iterdir()):
+        raise ArgumentError(f"{path} is not empty and holds no statistics; name another folder (--out)")
+
+
+def holds_statistics(path: Path) -> bool:
+    return (path / SETTINGS_FILE).is_file() and (path / "_done").is_dir()
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    try:
+        return parse_toml((path / SETTINGS_FILE).read_bytes())
+    except DataError as error:
+        said = f"{path / SETTINGS_FILE} is {error}; copy it again, or measure into another folder (--out)"
+        raise RunFolderError(said) from None
+
+
+def _is_first_step(path: Path) -> bool:
+    return path.name == "_done" and path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
 
 MEANS = ("entropy", "distance", "self", "previous", "first", "induction", "duplicate", "top_weight")
 """The statistics that are means over queries, as in `regard.watching.head_table`."""
@@ -71,8 +105,6 @@ class MeasureSettings:
 
 @dataclass(frozen=True, slots=True)
 class CorpusJob:
-    """A corpus to measure, and the folder for its statistics: see `regard.corpus.measure_corpus`."""
-
     measure: MeasureSettings
     data: tuple[str, ...]
     out: Path

@@ -1,10 +1,14 @@
-"""Atomic replacement of files: after any failure a file is either the old one or the new one, and whole."""
+"""Atomic replacement of our own files: after any failure a file is either the old one or the new one, and whole.
+
+Links are never followed, as they may lead to a foreign file. JSON may hold a checksum of its content.
+"""
 
 import json
 import os
 import re
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,3 +169,90 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def refuse_links(*paths: Path) -> None:
+    """Check that no path is a symbolic link, before writing or removing it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Path(folder, "last").symlink_to("/srv/models")
+    ...     refuse_links(Path(folder, "last"))
+    Traceback (most recent call last):
+    regard.errors.RunFolderError: ...last is a link to /srv/models, and regard writes to ... only its own files: ...
+    """
+    for path in paths:
+        if path.is_symlink():
+            raise RunFolderError(
+                f"{path} is a link to {os.readlink(path)}, and regard writes to and removes only its own files: "
+                "put what it leads to in its place, or remove the link"
+            )
+
+
+def is_file_below(name: str) -> bool:
+    """Whether a relative name in a file stays below the file's folder.
+
+    >>> [is_file_below(name) for name in ("data/valid.jsonl", "../x", "/etc/passwd", "", ".", "a/../../b")]
+    [True, False, False, False, False, False]
+    """
+    parts = name.split("/")
+    return not {"", ".", ".."} & set(parts) and "\0" not in name and "\\" not in name
+
+
+def part_from_other_names(path: Path) -> None:
+    """Break the hard links of a file by copying it, so that writing leaves the other names unchanged."""
+    if path.exists() and path.stat().st_nlink > 1:
+        write_atomically(path, path.read_bytes())
+
+
+def remove_empty(folder: Path) -> None:
+    if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+CHECKSUM = "crc32"
+_CHUNK_BYTES = 2**20
+
+
+def write_checksummed(path: Path, value: Mapping[str, Any]) -> None:
+    """Write `value` as `write_json` does, with the checksum of its content."""
+    write_json(path, {**value, CHECKSUM: _checksum(value)})
+
+
+def read_checksummed(path: Path) -> dict[str, Any]:
+    """Read an object of `write_checksummed`; an object without a checksum passes.
+
+    Raises:
+        RunFolderError: the file is absent, cut short, altered, or holds something other than a JSON object.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "x.json")
+    ...     write_checksummed(path, {"step": 100})
+    ...     _ = path.write_text(path.read_text().replace("100", "108"))  # a bit has flipped
+    ...     read_checksummed(path)
+    Traceback (most recent call last):
+    regard.errors.RunFolderError: ...x.json was altered: its checksum is not the one written with it; copy it again
+    """
+    value = read_json(path)
+    seal = value.pop(CHECKSUM, None)
+    if seal is not None and seal != _checksum(value):
+        raise RunFolderError(f"{path} was altered: its checksum is not the one written with it; copy it again")
+    return value
+
+
+def checksum_of_file(path: Path) -> dict[str, int | str]:
+    size = crc = 0
+    for chunk in _chunks(path):
+        size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return {"bytes": size, "crc32": f"{crc:08x}"}
+
+
+def _checksum(value: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk

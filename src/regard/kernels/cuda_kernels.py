@@ -25,7 +25,7 @@ from torch import Tensor
 from regard.call.shapes import Sizes, repeated
 from regard.kernels.fused_kernels import Extras, Gradients, Kernel, OneBlock, Residuals, summed
 from regard.kernels.fused_plan import Plan
-from regard.tensors.readable import row_contiguous
+from regard.tensors.memory import row_contiguous
 from regard.tensors.torch_private import (
     cudnn_cuda,
     cudnn_cuda_backward,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.call.shapes import Sizes, repeated
 from regard.tensors.guards import is_compiling
-from regard.tensors.readable import row_contiguous
+from regard.tensors.memory import row_contiguous
 from regard.tensors.torch_private import CPU_TAKES_GROUPS, flash_cpu, flash_cpu_alone, flash_cpu_backward
 
 Extras = tuple[Any, ...]

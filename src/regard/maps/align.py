@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
 from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 
 BLOCK_NUMBERS = 1 << 23
 """The most weights of all heads in memory at once: 32 MiB in float32."""

@@ -10,7 +10,7 @@ from typing import Any, final, overload
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Dimensions
+from regard.call.shapes import Dimensions, without_autocast
 from regard.errors import OverwrittenError, ShapeError
 from regard.maps import files
 from regard.maps.indexing import Index, chosen_flat_heads, dimensions_after, is_integer, positions
@@ -27,7 +27,7 @@ from regard.maps.sources.transposed import TransposedSource
 from regard.maps.statistics.products import product
 from regard.maps.tensor_like import TensorLike, as_matrix
 from regard.maps.weights_of_map import row_at
-from regard.tensors.byte_size import human
+from regard.tensors.memory import human
 
 
 @final
@@ -40,8 +40,9 @@ class AttentionMap(TensorLike):
 
     - `map[index]` equals the same index of the tensor. If queries and keys stay, the result is a map, still lazy:
       `map[0]`, `map[..., 1:, 1:]`, `map[:, :, keep]`. Otherwise it is a tensor: `map[0, :, 5]` has the weights of query
-      5 of sequence 0, in every head. Two index tensors are paired with one another; `block(rows, columns)` and
-      `only(rows=..., columns=...)` take the outer block.
+      5 of sequence 0, in every head. Index tensors are paired with one another: `map[..., rows, columns]` has single
+      weights, in memory linear in their number; `block(rows, columns)` and `only(rows=..., columns=...)` take the
+      outer block.
     - `map @ x` is P x for x of shape (..., S, N), in memory linear in T and S.
     - `map.dense()` is the whole of P, up to a memory limit.
 
@@ -78,9 +79,9 @@ class AttentionMap(TensorLike):
         """
         if isinstance(index, tuple) and (row := row_at(self.source, index)) is not None:
             return row
-        given = Index.of(index, self.ndim)
+        given = Index.of(index, len(self.shape))
         if given.is_points:
-            return self._choose_leading(given.lead).at(*given.pair)
+            return self._points(given)
         if not given.is_outer:
             return self._weights_of(given)
         chosen = self._choose_leading(given.lead)
@@ -96,6 +97,22 @@ class AttentionMap(TensorLike):
         weights = chosen.block(rows, columns)
         weights = weights[..., 0, :] if is_one[0] else weights
         return weights[..., 0] if is_one[1] else weights
+
+    def _points(self, index: Index) -> Tensor:
+        is_of_all = any(isinstance(i, Tensor) for i in index.lead)
+        chosen = self if is_of_all else self._choose_leading(index.lead)
+        given, lengths = index.whole if is_of_all else index.pair, chosen.shape
+        names = (*("leading" for _ in given[:-2]), "query", "key")
+        found: list[Any] = [
+            positions(i, n, name, self.device) for i, n, name in zip(given, lengths[-len(given) :], names, strict=True)
+        ]
+        with without_autocast(self.device):
+            if not is_of_all:
+                return chosen.source.laid_out(chosen.source.pairs(*found))
+            flat_heads = torch.zeros_like(found[-1])
+            for place, length in zip(found[:-2], lengths, strict=False):
+                flat_heads = flat_heads * length + place
+            return self.source.points(flat_heads, *found[-2:]).to(self.dtype)
 
     def _weights_of(self, index: Index) -> Tensor:
         ones = [isinstance(i, int) and not isinstance(i, bool) for i in index.lead]
@@ -394,6 +411,7 @@ class AttentionMap(TensorLike):
 
     def _described(self) -> str:
         held = human(sum(t.numel() * t.element_size() for t in self.source.tensors()))
-        dense = f", dense() would take {human(self.dense_bytes)}" if self.source.has_blocks else ""
+        bytes_of_all = human(self.shape.numel() * self.dtype.itemsize)
+        dense = f", dense() would take {bytes_of_all}" if self.source.has_blocks else ""
         kind = str(self.dtype).removeprefix("torch.")
         return f"AttentionMap{tuple(self.shape)} {kind} on {self.device}: {self.source}; holds {held}{dense}"

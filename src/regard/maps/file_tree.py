@@ -12,10 +12,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from regard.call import normalizations
-from regard.call.biases import alibi, forgetting, relative, shaw, t5, transformer_xl
 from regard.call.biases import base as biases
+from regard.call.biases import combined, of_vectors, relative
 from regard.call.masks import base as masks
-from regard.call.masks import basic, patterns, selection, transpose
+from regard.call.masks import basic, patterns, selection
 from regard.call.scores import additive, custom, kernels
 from regard.call.scores import base as scores
 from regard.call.shapes import Dimensions, Sizes
@@ -28,8 +28,8 @@ from regard.maps.statistics import pooling
 from regard.tensors.tensor_tree import UNSAVED, rebuilt
 
 NAMED: tuple[ModuleType, ...] = (
-    *(alibi, forgetting, relative, shaw, t5, transformer_xl, biases),
-    *(masks, basic, patterns, selection, transpose),
+    *(combined, of_vectors, relative, biases),
+    *(masks, basic, patterns, selection),
     *(additive, custom, kernels, scores, normalizations),
     *(st, pooling),
 )

@@ -293,7 +293,6 @@ def _try_corners(source: CallSource) -> None:
             part(range(row, row + 1), range(source.keys)[seen.start : seen.start + 2] or range(1))
     count = min(len(rows), len(columns))
     source.pairs(rows[:count], columns[:count])
-    source.row_anew(range(source.queries - 1, source.queries))
 
 
 def _corners(length: int, device: torch.device) -> Tensor:

@@ -59,12 +59,14 @@ class Index:
 
     @property
     def is_points(self) -> bool:
-        """Whether two 1-D integer tensors index single weights, without a tensor before them."""
+        """Whether 1-D tensors of one length index single weights: of the last two dimensions, or of all."""
+        tensors = [i for i in (*self.lead, *self.pair) if isinstance(i, Tensor)]
         return (
             len(self.pair) == 2
-            and not any(isinstance(i, Tensor) for i in self.lead)
-            and all(isinstance(i, Tensor) and i.dim() == 1 and i.dtype != torch.bool for i in self.pair)
-            and len(self.pair[0]) == len(self.pair[1])
+            and all(isinstance(i, Tensor) for i in self.pair)
+            and len(tensors) in (2, len(self.whole))
+            and all(i.dim() == 1 and i.dtype not in (torch.bool, torch.uint8) for i in tensors)
+            and len(set(map(len, tensors))) == 1
         )
 
 

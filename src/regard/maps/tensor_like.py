@@ -20,7 +20,7 @@ from regard.lazy import Displayed
 from regard.maps.sources.derived import CastSource
 from regard.maps.sources.source import Source
 from regard.maps.statistics.of_map import MapStatistics
-from regard.maps.torch_functions import NOT_LAZY, lazily
+from regard.maps.torch_functions import NOT_LAZY, lazily, moved
 
 _strict: ContextVar[bool] = ContextVar("strict maps", default=False)
 _OURS = ("regard", "torch")
@@ -29,11 +29,11 @@ LAZILY = {
     **dict.fromkeys(("mse_loss", "__sub__", "sub", "cosine_similarity", "kl_div"), "use regard.divergence(a, b, kind)"),
     **dict.fromkeys(("__mul__", "mul"), "use map.average(dim, weights=...), or multiply what map @ x gives"),
     "einsum": "use map @ x or map.mT @ x",
-    **dict.fromkeys(("max", "amax", "min"), "use map.top_weight() or map.block_max(rows, columns)"),
+    **dict.fromkeys(("max", "amax", "min"), "use map.top_keys(1) or map.pooled(rows, columns, 'max')"),
     **dict.fromkeys(("sort", "argsort", "kthvalue"), "use map.top_keys(k) or map.top_p_count(p)"),
     **dict.fromkeys(("cumsum", "quantile"), "use map.top_p_count(p)"),
     **dict.fromkeys(("avg_pool2d", "max_pool2d", "interpolate"), "use map.pooled(rows, columns, how)"),
-    **dict.fromkeys(("diagonal", "gather", "take"), "use map.at(rows, columns)"),
+    **dict.fromkeys(("diagonal", "gather", "take"), "use map[..., rows, columns] with two index tensors"),
     **dict.fromkeys(("transpose", "swapaxes", "t"), "use map.mT"),
     **dict.fromkeys(("flatten", "view", "reshape", "unsqueeze", "select"), "use an index, or torch.cat of maps"),
     **dict.fromkeys(("float", "half", "double", "bfloat16", "type_as"), "use map.to(dtype)"),
@@ -84,6 +84,11 @@ def _line() -> str:
 OF_STORAGE = frozenset(
     {"retain_grad", "register_hook", "register_post_accumulate_grad_hook", "data_ptr", "storage", "untyped_storage"}
 )
+OF_FORM = frozenset(
+    {"dim", "ndim", "ndimension", "size", "numel", "nelement", "element_size", "itemsize", "nbytes", "get_device"}
+    | {"is_cpu", "is_cuda", "is_floating_point", "is_complex"}
+)
+"""Questions to the shape, the dtype and the device alone."""
 
 
 def _operator(name: str) -> Any:
@@ -158,6 +163,8 @@ class TensorLike(Displayed, MapStatistics, ABC):
             found = None if name.startswith("_") else getattr(Tensor, name, None)
             if found is None:
                 raise AttributeError(f"an attention map has no attribute {name!r}")
+            if name in OF_FORM:
+                return getattr(torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape), name)
             if not callable(found):
                 return getattr(as_matrix(self, name), name)
             return lambda *args, **kwargs: self._as(name, *args, **kwargs)
@@ -195,7 +202,7 @@ class TensorLike(Displayed, MapStatistics, ABC):
         Raises:
             ArgumentError: there are several.
         """
-        if self.numel() != 1:
+        if self.shape.numel() != 1:
             raise ArgumentError(
                 f"the truth value of a map {tuple(self.shape)} is ambiguous, as that of a tensor is: write `map is not "
                 "None`, or compare and use .any() or .all()"
@@ -231,26 +238,6 @@ class TensorLike(Displayed, MapStatistics, ABC):
         """The mean over dimensions, as of a tensor: a map if queries and keys stay, else a tensor."""
         return self._as("mean", *args, **kwargs)
 
-    def max(self, *args: Any, **kwargs: Any) -> Any:
-        """The largest of all weights, or values and indices over one dimension, as of a tensor.
-
-        `top_weight()` is the largest of each query. Over keys or everything, it takes one pass over tiles.
-        """
-        return self._as("max", *args, **kwargs)
-
-    def argmax(self, *args: Any, **kwargs: Any) -> Any:
-        """The index of the largest weight, as of a tensor. `top_key()` is that of each query, and -1 without any
-        key.
-        """
-        return self._as("argmax", *args, **kwargs)
-
-    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-        """The k largest along a dimension and their indices, as of a tensor: every index is a key's.
-
-        `top_keys(k)` has -1 where fewer than k keys have a weight.
-        """
-        return self._as("topk", k, dim, largest, sorted)
-
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
 
@@ -258,27 +245,10 @@ class TensorLike(Displayed, MapStatistics, ABC):
     def __getitem__(self, index: Any) -> Any:
         """A map of some heads, or a block of weights."""
 
-    def dim(self) -> int:
-        """The number of dimensions."""
-        return self.ndim
-
-    def size(self, dim: int | None = None) -> Any:
-        """The shape, or one of its sizes."""
-        return self.shape if dim is None else self.shape[dim]
-
-    def numel(self) -> int:
-        """How many weights there are."""
-        return self.shape.numel()
-
     @property
     def requires_grad(self) -> bool:
         """Whether results carry gradients."""
         return any(tensor.requires_grad for tensor in self.source.tensors())
-
-    @property
-    def is_cuda(self) -> bool:
-        """Whether the factors are on a GPU."""
-        return self.device.type == "cuda"
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The map with its factors on another device, or with its answers in another dtype; it keeps its graph.
@@ -295,22 +265,10 @@ class TensorLike(Displayed, MapStatistics, ABC):
             NotKeptError: the map has statistics only, and cannot be moved.
         """
         device, dtype = _place(args, kwargs)
-        moved = self.source
-        if device is not None and device != self.device:
-            if not moved.has_blocks:
-                moved.refuse("to()")
-            moved = moved.mapped(lambda t: t.to(device))
+        found = self.source if device is None else moved(self.source, device)
         if dtype is not None:
-            moved = CastSource.of_dtype(moved, dtype)
-        return self if moved is self.source else type(self)(moved)
-
-    def cpu(self) -> Self:
-        """The map with its factors in the memory of the CPU."""
-        return self.to("cpu")
-
-    def cuda(self, device: Any = "cuda") -> Self:
-        """The map with its factors on a GPU."""
-        return self.to(torch.device("cuda", device) if isinstance(device, int) else device)
+            found = CastSource.of_dtype(found, dtype)
+        return self if found is self.source else type(self)(found)
 
 
 def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
@@ -341,7 +299,7 @@ def as_matrix(one: Any, asked: str) -> Any:
     """A map's matrix, unless maps are strict; anything else unchanged."""
     if not isinstance(one, TensorLike):
         return one
-    if one.numel():
+    if one.shape.numel():
         refuse_if_strict(asked, tuple(one.shape))
     return one.dense()
 

@@ -35,6 +35,16 @@ def lazily(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return entry(*args, **kwargs)
 
 
+def moved(input: Source, device: Any = "cuda") -> Source:
+    """The source with its tensors on a device; an integer is a number of CUDA's."""
+    device = torch.device("cuda", device) if _is_integer(device) else torch.device(device)
+    if device == input.device:
+        return input
+    if not input.has_blocks:
+        input.refuse("to()")
+    return input.mapped(lambda tensor: tensor.to(device))
+
+
 def _squeeze(input: Source, dim: int) -> Any:
     rank = len(input.shape)
     if not isinstance(dim, int) or not -rank <= dim < rank or input.shape[dim] != 1 or dim % rank >= rank - 2:
@@ -176,6 +186,8 @@ def _matmul(input: Any, other: Any) -> Any:
 
 ENTRIES: Mapping[str, Callable[..., Any]] = {
     "squeeze": _squeeze,
+    "cpu": partial(moved, device="cpu"),
+    "cuda": moved,
     "stack": partial(_joined, how=torch.stack),
     **dict.fromkeys(("cat", "concat", "concatenate"), partial(_joined, how=torch.cat)),
     "sum": partial(_reduced, over=sum_over, mean=False),

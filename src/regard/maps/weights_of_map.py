@@ -1,7 +1,6 @@
 """The weights of a map: its shape, blocks, rows and single weights."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,10 +8,9 @@ from torch import Tensor
 
 from regard.call.shapes import Rows, without_autocast
 from regard.errors import ShapeError, TooLargeError
-from regard.maps.indexing import is_integer, positions
-from regard.maps.sources.call import source_of_call
+from regard.maps.indexing import positions
 from regard.maps.sources.source import Source
-from regard.tensors.byte_size import human
+from regard.tensors.memory import human
 
 DENSE_LIMIT_BYTES = 2**30
 """The default limit of a block of weights."""
@@ -41,16 +39,6 @@ class MapWeights:
     def leading(self) -> tuple[int, ...]:
         """(batch..., H): the dimensions before queries and keys."""
         return tuple(self.shape[:-2])
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def dense_bytes(self) -> int:
-        """The bytes that `dense()` would allocate."""
-        return math.prod(self.shape) * self.dtype.itemsize
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -95,73 +83,6 @@ class MapWeights:
         """
         *_, queries, keys = self.shape
         return self.block(range(queries), range(keys), limit_bytes=limit_bytes)
-
-    def at(self, rows: Tensor, columns: Tensor, *, leading: Sequence[Tensor] | None = None) -> Tensor:
-        """The single weights P[..., rows[n], columns[n]], shape (batch..., H, N), in memory linear in N.
-
-        Args:
-            rows: N queries.
-            columns: their N keys.
-            leading: an index tensor (N,) for each dimension before the queries: the answer is then the weights
-                P[leading[0][n], ..., rows[n], columns[n]], shape (N,).
-
-        Raises:
-            ShapeError: the indices are not 1-D index tensors of one length, one of `leading` for each dimension, or
-                out of range.
-
-        >>> import regard
-        >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
-        >>> weights.at(torch.tensor([0, 1]), torch.tensor([0, 2]))
-        tensor([0.4711, 0.2645])
-        >>> weights = regard.attention(*[torch.eye(3).expand(2, 3, 3)] * 3, return_weights=True).weights
-        >>> weights.at(torch.tensor([0, 1]), torch.tensor([0, 2]), leading=[torch.tensor([1, 0])])
-        tensor([0.4711, 0.2645])
-        """
-        given = (*(leading or ()), rows, columns)
-        lengths = (*(self.source.leading if leading is not None else ()), *self.shape[-2:])
-        names = (*("leading" for _ in leading or ()), "query", "key")
-        fits = len(given) == len(lengths)
-        found = [positions(*one, self.device) for one in zip(given, lengths, names, strict=True)] if fits else []
-        places = [one for one in found if isinstance(one, Tensor)]
-        if len(places) != len(given) or len({len(one) for one in places}) > 1:
-            raise ShapeError(
-                f"at() takes 1-D index tensors of one length, for queries and keys and, with leading, for each of the "
-                f"dimensions {self.source.leading} before them; got {', '.join(str(tuple(one.shape)) for one in given)}"
-            )
-        if leading is None:
-            with without_autocast(self.device):
-                return self.source.laid_out(self.source.pairs(*places))
-        flat_heads = torch.zeros_like(places[-1])
-        for place, length in zip(places, self.source.leading, strict=False):
-            flat_heads = flat_heads * length + place
-        with without_autocast(self.device):
-            return self.source.points(flat_heads, *places[-2:])
-
-    def row(self, index: int, *, renormalize: bool = False) -> Tensor:
-        """The weights of one query, (batch..., H, S).
-
-        Args:
-            index: the query; a negative one counts from the end.
-            renormalize: normalise the row's scores anew, without the stored row state. In float32, with scores of about
-                100, rounding of the log-sum-exp gives every weight of the row a relative error of up to 2e-5;
-                normalising anew removes it.
-
-        Raises:
-            ShapeError: the index is out of range, or no integer.
-            ArgumentError: with `renormalize`, the map is not from one call.
-
-        >>> import regard
-        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.row(-1, renormalize=True)
-        tensor([0.2645, 0.2645, 0.4711])
-        """
-        if not is_integer(index):
-            raise ShapeError(f"row() takes one query, an integer; only(rows=...) takes several; got {index!r}")
-        where = positions(index, self.shape[-2], "query", self.device)
-        if not renormalize:
-            return self.block(where, range(self.shape[-1]))[..., 0, :]
-        source = source_of_call(self.source, "row(renormalize=True)")
-        with without_autocast(self.device):
-            return source.laid_out(source.row_anew(where))
 
 
 def row_at(source: Source, index: tuple[Any, ...]) -> Tensor | None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from regard.errors import ArgumentError, ShapeError
-from regard.nn.arguments import require_sizes
+from regard.tensors.ranges import require_sizes
 
 
 class Patches(nn.Module):

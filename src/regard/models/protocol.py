@@ -11,7 +11,7 @@ from regard.maps.attention_map import AttentionMap
 OutputLoss = Callable[[Tensor, nn.Linear], tuple[Tensor, Tensor]]
 """From the input of the output layer and that layer itself: a summed loss and its count, without all logits at once.
 
-`regard.tasks.training.output_loss.output_cross_entropy`, with its targets, is such a function.
+`regard.tasks.training.losses.output_cross_entropy`, with its targets, is such a function.
 """
 
 RecordMap = Callable[[str, AttentionMap], None]

@@ -15,7 +15,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.models.config import RNNConfig
 from regard.models.protocol import OutputLoss, Step
 from regard.nn import AdditiveAttention
-from regard.nn.arguments import require_sizes
+from regard.tensors.ranges import require_sizes
 
 
 class AdditiveAligner(nn.Module):

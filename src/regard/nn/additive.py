@@ -12,7 +12,7 @@ from regard.call.shapes import require_dense
 from regard.errors import ShapeError
 from regard.functional import Attended, attention
 from regard.kernels.base import BackendName
-from regard.nn.arguments import require_dropout, require_sizes
+from regard.tensors.ranges import require_dropout, require_sizes
 
 
 class AdditiveAttention(nn.Module):

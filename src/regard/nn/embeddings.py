@@ -6,14 +6,13 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from regard.call.biases.t5 import T5Bias
+from regard.call.biases.relative import T5Bias
 from regard.call.positions import require_even, sinusoidal
 from regard.call.rotary.rotary import Half, Interleaved, Layout
 from regard.errors import ArgumentError, ShapeError
 from regard.lazy import Displayed
-from regard.nn.arguments import require_sizes
 from regard.tensors.guards import may_be_kept
-from regard.tensors.ranges import require_above
+from regard.tensors.ranges import require_above, require_sizes
 
 MOST_KEPT = 1 << 20
 """The most elements of a cached table of sinusoidal positions: 4 MiB in float32."""

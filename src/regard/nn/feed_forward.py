@@ -6,7 +6,7 @@ from typing import cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.arguments import require_dropout, require_sizes
+from regard.tensors.ranges import require_dropout, require_sizes
 
 
 class FeedForward(nn.Module):

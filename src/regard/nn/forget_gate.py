@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.call.biases.forgetting import Forgetting
-from regard.nn.arguments import require_sizes
+from regard.call.biases.combined import Forgetting
+from regard.tensors.ranges import require_sizes
 
 
 class ForgetGate(nn.Module):

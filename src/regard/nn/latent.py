@@ -13,9 +13,9 @@ from regard.call.rotary.rotary import Rotary
 from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention
-from regard.nn.arguments import require_sizes
 from regard.nn.cache import KeyValue, Past
 from regard.nn.head_norms import HeadNorm
+from regard.tensors.ranges import require_sizes
 
 
 class LatentAttention(nn.Module):

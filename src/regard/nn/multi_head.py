@@ -20,9 +20,9 @@ from regard.errors import ArgumentError, ShapeError, require
 from regard.functional import AnyNormalization, Attended, attention
 from regard.kernels.base import BackendName
 from regard.maps.attention_map import AttentionMap
-from regard.nn.arguments import require_dropout, require_one_of, require_sizes
 from regard.nn.cache import KeyValue, Past
 from regard.nn.head_norms import AcrossHeads, HeadNorm, norm_of_heads, normed
+from regard.tensors.ranges import require_dropout, require_one_of, require_sizes
 
 
 class MultiHeadAttention(nn.Module):

@@ -17,11 +17,11 @@ from regard.call.shapes import Sizes
 from regard.errors import ArgumentError
 from regard.functional import Attended
 from regard.maps.sources.values import widened
-from regard.nn.arguments import require_sizes
 from regard.nn.cache import Past, RecurrentState
 from regard.nn.head_norms import normed
 from regard.nn.linear_attention import Recurred, linear_attention
 from regard.nn.short_convolution import ShortConvolution
+from regard.tensors.ranges import require_sizes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, silu
 
-from regard.nn.arguments import require_sizes
+from regard.tensors.ranges import require_sizes
 
 
 class ShortConvolution(nn.Module):

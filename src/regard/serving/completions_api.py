@@ -8,12 +8,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from regard.serving.answering import json_answer, sse
-from regard.serving.asking import Desk
+from regard.serving.asking import Desk, json_answer, sse
 from regard.serving.served import AnswerPiece, Done, ServedLanguageModel, drawn_seed
 from regard.serving.shapes import Complete, Completion, CompletionChoice, ModelCard, ModelCards, Usage
-from regard.serving.ticket import Refused, Ticket
-from regard.serving.worker import RequestWork
+from regard.serving.worker import Refused, RequestWork, Ticket
 
 USUAL_TOKENS = 16
 """OpenAI's own default of `max_tokens`."""

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 
 from regard.errors import ArgumentError
 from regard.serving.settings import Entrance, RequestLimits
-from regard.serving.ticket import Refused
+from regard.serving.worker import Refused
 
 OPEN = ("/", "/live.js", "/live.css", "/health", "/favicon.ico")
 """The addresses that need no token: the page asks its reader for it."""
@@ -151,11 +151,7 @@ def refusal(error: Refused, *, openai: bool = False) -> JSONResponse:
 
 
 def refuse_open(host: str, token: str | None) -> None:
-    """Refuse to listen on other than this machine's own address without a token.
-
-    Raises:
-        ArgumentError: there is none.
-    """
+    """Refuse to listen on other than this machine's own address without a token."""
     try:
         is_own = ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -5,13 +5,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from regard.serving.answering import json_answer, sse
-from regard.serving.asking import Desk
+from regard.serving.asking import Desk, json_answer, sse
 from regard.serving.recent_views import RecentViews, reply_bytes
 from regard.serving.served import AnswerPiece, Done, Served
 from regard.serving.shapes import AnswerQuestion, AttentionQuestion, LookedAt, ViewQuestion, WeightsQuestion
-from regard.serving.ticket import Ticket
-from regard.serving.worker import RequestWork
+from regard.serving.worker import RequestWork, Ticket
 
 
 class OwnApi:

@@ -9,13 +9,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from regard.serving.answering import json_answer
-from regard.serving.asking import Desk, body_type, question_of
+from regard.serving.asking import Desk, body_type, json_answer, question_of
 from regard.serving.guard import unknown
 from regard.serving.served import Sentences, ServedTranslator
 from regard.serving.shapes import Health, Language, Translated, TranslateQuestion
-from regard.serving.ticket import Refused, Ticket
-from regard.serving.worker import SharedWork
+from regard.serving.worker import Refused, SharedWork, Ticket
 from regard.tasks.translation.options import Request as TranslationRequest
 from regard.tasks.translation.results import Translation
 

@@ -1,13 +1,90 @@
-"""The threads of a model: they take works from a bounded queue, run some together, and others step by step in turn."""
+"""The threads of a model: they take works from a bounded queue, run some together, and others step by step in turn.
 
+A ticket is a request while it is worked on: events go from a worker's thread to it, and its end goes back.
+"""
+
+import asyncio
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from regard.serving.ticket import CURRENT_TICKET, ClientGone, Refused, Ticket
+from regard.errors import RegardError
+
+
+class Refused(RegardError):
+    def __init__(self, status: int, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.retry_after = status, retry_after
+
+
+class ClientGone(Exception):
+    """Raised in a worker's thread at the first step after the request has ended: its client has left, or was told."""
+
+
+class _LastEvent(NamedTuple):
+    error: Exception | None
+
+
+ENDED = object()
+"""Comes after the last event."""
+
+
+class Ticket:
+    """One request, made in its event loop; a worker's thread tells it events and looks whether it is wanted. A work
+    without a request is not heard."""
+
+    def __init__(self, *, is_heard: bool = True) -> None:
+        self._loop = asyncio.get_running_loop() if is_heard else None
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
+        self._gone = threading.Event()
+
+    def leave(self) -> None:
+        self._gone.set()
+
+    # -- in the thread of a worker -----------------------------------------------------------------------
+
+    def is_wanted(self) -> bool:
+        return not self._gone.is_set()
+
+    def check(self) -> None:
+        """Raise `ClientGone` after the end of the request."""
+        if self._gone.is_set():
+            raise ClientGone
+
+    def tell(self, event: Any) -> None:
+        if self._loop is None:
+            return
+        with suppress(RuntimeError):  # its loop has ended
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    def end(self, error: Exception | None = None) -> None:
+        self.tell(_LastEvent(error))
+
+    # -- in the event loop -------------------------------------------------------------------------------
+
+    async def next(self) -> Any:
+        """The next event, or `ENDED`; raises the error of a work that failed."""
+        event = await self._events.get()
+        if not isinstance(event, _LastEvent):
+            return event
+        if event.error is not None:
+            raise event.error
+        return ENDED
+
+
+CURRENT_TICKET = threading.local()
+"""Its `ticket` is that of the request for which a thread works."""
+
+
+def check_current_ticket(*_: Any) -> None:
+    """Raise `ClientGone` if the request is over that this thread works for. It may be called as a hook of a module."""
+    if (ticket := getattr(CURRENT_TICKET, "ticket", None)) is not None:
+        ticket.check()
+
 
 GATHER_SECONDS = 0.005
 """How long the first of several works that can run together waits for others."""
@@ -65,11 +142,7 @@ class Worker:
             thread.start()
 
     def submit(self, work: RequestWork | SharedWork) -> None:
-        """Put a work into the queue.
-
-        Raises:
-            Refused: the queue is full, or the server ends.
-        """
+        """Put a work into the queue."""
         with self._changed:
             if self._is_closed:
                 raise Refused(503, "the server ends")
@@ -124,7 +197,6 @@ class Worker:
         return []
 
     def _take_steps(self) -> Any:
-        """The first work, once the other threads are at rest."""
         work, self._is_stepping = self._take(0), True
         while self._beside:
             self._changed.wait()

@@ -13,27 +13,11 @@ if TYPE_CHECKING:
     from regard.tasks.language_modelling.config import LanguageModelConfig as LanguageModelConfig
     from regard.tasks.language_modelling.train import train_language_model as train_language_model
     from regard.tasks.training.fit_config import FitConfig as FitConfig
-    from regard.tasks.translation.alignments import AlignmentOf as AlignmentOf
     from regard.tasks.translation.config import TranslationConfig as TranslationConfig
+    from regard.tasks.translation.options import AlignmentOf as AlignmentOf
     from regard.tasks.translation.options import Request as Request
     from regard.tasks.translation.results import Translation as Translation
     from regard.tasks.translation.train import train_translation as train_translation
     from regard.tasks.translation.translator import Translator as Translator
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__,
-        {
-            "regard.tasks.language_modelling.causal": ("LanguageModel",),
-            "regard.tasks.language_modelling.config": ("LanguageModelConfig",),
-            "regard.tasks.language_modelling.train": ("train_language_model",),
-            "regard.tasks.translation.alignments": ("AlignmentOf",),
-            "regard.tasks.translation.config": ("TranslationConfig",),
-            "regard.tasks.translation.options": ("Request",),
-            "regard.tasks.translation.results": ("Translation",),
-            "regard.tasks.translation.train": ("train_translation",),
-            "regard.tasks.translation.translator": ("Translator",),
-            "regard.tasks.training.fit_config": ("FitConfig",),
-        },
-        packages=("exports", "generation", "text", "training"),
-        drawn_by="regard.tasks.pictures.display",
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__, drawn_by="regard.tasks.pictures.display")

@@ -1,4 +1,4 @@
-"""The settings of a training run; the command line makes its flags from these fields."""
+"""The names of the tasks and the settings of a training run, of which the command line makes its flags."""
 
 import re
 from abc import ABC, abstractmethod
@@ -11,6 +11,9 @@ from regard.models.config import ModelConfig
 from regard.tasks.training.fit_config import FitConfig, Precision
 from regard.tasks.training.schedules import Schedule, constant, cosine, inverse_square_root
 from regard.tensors.ranges import require_above, require_at_least
+
+TRANSLATION = "translation"
+LANGUAGE_MODEL = "language-model"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from regard.files.atomic import write_atomically
-from regard.files.own_files import refuse_links
+from regard.errors import RunFolderError
+from regard.files.atomic import refuse_links, write_atomically
 from regard.models.config import TransformerConfig
-from regard.tasks.demo_folder import README, README_FILE, refuse_others
 from regard.tasks.generation.config import Beam
 from regard.tasks.pictures.save import PictureFiles, SeenText, save_pictures
 from regard.tasks.text import dates
@@ -17,6 +16,23 @@ from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.metrics import exact_match
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
+
+README_FILE = "README.txt"
+README = """\
+Made by `regard demo`, which will replace it when it runs again.
+
+train.tsv, valid.tsv, test.tsv   dates in many languages and their ISO 8601 form
+run/                             the trained model: try it with `regard translate`
+attention.png, attention.html    what the model looked at for a dozen held-out dates
+"""
+
+
+def refuse_others(folder: Path) -> None:
+    readme = folder / README_FILE
+    taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if taken and not (readme.is_file() and readme.read_text(encoding="utf-8") == README):
+        raise RunFolderError(f"{folder} is there and `regard demo` did not make it; name another with --out")
+
 
 PAIRS: dict[dates.Split, int] = {"train": 50_000, "valid": 1_000, "test": 2_000}
 SHOWN = 12
@@ -57,7 +73,6 @@ def demo_config(folder: Path, *, seed: int, device: str) -> TranslationConfig:
 
 
 def run_demo(folder: Path, *, seed: int = 0, device: str = "auto", progress: IO[str] | None = None) -> DemoResult:
-    """Make the data, train, measure on held-out dates, and draw what a dozen of them attended to."""
     config = demo_config(folder, seed=seed, device=device)
     refuse_others(folder)
     refuse_links(folder / README_FILE, *(folder / f"{split}.tsv" for split in PAIRS))

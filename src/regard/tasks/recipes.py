@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from regard.errors import ArgumentError
-from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.config import LANGUAGE_MODEL, TRANSLATION
 
 RecipeName = Literal["small-data", "short-sentences", "recurrent", "characters", "characters-long"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.tensors.byte_size import is_part
 from regard.tensors.guards import PLAIN, has_values, is_compiling, is_transformed
+from regard.tensors.memory import is_part
 from regard.tensors.torch_private import DisableTorchFunction, counted_version
 
 FEW = 1 << 14

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import OverwrittenError
-from regard.tensors.byte_size import is_part
 from regard.tensors.guards import is_compiling, is_inference
+from regard.tensors.memory import is_part
 from regard.tensors.torch_private import DisableTorchFunction, counted_version, version_counter, viewed
 
 if TYPE_CHECKING:

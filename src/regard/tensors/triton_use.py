@@ -23,16 +23,17 @@ _FAILED: set[str] = set()
 
 
 @cache
+def has_numba() -> bool:
+    return find_spec("numba") is not None
+
+
+@cache
 def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
 def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-DEVICES = frozenset(("cuda", "cpu") if is_interpreted() else ("cuda",))
-"""The kinds of devices that may run Triton's programs in this process."""
 
 
 def runs_triton(device: torch.device, kernel: str) -> bool:

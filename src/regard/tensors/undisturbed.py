@@ -1,10 +1,10 @@
-"""Contexts in which a map is read: exact wherever it happens, with or without a graph."""
+"""Contexts in which a map is read, exact wherever it happens; and in which a check runs a model, left as it was."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.tensors.guards import autocasts, is_inference, is_recorded
 
@@ -39,3 +39,19 @@ def _exactly(gradients: AbstractContextManager[object], casting: tuple[str, ...]
 
 def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Evaluate without gradients; restore the model's mode, its buffers and the random state."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with torch.no_grad(), torch.random.fork_rng():
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for buffer, before in buffers:
+                buffer.copy_(before)

@@ -3,6 +3,9 @@
 from regard.views.charts import alignment as alignment
 from regard.views.charts import faulty_row as faulty_row
 from regard.views.charts import position_table as position_table
+from regard.views.colours import DARK as DARK
+from regard.views.colours import LIGHT as LIGHT
+from regard.views.colours import Theme as Theme
 from regard.views.drawing import Panel as Panel
 from regard.views.examples import model_example as model_example
 from regard.views.figures import save_figure as save_figure
@@ -14,7 +17,6 @@ from regard.views.html.contents import Example as Example
 from regard.views.html.contents import Map as Map
 from regard.views.html.page import Page as Page
 from regard.views.labels import printable as printable
-from regard.views.lines import curves as curves
 from regard.views.model import model_grid as model_grid
 from regard.views.overlay import SMOOTH as SMOOTH
 from regard.views.overlay import WHOLE_PATCHES as WHOLE_PATCHES
@@ -24,10 +26,6 @@ from regard.views.overlay import overlay as overlay
 from regard.views.overlay import overlay_grid as overlay_grid
 from regard.views.overlay import patch_grid as patch_grid
 from regard.views.reading_order import visual_order as visual_order
-from regard.views.rotations import rotations as rotations
-from regard.views.row_arithmetic import RowArithmetic as RowArithmetic
-from regard.views.row_arithmetic import arithmetic_of_row as arithmetic_of_row
-from regard.views.row_arithmetic import row_arithmetic as row_arithmetic
 from regard.views.scales import ColourScale as ColourScale
 from regard.views.scales import EachScale as EachScale
 from regard.views.scales import Limits as Limits
@@ -39,15 +37,11 @@ from regard.views.terminal import HalfBlocks as HalfBlocks
 from regard.views.terminal import Printing as Printing
 from regard.views.terminal import Table as Table
 from regard.views.terminal import map_text as map_text
-from regard.views.themes import DARK as DARK
-from regard.views.themes import LIGHT as LIGHT
-from regard.views.themes import Theme as Theme
 
 __all__ = [
     "DARK", "LIGHT", "SMOOTH", "WHOLE_PATCHES", "Carried", "ColourScale", "EachScale", "Example", "HalfBlocks",
-    "Limits", "LinearScale", "LogScale", "Map", "Page", "Panel", "PatchGrid", "Printing", "RowArithmetic",
-    "RowScale", "SquareRootScale", "Table", "Theme", "Upsampling", "alignment", "arithmetic_of_row", "curves",
-    "faulty_row", "head_panels", "heatmap", "heatmap_grid", "map_text", "model_example",
-    "model_grid", "overlay", "overlay_grid", "patch_grid", "position_table", "printable", "rotations",
-    "row_arithmetic", "save_figure", "visual_order",
+    "Limits", "LinearScale", "LogScale", "Map", "Page", "Panel", "PatchGrid", "Printing", "RowScale",
+    "SquareRootScale", "Table", "Theme", "Upsampling", "alignment", "faulty_row", "head_panels", "heatmap",
+    "heatmap_grid", "map_text", "model_example", "model_grid", "overlay", "overlay_grid", "patch_grid",
+    "position_table", "printable", "save_figure", "visual_order",
 ]  # fmt: skip

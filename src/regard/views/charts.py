@@ -9,19 +9,18 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, require
 from regard.views.axis_text import FONT_POINTS
+from regard.views.colours import LIGHT, Theme
 from regard.views.drawing import Colouring, Panel, drawn
 from regard.views.figures import (
     frame,
+    framed,
     heading_inches,
-    new_figure,
     require_matplotlib,
     warn_of_missing,
-    write_heading,
 )
 from regard.views.heatmap import ALONE, draw_maps, size_of
 from regard.views.layout import COLOUR_BAR, GAP, MARGIN, NARROWEST, Box
 from regard.views.scales import ColourScale, ScaleName, numeral
-from regard.views.themes import LIGHT, Theme
 from regard.watching.checks.finding import Finding
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 MARGINAL = 0.7
 """Inches of the bars beside an alignment."""
 PLOT = (5.2, 2.8)
-"""Inches across and down of a plot of lines."""
+"""Inches across and down of a plot of bars."""
 MOST_PAIRED = 256
 """The most queries and keys of an alignment with margins: it is never pooled."""
 
@@ -77,8 +76,8 @@ def alignment(
             f"an alignment has at most {MOST_PAIRED} queries and keys; got {shape}: draw it with heatmap()"
         )
     one = drawn(Panel(weights, rows, columns), look, max_cells=MOST_PAIRED, pooling="max")
-    numbers = drawn(Panel(weights, rows, columns), Colouring.chosen("linear", None, False, theme, None),
-                    max_cells=MOST_PAIRED, pooling="max").values  # fmt: skip
+    even = Colouring.chosen("linear", None, False, theme, None)
+    numbers = drawn(Panel(weights), even, max_cells=MOST_PAIRED, pooling="max").values[:, one.order]
     if numbers.min() < 0:
         raise ArgumentError(f"an alignment has weights from 0 up; got {numbers.min()}")
     size = size_of(one, ALONE)
@@ -90,8 +89,7 @@ def alignment(
     ]
     wide = max(MARGIN + size.left + size.width + MARGINAL + 2 * GAP, NARROWEST, heading_inches(title) + 2 * MARGIN)
     tall = top + size.height + MARGINAL + GAP + COLOUR_BAR + MARGIN
-    figure, (main, below, beside) = new_figure(Box(0, 0, wide, tall), boxes, theme)
-    missing = write_heading(figure, title, theme) if title else ""
+    figure, (main, below, beside), missing = framed(Box(0, 0, wide, tall), boxes, theme, title)
     missing += draw_maps([main], [one], look, figure)
     logs = np.log(numbers, out=np.zeros_like(numbers), where=numbers > 0)
     _bars(below, numbers.sum(0), theme, "received", is_flat=False)
@@ -151,8 +149,7 @@ def position_table(table: Tensor, *, title: str = "", theme: Theme = LIGHT) -> "
     tall = 3.2
     top = MARGIN + 0.6 + (0.3 if title else 0.0)
     boxes = [Box(0.7, top, tall, tall), Box(0.7 + tall + 1.6, top, tall, tall)]
-    figure, axes = new_figure(Box(0, 0, 2 * tall + 3.6, top + tall + 2 * MARGIN), boxes, theme)
-    missing = write_heading(figure, title, theme) if title else ""
+    figure, axes, missing = framed(Box(0, 0, 2 * tall + 3.6, top + tall + 2 * MARGIN), boxes, theme, title)
     for ax, one in zip(axes, maps, strict=True):
         missing += draw_maps([ax], [one], look, None)
         _side_bar(ax, theme)
@@ -171,24 +168,8 @@ def _side_bar(ax: "Axes", theme: Theme) -> None:
     shown.outline.set_linewidth(0.5)
 
 
-def plot_of_lines(title: str, theme: Theme) -> "tuple[Figure, Axes, str]":
-    top = MARGIN + (0.35 if title else 0.0)
-    wide = max(PLOT[0] + 0.9, heading_inches(title) + 2 * MARGIN)
-    figure, (ax,) = new_figure(Box(0, 0, wide, top + PLOT[1] + 0.5), [Box(0.7, top, *PLOT)], theme)
-    plain(ax, theme)
-    return figure, ax, write_heading(figure, title, theme) if title else ""
-
-
-def name_axes(ax: "Axes", across: str, up: str, theme: Theme) -> None:
-    ax.set_xlabel(across, fontsize=FONT_POINTS, color=theme.ink)
-    ax.set_ylabel(up, fontsize=FONT_POINTS, color=theme.ink)
-
-
 def plain(ax: "Axes", theme: Theme) -> None:
     frame(ax, theme)
-    ax.tick_params(
-        which="minor", length=1, width=0.5, color=theme.line, labelcolor=theme.ink, labelsize=FONT_POINTS - 1
-    )
     ax.set_facecolor(theme.paper)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
@@ -213,10 +194,15 @@ def faulty_row(finding: Finding, *, theme: Theme = LIGHT) -> "Figure":
     weights, example = finding.row.detach().float().cpu().numpy(), finding.example
     assert example is not None, "only a finding with one has a row"
     where = f"{finding.path or 'the model'}, sequence {example.sequence}, head {example.head}, query {example.query}"
-    figure, ax, missing = plot_of_lines(f"{finding.reason}: {where}", theme)
+    title = f"{finding.reason}: {where}"
+    wide = max(PLOT[0] + 0.9, heading_inches(title) + 2 * MARGIN)
+    top = MARGIN + 0.35
+    figure, (ax,), missing = framed(Box(0, 0, wide, top + PLOT[1] + 0.5), [Box(0.7, top, *PLOT)], theme, title)
+    plain(ax, theme)
     colours = [theme.accents[1] if key == example.key else theme.accents[0] for key in range(len(weights))]
     ax.bar(np.arange(len(weights)), weights, 0.8, color=colours, linewidth=0)
     ax.set_xlim(-0.5, len(weights) - 0.5)
-    name_axes(ax, "keys", "weight", theme)
+    ax.set_xlabel("keys", fontsize=FONT_POINTS, color=theme.ink)
+    ax.set_ylabel("weight", fontsize=FONT_POINTS, color=theme.ink)
     warn_of_missing(missing)
     return figure

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias
-from regard.call.biases.shaw import Shaw
-from regard.call.biases.transformer_xl import TransformerXL
+from regard.call.biases.of_vectors import Shaw, TransformerXL
 from regard.call.masks.base import Mask
 from regard.call.rotary.rotary import Rotary
 from regard.call.shapes import Sizes
@@ -32,8 +31,6 @@ from regard.views.html.contents import Example, Map
 from regard.views.html.numbers import as_heads
 from regard.views.html.page import Page
 from regard.views.model import model_grid
-from regard.views.rotations import rotations
-from regard.views.row_arithmetic import RowArithmetic, draw_arithmetic
 from regard.views.scales import LinearScale
 from regard.watching.analysis.attn_lrp import AttentionRelevance
 from regard.watching.analysis.relevance import AttentionStep, Relevance
@@ -106,7 +103,7 @@ def _text(told: str) -> Bundle:
 
 
 def picture_bundle(figure: "Figure | None") -> Bundle:
-    from regard.views.shown import png_bundle
+    from regard.views.artists import png_bundle
 
     assert figure is not None
     data, metadata = png_bundle(figure)
@@ -216,13 +213,10 @@ def _(shown: SinusoidalPositions | LearnedPositions) -> Bundle:
 
 @display_of.register
 def _(shown: Rotary) -> Bundle:
-    pairs = shown.rotated // 2
-    return picture_bundle(rotations(shown, planes=sorted({0, pairs // 2, pairs - 1})))
-
-
-@display_of.register
-def _(shown: RowArithmetic) -> Bundle:
-    return picture_bundle(draw_arithmetic(shown))
+    """The vector (1, 0) of each pair of dimensions, turned by each position: its cosines and sines."""
+    unturned = torch.zeros(CELLS, shown.dim)
+    unturned[:, shown.layout.split(torch.arange(shown.rotated))[0]] = 1.0
+    return picture_bundle(position_table(shown.rotate(unturned), title=f"rotated by positions 0 to {CELLS - 1}"))
 
 
 @display_of.register

@@ -15,10 +15,11 @@ import numpy as np
 from regard.errors import ArgumentError, needs, require
 from regard.files.atomic import file_errors, replacing
 from regard.views.axis_text import FONT_POINTS, TITLE_POINTS
+from regard.views.colours import Theme
+from regard.views.drawing import Colouring
 from regard.views.fonts import Lettering, letter
 from regard.views.layout import COLOUR_BAR, MARGIN, Box
 from regard.views.scales import ColourScale, Limits, numeral
-from regard.views.themes import Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,22 +32,27 @@ MOST_DIGITS = 20
 
 
 def require_matplotlib() -> None:
-    """Raise MissingExtraError if matplotlib is not installed."""
     with needs("matplotlib", extra="view"):
         import matplotlib.figure  # noqa: F401
 
 
-def new_figure(outline: Box, boxes: Sequence[Box], theme: Theme) -> "tuple[Figure, list[Axes]]":
-    from regard.views.shown import ShownAxes, ShownFigure
+def framed(outline: Box, boxes: Sequence[Box], theme: Theme, title: str = "") -> "tuple[Figure, list[Axes], str]":
+    """A new figure, its axes, and the characters of its title without a font."""
+    from regard.views.artists import ShownAxes, ShownFigure
 
     figure = ShownFigure(figsize=(outline.width, outline.height), dpi=150, facecolor=theme.paper)
     # matplotlib's stubs do not know `axes_class` beside a rectangle.
     axes: Any = [figure.add_axes(fractions(outline, box), axes_class=ShownAxes) for box in boxes]
-    return figure, axes
+    (lettering,) = letter([title])
+    place = (MARGIN / outline.width, 1 - MARGIN / outline.height)
+    style: Any = {"fontsize": HEADING_POINTS, **text_style(lettering, theme)}
+    if title:
+        figure.text(*place, lettering.text, va="top", parse_math=False, **style)
+    return figure, axes, lettering.missing
 
 
 def sized_figure(size: tuple[float, float], theme: Theme) -> "tuple[Figure, Axes]":
-    from regard.views.shown import ShownAxes, ShownFigure
+    from regard.views.artists import ShownAxes, ShownFigure
 
     try:
         width, height = (float(side) for side in size)
@@ -96,18 +102,7 @@ def save_figure(figure: "Figure | Axes", path: str | os.PathLike[str]) -> Path:
 
 
 def heading_inches(title: str) -> float:
-    return letter([title])[0].inches(HEADING_POINTS)
-
-
-def write_heading(figure: "Figure", title: str, theme: Theme) -> str:
-    """Print the title of the figure at its top left, and return the characters without a font."""
-    (lettering,) = letter([title])
-    across, height = figure.get_size_inches()
-    place = (MARGIN / across, 1 - MARGIN / height)
-    figure.text(
-        *place, lettering.text, va="top", parse_math=False, fontsize=HEADING_POINTS, **text_style(lettering, theme)
-    )
-    return lettering.missing
+    return letter([title])[0].inches(HEADING_POINTS) if title else 0.0
 
 
 def write_title(ax: "Axes", title: str, theme: Theme) -> str:
@@ -120,7 +115,7 @@ def write_title(ax: "Axes", title: str, theme: Theme) -> str:
 def text_style(lettering: Lettering, theme: Theme) -> dict[str, Any]:
     effects: list[Any] = []
     if any(face.thin for face in lettering.faces):
-        from regard.views.strokes import ThinStroke
+        from regard.views.artists import ThinStroke
 
         effects = [ThinStroke(lettering)]
     return {"fontfamily": list(lettering.families), "color": theme.ink, "path_effects": effects}
@@ -132,11 +127,12 @@ def frame(ax: "Axes", theme: Theme) -> None:
         spine.set(linewidth=0.5, color=theme.line)
 
 
-def colours_of(colour_map: "str | Colormap | None", theme: Theme, limits: Limits) -> "Colormap":
+def colours_of(look: Colouring, limits: Limits) -> "Colormap":
     """The colour map; a masked number has no colour."""
     import matplotlib
     from matplotlib.colors import Colormap, ListedColormap
 
+    colour_map, theme = look.colour_map, look.theme
     if colour_map is None:
         chosen: Colormap = ListedColormap(theme.signed_colours() if limits.low < 0 else theme.colours(), name="regard")
     else:
@@ -160,32 +156,34 @@ def norm_of(scale: ColourScale, limits: Limits) -> "Normalize":
     return Norm(*limits)
 
 
-def foot(figure: "Figure") -> "Axes":
+def foot(
+    figure: "Figure", image: Any, span: tuple[float, float], limits: Limits, look: Colouring, beside: str = "", *,
+    has_masked: bool = False,
+) -> None:  # fmt: skip
+    from matplotlib.patches import Rectangle
+
     across, height = figure.get_size_inches()
-    return figure.add_axes(fractions(Box(0, 0, across, height), Box(2 * MARGIN, height - COLOUR_BAR - 0.02, 1.9, 0.09)))
+    whole, theme = Box(0, 0, across, height), look.theme
+    flat = figure.add_axes(fractions(whole, Box(2 * MARGIN, height - COLOUR_BAR - 0.02, 1.9, 0.09)))
+    colour_bar(image, span, limits, look, beside, cax=flat)
+    if has_masked:
+        left, bottom, width, tall = fractions(whole, Box(2.5, height - COLOUR_BAR - 0.04, 0.15, 0.13))
+        patch = Rectangle((left, bottom), width, tall, transform=figure.transFigure, linewidth=0)
+        patch.set(facecolor=theme.masked, edgecolor=theme.hatch, hatch="//////")
+        patch.set_hatch_linewidth(0.4)
+        figure.add_artist(patch)
+        place = (left + 1.4 * width, bottom + tall / 2)
+        figure.text(*place, "masked", va="center", fontsize=FONT_POINTS - 1, color=theme.ink)
 
 
 def colour_bar(
-    image: Any,
-    span: tuple[float, float],
-    limits: Limits,
-    scale: ColourScale,
-    theme: Theme,
-    *,
-    beside: str = "",
-    **where: Any,
+    image: Any, span: tuple[float, float], limits: Limits, look: Colouring, beside: str = "", **where: Any
 ) -> None:
-    """The bar of an image, with its limits in figures.
+    """The bar of an image with values in `span`: `cax` for a flat one in axes of its own, `ax` for one beside axes.
 
-    Args:
-        image: the image of values in `span`. The bar is pointed at an end with values beyond the limit.
-        span: the smallest and the largest drawn value.
-        limits: the values at the ends of the bar.
-        scale: the position of each value on the bar.
-        theme: the colours of the text.
-        beside: a note at the end of the label.
-        where: `cax` for a flat bar in axes of its own, `ax` for one at the side of axes.
+    An end with values beyond the limit is pointed.
     """
+    scale, theme = look.scale, look.theme
     # A softmax rounds to a little over 1 at times.
     below, above = span[0] < limits.low - 1e-6, span[1] > limits.high * (1 + 1e-5)
     extend = ("both" if above else "min") if below and limits.low <= 0 else ("max" if above else "neither")

@@ -9,28 +9,25 @@ import numpy as np
 from regard.call.masks.base import Mask
 from regard.errors import ArgumentError, ShapeError, require
 from regard.views.axis_text import FONT_POINTS, LINE, TITLE_POINTS, AxisLabel, room, short_title, shown
-from regard.views.cell_text import write_weights
+from regard.views.colours import LIGHT, Theme
 from regard.views.drawing import Colouring, Drawn, Panel, drawn, limits_of
 from regard.views.figures import (
     colour_bar,
     colours_of,
     foot,
-    fractions,
     frame,
+    framed,
     heading_inches,
-    new_figure,
     norm_of,
     require_matplotlib,
     sized_figure,
     text_style,
     warn_of_missing,
-    write_heading,
     write_title,
 )
 from regard.views.fonts import letter
-from regard.views.layout import COLOUR_BAR, Box, FigureSize, Sides, flow, panel_size
+from regard.views.layout import FigureSize, Sides, flow, panel_size
 from regard.views.scales import ColourScale, Limits, ScaleName
-from regard.views.themes import LIGHT, Theme
 from regard.views.values import Pooling
 
 if TYPE_CHECKING:
@@ -39,10 +36,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-ALONE, IN_GRID = Sides(usual=3.2, longest=8.0), Sides(usual=1.6, longest=5.0)
-"""The sides of a map that is alone in its figure, and of one in a grid."""
+ALONE, IN_GRID, ANNOTATED = Sides(3.2, 8.0), Sides(1.6, 5.0), Sides(3.2, 5.0)
+"""The sides of a map that is alone in its figure, and of one in a grid without and with numbers in its cells."""
 AXIS_TITLES = ("looks at", "is looked at")
 """The titles of the queries and of the keys."""
+LEAST_POINTS = 4.5
+"""The smallest font of a number."""
+CHARACTERS = 5.2
+"""The width of a cell in halves of a font size: four digits with a point, and their margins."""
+MOST_NUMBERS = 4_096
+"""The most cells with numbers: more are too many to read, and take seconds to draw."""
 OURS = "regard heatmap"
 """Marks our image in the axes, for a second heatmap to replace."""
 
@@ -127,7 +130,7 @@ def heatmap(
         _, ax = sized_figure(figsize, theme)
     if ax is None:
         size = size_of(one, ALONE, axis_titles=LINE * 1.3 if any(axis_titles) else 0.0)
-        figure, (ax,) = new_figure(*flow([size], has_bar=colour_bar), theme)
+        figure, (ax,), _ = framed(*flow([size], has_bar=colour_bar), theme)
         _name_axes(ax, axis_titles, theme)
         missing = draw_maps([ax], [one], look, figure if colour_bar else None, titled=True)
     else:
@@ -149,6 +152,7 @@ def heatmap_grid(
     limits: tuple[float, float] | None = None,
     without_sink: bool = False,
     colour_bar: bool = True,
+    annotate: bool = False,
     theme: Theme = LIGHT,
     colour_map: "str | Colormap | None" = None,
     max_cells: int = 128,
@@ -162,7 +166,7 @@ def heatmap_grid(
         title: printed above the grid.
         across: panels in a row; None fills the rows as words fill the lines of a paragraph.
         limits: as in `heatmap`, one pair for all panels.
-        scale, without_sink, colour_bar, theme, colour_map, pooling: as in `heatmap`.
+        scale, without_sink, colour_bar, annotate, theme, colour_map, pooling: as in `heatmap`.
         max_cells: the most cells on a side of a panel; a longer side is pooled.
 
     Returns:
@@ -185,11 +189,13 @@ def heatmap_grid(
         raise ArgumentError(f"a grid needs panels and at least 1 across; got {len(panels)} and {across}")
     maps = [drawn(panel, look, max_cells=max_cells, pooling=pooling) for panel in panels]
     title = short_title(title)
-    wide = heading_inches(title) if title else 0.0
-    placed = flow([size_of(one, IN_GRID) for one in maps], across=across, title=wide, has_bar=colour_bar)
-    figure, axes = new_figure(*placed, theme)
-    missing = write_heading(figure, title, theme) if title else ""
+    sizes = [size_of(one, ANNOTATED if annotate else IN_GRID) for one in maps]
+    placed = flow(sizes, across=across, title=heading_inches(title), has_bar=colour_bar)
+    figure, axes, missing = framed(*placed, theme, title)
     missing += draw_maps(axes, maps, look, figure if colour_bar else None)
+    if annotate:
+        for ax, one in zip(axes, maps, strict=True):
+            write_weights(ax, one)
     warn_of_missing(missing)
     return figure
 
@@ -228,14 +234,12 @@ def draw_maps(
     missing = "".join(_label(ax, one, look.theme) for ax, one in zip(axes, maps, strict=True))
     if figure is not None:
         span = min(one.lowest for one in maps), max(one.highest for one in maps)
-        colour_bar(images[0], span, limits, look.scale, look.theme, beside=look.note(titled=titled), cax=foot(figure))
-        if any(one.hidden.any() for one in maps):
-            key_of_masked(figure, look.theme)
+        has_masked = any(one.hidden.any() for one in maps)
+        foot(figure, images[0], span, limits, look, look.note(titled=titled), has_masked=has_masked)
     return missing
 
 
 def _draw_into(ax: "Axes", one: Drawn, look: Colouring, with_bar: bool) -> str:
-    """Draw a map into the caller's axes, whose size is known only after the layout."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     if figure.get_layout_engine() is None and _is_untouched(figure):
@@ -246,11 +250,10 @@ def _draw_into(ax: "Axes", one: Drawn, look: Colouring, with_bar: bool) -> str:
     image = _draw(ax, one, look, limits)
     image.set_gid(OURS)
     if with_bar:
-        span = one.lowest, one.highest
-        colour_bar(image, span, limits, look.scale, look.theme, beside=look.note(titled=True), ax=ax)
+        colour_bar(image, (one.lowest, one.highest), limits, look, look.note(titled=True), ax=ax)
     missing = _label(ax, one, look.theme)
     if (layout := figure.get_layout_engine()) is not None:
-        from regard.views.fitting import Fitting
+        from regard.views.artists import Fitting
 
         # The labels take room of the map, and then others of them fit; more axes may come until the figure is drawn.
         layout.execute(figure)
@@ -286,7 +289,7 @@ def _draw(ax: "Axes", one: Drawn, look: Colouring, limits: Limits) -> "AxesImage
     image = ax.imshow(
         np.ma.array(one.values, mask=one.hidden),
         norm=norm_of(look.scale, limits),
-        cmap=colours_of(look.colour_map, look.theme, limits),
+        cmap=colours_of(look, limits),
         interpolation="nearest",
         aspect="auto",
     )
@@ -331,14 +334,31 @@ def _inches(ax: "Axes", axis: str) -> float:
     return float(across * box.width if axis == "x" else height * box.height)
 
 
-def key_of_masked(figure: "Figure", theme: Theme) -> None:
-    from matplotlib.patches import Rectangle
+def write_weights(ax: "Axes", one: Drawn) -> None:
+    """Print each weight that is not masked in its cell; nothing where a cell is too small for it."""
+    from regard.views.artists import Fitting
 
-    across, height = figure.get_size_inches()
-    left, bottom, width, tall = fractions(Box(0, 0, across, height), Box(2.5, height - COLOUR_BAR - 0.04, 0.15, 0.13))
-    patch = Rectangle((left, bottom), width, tall, transform=figure.transFigure, linewidth=0)
-    patch.set(facecolor=theme.masked, edgecolor=theme.hatch, hatch="//////")
-    patch.set_hatch_linewidth(0.4)
-    figure.add_artist(patch)
-    place = (left + 1.4 * width, bottom + tall / 2)
-    figure.text(*place, "masked", va="center", fontsize=FONT_POINTS - 1, color=theme.ink)
+    if one.values.size > MOST_NUMBERS:
+        return
+    image = ax.get_images()[-1]
+    texts = []
+    for row, column in zip(*(~one.hidden).nonzero(), strict=True):
+        red, green, blue, _ = image.cmap(image.norm(one.values[row, column]))
+        is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
+        colour = "white" if is_dark else "black"
+        number = f"{one.values[row, column]:.2f}"
+        texts.append(ax.text(column, row, number, ha="center", va="center", color=colour, clip_on=True))
+
+    def fit() -> None:
+        figure = ax.get_figure(root=True)
+        assert figure is not None
+        width, height = figure.get_size_inches()
+        box = ax.get_position()
+        rows, columns = one.values.shape
+        cell = min(width * box.width / columns * 2 / CHARACTERS, height * box.height / rows / 1.3)
+        points = min(FONT_POINTS, 72 * cell)
+        for text in texts:
+            text.set(fontsize=points, visible=points >= LEAST_POINTS)
+
+    fit()
+    ax.add_artist(Fitting(fit))

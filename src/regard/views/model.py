@@ -5,29 +5,26 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from regard.errors import ArgumentError, NonFiniteError
+from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import FONT_POINTS, LINE, AxisLabel, measured, short_title, widest
+from regard.views.colours import LIGHT, Theme
 from regard.views.drawing import Colouring
 from regard.views.examples import of_sequence
 from regard.views.figures import (
-    colour_bar,
     colours_of,
     foot,
+    framed,
     heading_inches,
-    new_figure,
     norm_of,
     require_matplotlib,
     text_style,
     warn_of_missing,
-    write_heading,
 )
-from regard.views.heatmap import key_of_masked
-from regard.views.layer_names import short_names
 from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box
 from regard.views.masked import Cells, hidden_cells
 from regard.views.scales import ColourScale, Numbers, ScaleName
-from regard.views.themes import LIGHT, Theme
+from regard.views.values import require_finite
 from regard.watching.analysis.tables import Maps, named
 
 if TYPE_CHECKING:
@@ -95,7 +92,7 @@ def model_grid(
         raise ArgumentError(f"cells must be at least 1 and how 'max' or 'mean'; got {cells} and {how!r}")
     look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
     found = named(maps)
-    heads = max(one.shape[-3] if one.ndim > 2 else 1 for _, one in found)
+    heads = max(one.shape[-3] if len(one.shape) > 2 else 1 for _, one in found)
     room = max(cells, int(SIDE * DOTS_PER_INCH) // max(heads, len(found)) - GAP)
     layers = [_layer(of_sequence(one, sequence), cells, how, look, room) for _, one in found]
     heading = " ".join(part for part in (short_title(title), _note(found, cells, how)) if part)
@@ -113,12 +110,7 @@ class LayerPicture(NamedTuple):
 def _layer(weights: AttentionMap, cells: int, how: DotPooling, look: Colouring, room: int) -> LayerPicture:
     grid = weights.grid(cells, cells, how)
     pooled = weights.detach().pooled(grid.rows.count, grid.columns.count, how).cpu().numpy()
-    if not np.isfinite(pooled).all():
-        head, row, column = (int(place[0]) for place in np.nonzero(~np.isfinite(pooled)))
-        raise NonFiniteError(
-            f"weights must be finite; {pooled[head, row, column]} came in head {head}, at the queries from "
-            f"{grid.rows.edge(row)} and the keys from {grid.columns.edge(column)}"
-        )
+    require_finite(pooled, grid)
     hidden = np.stack([hidden_cells(weights[head], grid) for head in range(len(pooled))])
     counted = ~hidden
     if look.without_sink and counted[..., 1:].any():
@@ -155,23 +147,18 @@ def _drawn(layers: list[LayerPicture], names: list[str], heading: str, look: Col
     labels = measured(short_names(names), space=" ")
     left = MARGIN + max(0.4, widest(labels)) + 0.1
     above = MARGIN + LINE * (1.2 + 1.7 * bool(heading))
-    wide = max(left + across, MARGIN + (heading_inches(heading) if heading else 0.0), NARROWEST) + MARGIN
+    wide = max(left + across, MARGIN + heading_inches(heading), NARROWEST) + MARGIN
     outline = Box(0, 0, wide, above + down + COLOUR_BAR + 2 * MARGIN)
-    figure, (ax,) = new_figure(outline, [Box(left, above, across, down)], look.theme)
-    missing = write_heading(figure, heading, look.theme) if heading else ""
+    figure, (ax,), missing = framed(outline, [Box(left, above, across, down)], look.theme, heading)
     image = ax.imshow(
         np.ma.array(dots, mask=outside != 0), norm=norm_of(look.scale, limits), interpolation="nearest",
-        cmap=colours_of(look.colour_map, look.theme, limits), aspect="auto",
+        cmap=colours_of(look, limits), aspect="auto",
     )  # fmt: skip
     _back(ax, layers, pitch, look.theme)
     missing += _name(ax, pitch, dots.shape[1], zoom, labels, look.theme)
     shown = dots[outside == 0] if (outside == 0).any() else np.zeros(1)  # no query has a key
-    colour_bar(
-        image, (float(shown.min()), float(shown.max())), limits, look.scale, look.theme,
-        beside=look.note(titled=False), cax=foot(figure),
-    )  # fmt: skip
-    if any(layer.hidden.any() for layer in layers):
-        key_of_masked(figure, look.theme)
+    span, has_masked = (float(shown.min()), float(shown.max())), any(layer.hidden.any() for layer in layers)
+    foot(figure, image, span, limits, look, look.note(titled=False), has_masked=has_masked)
     warn_of_missing(missing)
     return figure
 
@@ -187,7 +174,6 @@ def _laid_out(layers: Sequence[Numbers]) -> tuple[Numbers, tuple[int, int]]:
 
 
 def _back(ax: "Axes", layers: Sequence[LayerPicture], pitch: tuple[int, int], theme: Theme) -> None:
-    """The background: the masked colour in each head, the gap colour between them."""
     from matplotlib.patches import Rectangle
 
     ax.set_facecolor(theme.gap)
@@ -218,3 +204,26 @@ def _name(ax: "Axes", pitch: tuple[int, int], across: int, zoom: int, labels: Se
     for text, label in zip(ax.get_yticklabels(), labels, strict=True):
         text.set(fontsize=FONT_POINTS, **text_style(label.lettering, theme))
     return "".join(label.lettering.missing for label in labels)
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """The parts of each path that differ from the others; one number alone is "layer" with that number.
+
+    >>> short_names(["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"])
+    ['layer 0', 'layer 1']
+    >>> short_names(["encoder.0.self_attention", "decoder.0.self_attention", "decoder.0.cross_attention"])
+    ['encoder.0.self_attention', 'decoder.0.self_attention', 'decoder.0.cross_attention']
+    >>> short_names(["model.layers.3.attn"])
+    ['layer 3']
+    """
+    parts = [path.split(".") for path in paths]
+    if len(set(paths)) == 1:
+        numbers = [part for part in parts[0] if part.isdigit()]
+        return [f"layer {numbers[0]}" if len(numbers) == 1 else paths[0]] * len(paths)
+    shortest = min(map(len, parts))
+    start = next((n for n in range(shortest) if len({one[n] for one in parts}) > 1), shortest)
+    end = next((n for n in range(shortest - start) if len({one[-1 - n] for one in parts}) > 1), shortest - start)
+    short = [one[start : len(one) - end] for one in parts]
+    if shortest > 1 and all(len(one) == 1 and one[0].isdigit() for one in short):
+        return [f"layer {one[0]}" for one in short]
+    return [".".join(one) or path for one, path in zip(short, paths, strict=True)]

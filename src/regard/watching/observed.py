@@ -1,5 +1,6 @@
 """The record of a watch: every saved call, and the skipped calls with the reasons."""
 
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -26,9 +27,8 @@ from regard.watching.kept.output_gradients import ITSELF, NO_GRAPH, called
 from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment, Sequences
-from regard.watching.running.interceptor import Interceptor, has_compiled
-from regard.watching.running.module_kinds import is_plain
-from regard.watching.running.observed_call import KeysChosen, ObservedCall
+from regard.watching.running.module_kinds import has_no_attention
+from regard.watching.running.observed_call import Interceptor, KeysChosen, ObservedCall, has_compiled
 from regard.watching.running.thread_state import is_in_backward
 
 if TYPE_CHECKING:
@@ -55,6 +55,23 @@ class BlockKeys(NamedTuple):
 
         source = None if self.made is None or self.made.map is None else self.made.map.source
         return source if isinstance(source, Compression) and source.queries == self.number else None
+
+
+OF_ONE_RANK = "its heads are those of this rank, numbered from 0: its parameters are split over {} ranks"
+
+
+def ranks_of(module: nn.Module) -> int:
+    """Over how many ranks the parameters are split while the module runs; a parameter that FSDP gathered is whole."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 1
+    from torch.distributed.tensor import DTensor  # (it takes a second)
+
+    split = [
+        math.prod(one.device_mesh.size(axis) for axis, at in enumerate(one.placements) if at.is_shard())
+        for one in module.parameters()
+        if isinstance(one, DTensor)
+    ]
+    return max(split, default=1)
 
 
 class EmbeddedIds(NamedTuple):
@@ -114,6 +131,8 @@ class Observed:
     """True if the softmax was over more keys than the weights have, as with a sink beside them."""
     is_evaluated: bool = False
     """True if the model was in evaluation mode."""
+    ranks: int = 1
+    """Over how many ranks the parameters of its module are split: its heads are those of this rank."""
 
     @property
     def map(self) -> AttentionMap | None:
@@ -208,7 +227,7 @@ class Record(Interceptor):
         self._lock = threading.RLock()
 
     def ran_elsewhere(self, module: nn.Module) -> None:
-        if (path := self.paths.get(id(module))) is not None and not is_plain(module):
+        if (path := self.paths.get(id(module))) is not None and not has_no_attention(module):
             self.elsewhere.add(path)
 
     def entered(self, module: nn.Module) -> None:
@@ -277,7 +296,10 @@ class Record(Interceptor):
             chooser=self.choosers.get((weights.shape[-2], weights.shape[-1] if blocks is None else blocks.number)),
             arguments=self._arguments(source.arguments), dropout=source.dropped,
             is_over_queries=source.is_over_queries, is_part=source.is_part, is_evaluated=not self.modules[""].training,
+            ranks=(ranks := ranks_of(self.modules[path])),
         )  # fmt: skip
+        if ranks > 1:
+            observed.notes = [*observed.notes, OF_ONE_RANK.format(ranks)]
         if isinstance(reading.rebuilding, str):
             observed.error = reading.rebuilding if self._verify else None
         elif self._verify:

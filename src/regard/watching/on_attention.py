@@ -12,8 +12,7 @@ from regard.watching.kept.output_gradients import ITSELF
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment
 from regard.watching.module_names import Names, chooser, modules_of
-from regard.watching.running.interceptor import Interceptor, has_compiled
-from regard.watching.running.observed_call import ObservedCall
+from regard.watching.running.observed_call import Interceptor, ObservedCall, has_compiled
 from regard.watching.running.thread_state import is_in_backward
 
 OnAttention = Callable[[str, AttentionMap, Tensor | None, Tensor | None, Tensor | None], None]

@@ -12,7 +12,7 @@ from torch import nn
 from regard.errors import NotSeenError
 from regard.lazy import Displayed
 from regard.maps.sources.source import bytes_by_storage
-from regard.tensors.byte_size import human
+from regard.tensors.memory import human
 from regard.watching.module_names import Names, chooser
 from regard.watching.observed import Observed, Record
 from regard.watching.readers.mixing import CONVOLUTION, SUM
@@ -145,6 +145,16 @@ def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
         )
     depth = {call.name for call in record.calls if call.kind == "attention over depth"}
     return (*unread, *sorted(depth - unread.keys()))
+
+
+def require_all_heads(watched: object, what: str) -> None:
+    """Raises NotSeenError if the heads of a watched layer lie on several ranks: this one has a part of them."""
+    record = getattr(watched, "record", None)
+    if isinstance(record, Record) and (split := next((call for call in record.calls if call.ranks > 1), None)):
+        raise NotSeenError(
+            f"{what} would be about a part of the heads: the parameters of {split.name or 'the model'} are split over "
+            f"{split.ranks} ranks, and this one sees its own heads. Read seen[name] on each rank, and join the maps"
+        )
 
 
 MOST_NAMED = 8

@@ -18,8 +18,7 @@ from regard.maps import load_summary, save_summary
 from regard.maps.sources.summary import SummarySource
 from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.registry import task_of
-from regard.tasks.text.pairs import read_pairs
-from regard.tasks.text.references import read_judged, read_references
+from regard.tasks.text.pairs import read_judged, read_pairs, read_references
 from regard.tasks.translation.train import train_translation
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
@@ -53,7 +52,7 @@ QUESTIONS: tuple[Callable[[regard.AttentionMap], Any], ...] = (
     lambda m: m[..., :1, :2],
     lambda m: m.entropy(),
     lambda m: m.received(),
-    lambda m: m.top_weight(),
+    lambda m: m.top_keys(1).values[..., 0],
     lambda m: m.pooled(4, 4),
     lambda m: m.top_keys(1),
     lambda m: m.summary("distance", "participation_ratio"),

@@ -71,7 +71,6 @@ STATISTICS = {
     "received": (lambda m, x: m.received(), lambda d, x: d.sum(-2)),
     "entropy": (lambda m, x: m.entropy(), lambda d, x: _entropy(d)),
     "participation_ratio": (lambda m, x: m.participation_ratio(), lambda d, x: _participation(d)),
-    "expected": (lambda m, x: m.expected(x), lambda d, x: d @ x),
     "distance": (lambda m, x: m.distance(), lambda d, x: (d * _away(d)).sum(-1)),
     "product": (lambda m, x: m @ x, lambda d, x: d @ x),
     "block": (

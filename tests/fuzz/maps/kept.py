@@ -61,7 +61,7 @@ def _tensors(answer: torch.Tensor | TopKeys) -> list[torch.Tensor]:
 ASKED = {
     "received": lambda m: m.received(),
     "entropy": lambda m: m.entropy(),
-    "top_weight": lambda m: m.top_weight(),
+    "top_weight": lambda m: m.summary("top_weight")["top_weight"],
     "distance": lambda m: m.distance(),
     "participation_ratio": lambda m: m.participation_ratio(),
 }

@@ -47,14 +47,14 @@ def _dense(drawn: Drawn, one: Mirror) -> None:
 def _points(drawn: Drawn, one: Mirror) -> None:
     n = drawn.number(1, 5)
     i, j = (torch.tensor([drawn.number(-length, length - 1) for _ in range(n)]) for length in one.dense.shape[-2:])
-    require_close(f"at({i}, {j})", one.map.at(i, j), one.dense[..., i, j], one.error[..., i, j] + TINY)
+    require_close(f"[..., {i}, {j}]", one.map[..., i, j], one.dense[..., i, j], one.error[..., i, j] + TINY)
 
 
 def _row(drawn: Drawn, one: Mirror) -> None:
     index = drawn.number(-one.dense.shape[-2], one.dense.shape[-2] - 1)
-    anew = one.is_call and drawn.chance()
-    found = one.map.row(index, renormalize=anew)
-    require_close(f"row({index}, {anew})", found, one.dense[..., index, :], one.error[..., index, :] + TINY)
+    require_close(
+        f"[..., {index}, :]", one.map[..., index, :], one.dense[..., index, :], one.error[..., index, :] + TINY
+    )
 
 
 def _product(drawn: Drawn, one: Mirror) -> None:
@@ -117,13 +117,13 @@ def _participation(drawn: Drawn, one: Mirror) -> None:
 
 def _expected(drawn: Drawn, one: Mirror) -> None:
     f = drawn.normal(one.dense.shape[-1], *drawn.of([(), (3,), (1,)]))
-    found = one.map.expected(f)
+    found = one.map @ f.to(one.map.dtype)
     values = f.to(one.map.dtype).double()
     columns = values[:, None] if values.dim() == 1 else values
     right = one.dense @ columns
     bound = one.error @ columns.abs() + 64 * one.unit * (one.dense.abs() @ columns.abs()) + TINY
     right, bound = (right[..., 0], bound[..., 0]) if values.dim() == 1 else (right, bound)
-    require_close(f"expected({tuple(f.shape)})", found, right, bound)
+    require_close(f"@ {tuple(f.shape)}", found, right, bound)
 
 
 def _distance(drawn: Drawn, one: Mirror) -> None:
@@ -140,8 +140,8 @@ def _distance(drawn: Drawn, one: Mirror) -> None:
 
 def _largest(drawn: Drawn, one: Mirror) -> None:
     error = one.error.amax(-1) + TINY
-    require_close("top_weight()", one.map.top_weight(), one.dense.amax(-1), error)
-    _check_keys("top_key()", one, one.map.top_weight()[..., None], one.map.top_key()[..., None])
+    require_close("top_weight()", one.map.top_keys(1).values[..., 0], one.dense.amax(-1), error)
+    _check_keys("top_key()", one, one.map.top_keys(1).values, one.map.top_keys(1).indices)
 
 
 def _top(drawn: Drawn, one: Mirror) -> None:
@@ -209,7 +209,8 @@ def _together(drawn: Drawn, one: Mirror) -> None:
     alone: dict[str, Callable[[], Any]] = {
         "received": one.map.received, "entropy": one.map.entropy, "distance": one.map.distance,
         "pooled_sum": lambda: one.map.pooled(3, 4, "sum"), "pooled_max": lambda: one.map.pooled(3, 4, "max"),
-        "top_weight": one.map.top_weight, "top_key": one.map.top_key,
+        "top_weight": lambda: one.map.top_keys(1).values[..., 0],
+        "top_key": lambda: one.map.top_keys(1).indices[..., 0],
         "top_keys": lambda: one.map.top_keys(1).values,
     }  # fmt: skip
     names = list(dict.fromkeys(drawn.shuffled(sorted(alone))[: drawn.number(1, 5)]))
@@ -225,7 +226,7 @@ def _together(drawn: Drawn, one: Mirror) -> None:
         right = alone[name]()
         if name == "top_key":
             # Of weights that are equal but for their rounding either may be called the largest.
-            _check_keys("summary('top_key')", one, one.map.top_weight()[..., None], ours[..., None])
+            _check_keys("summary('top_key')", one, one.map.top_keys(1).values, ours[..., None])
             continue
         off = (
             one.unit * 300 * (1 + one.number) * reach
@@ -236,7 +237,6 @@ def _together(drawn: Drawn, one: Mirror) -> None:
 
 def _shape(drawn: Drawn, one: Mirror) -> None:
     assert tuple(one.map.shape) == tuple(one.dense.shape)
-    assert one.map.ndim == one.dense.dim()
     assert len(one.map) == one.dense.shape[0]
     assert repr(one.map)
     assert one.map.mT.shape == one.dense.mT.shape

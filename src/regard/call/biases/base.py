@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.call.block_gradient import pull_through_graph
+from regard.call.scores.base import pull_through_graph
 from regard.call.shapes import Rows, Sizes, canonical_pairwise, index_tensor, take_pairs
 from regard.errors import ShapeError
 from regard.lazy import Displayed

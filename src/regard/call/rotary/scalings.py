@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 
 
 class Scaling(ABC):

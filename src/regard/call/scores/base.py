@@ -14,9 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.call.block_gradient import pull_through_graph
 from regard.errors import ArgumentError, ShapeError, require
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 
 ScorePull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 """From the gradient of a block of scores to the gradients of the block's queries and keys.
@@ -261,3 +260,22 @@ def same_width(score: Score, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor
     if query.shape[-1] != key.shape[-1]:
         raise ShapeError(f"{score} needs query and key of one width, got {query.shape[-1]} and {key.shape[-1]}")
     return query, key
+
+
+def pull_through_graph(
+    block: Tensor, grad: Tensor, vectors: tuple[Tensor, Tensor], learned: Sequence[Tensor], totals: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the query and the key of a block; the gradients of `learned` are added to `totals`.
+
+    The graph is retained, because all blocks share the graphs of the selected learned tensors.
+
+    >>> query, key = torch.ones(1, 2, requires_grad=True), torch.ones(3, 2, requires_grad=True)
+    >>> pull_through_graph(query @ key.mT, torch.ones(1, 3), (query, key), (), ())[0]
+    tensor([[3., 3.]])
+    """
+    d_query, d_key, *others = torch.autograd.grad(
+        block, (*vectors, *learned), grad, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    for total, other in zip(totals, others, strict=True):
+        total += other
+    return d_query, d_key

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.call.masks.base import And, DenseMask, Mask, Not, Or, render
 from regard.call.masks.basic import as_mask
-from regard.call.masks.selection import PartMask, SelectedMask
+from regard.call.masks.selection import SelectedMask
 from regard.call.normalizations import Softmax
 from regard.call.shapes import Sizes, index_tensor
 from regard.errors import ArgumentError
@@ -40,7 +40,8 @@ def _bound(mask: Mask, part: PartOf, sizes: Sizes, device: torch.device) -> Mask
     if isinstance(mask, Not):
         return Not(_bound(mask.mask, part, sizes, device))
     whole = mask.bind(replace(sizes, queries=part.queries, keys=part.keys), device)
-    return PartMask(whole, index_tensor(part.rows, device), index_tensor(part.columns, device))
+    rows, columns = (index_tensor(places, device) for places in (part.rows, part.columns))
+    return SelectedMask(whole, rows=rows, columns=columns)
 
 
 def sizes_of(source: Source) -> Sizes:

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from regard.call.masks.base import Mask
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError
 from regard.maps.sources.call import largest_score, log_sum_exp
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.derived import SizeSource
@@ -25,7 +25,6 @@ from regard.maps.statistics.by_name import (
 from regard.maps.statistics.definitions import TopKeys
 from regard.maps.statistics.mass import kept_mass
 from regard.maps.statistics.pooling import Grid
-from regard.maps.statistics.products import product
 from regard.maps.statistics.spans import Spans, by_spans
 from regard.maps.statistics.tiles import ask, ask_all
 from regard.maps.weights_of_map import MapWeights
@@ -91,34 +90,6 @@ class MapStatistics(MapWeights):
         """
         return self.source.laid_out(ask(self.source, st.ParticipationRatio())[0])
 
-    def expected(self, f: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
-        r"""The mean of a function of the key: $\sum_j P_{ij} f(j)$, (batch..., H, T) or (batch..., H, T, N).
-
-        Args:
-            f: values (S,) or (S, N), or a function from positions (S,) to them. Gradients flow to the values too.
-
-        In the range of f for rows that sum to 1; 0 for rows without keys. One fused call.
-
-        Raises:
-            ShapeError: f is neither (S,) nor (S, N).
-
-        >>> import regard, torch
-        >>> q = torch.zeros(3, 1)
-        >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
-        >>> weights.expected(lambda j: j)
-        tensor([0.0000, 0.5000, 1.0000])
-        """
-        keys = self.shape[-1]
-        values = st.key_values(f, keys, self.device)
-        if values.dim() not in (1, 2) or values.shape[0] != keys or values.is_complex():
-            raise ShapeError(
-                f"expected(f) needs one number or one vector for each of {keys} keys: shape ({keys},) or ({keys}, N), "
-                f"got {tuple(values.shape)} {values.dtype}"
-            )
-        values = values.to(self.device, self.source.dtype)
-        means = product(self.source, values[:, None] if values.dim() == 1 else values)
-        return means[..., 0] if values.dim() == 1 else means
-
     def distance(self, offset: int | None = None) -> Tensor:
         r"""The mean distance of each query: $\sum_j P_{ij} |i + o - j|$ in positions, (batch..., H, T).
 
@@ -138,24 +109,6 @@ class MapStatistics(MapWeights):
             return self._say(st.Distance(offset))
         return self._say(st.distance_in(self.source.part_of, self.device))
 
-    def top_weight(self) -> Tensor:
-        """The largest weight of each query, (batch..., H, T), in [0, 1] under softmax. Tiles.
-
-        >>> import regard, torch
-        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_weight()
-        tensor([0.4711, 0.4711, 0.4711])
-        """
-        return self._say(st.Largest())
-
-    def top_key(self) -> Tensor:
-        """The first key with the largest weight of each query, (batch..., H, T); -1 for rows without keys. Tiles.
-
-        >>> import regard, torch
-        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_key()
-        tensor([0, 1, 2])
-        """
-        return self._say(st.ArgLargest())
-
     def top_keys(self, k: int, of: Of = "value") -> TopKeys:
         """The k largest weights of each query and their keys, (batch..., H, T, k) each, from the largest down. Tiles.
 
@@ -173,7 +126,8 @@ class MapStatistics(MapWeights):
             [1],
             [2]]))
         """
-        found = ask(self._source_of(of, SizeSource), st.TopWeights.of(k, self.source.shape[-1]))
+        source = self.source if of == "value" else self._source_of(of, SizeSource)
+        (found,) = ask_all(source, [st.TopWeights.of(k, source.shape[-1])])
         return TopKeys(*map(self.source.laid_out, found))
 
     def top_p_count(self, p: float) -> Tensor:
@@ -217,30 +171,6 @@ class MapStatistics(MapWeights):
         """
         queries, keys = self.shape[-2:]
         return self._say(pooled(rows, columns, queries, keys, how))
-
-    def block_max(self, queries: int, keys: int) -> Tensor:
-        r"""The largest weight of each block of `queries` by `keys`: (batch..., H, t, s).
-
-        Args:
-            queries: the queries of a block; fewer in the last one if T is no multiple.
-            keys: the same for keys.
-
-        There are t = ceil(T / queries) by s = ceil(S / keys) blocks. Exact, for block-sparse attention and its
-        indexers; `pooled(rows, columns, "max")` takes the number of blocks instead. A block without visible pairs is 0.
-        With gradients, to the largest weight. One pass over tiles, in linear memory.
-
-        Raises:
-            ArgumentError: a size is no integer, or below 1.
-            NotKeptError: the map has statistics only.
-
-        >>> import regard, torch
-        >>> q = torch.zeros(5, 1)
-        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.block_max(2, 2)
-        tensor([[1.0000, 0.0000, 0.0000],
-                [0.3333, 0.3333, 0.0000],
-                [0.2000, 0.2000, 0.2000]])
-        """
-        return self._say(st.Pooled(Grid.of_size(queries, keys, *self.shape[-2:]), "max"))
 
     def mass(self, mask: Mask | Tensor) -> Tensor:
         r"""The share of each query's weight within a mask: $\sum_{j \in M_i} P_{ij}$, (batch..., H, T).

@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.call.biases.base import Bias, BlockBias, DenseBias
 from regard.call.masks.base import And, Mask
 from regard.call.masks.basic import Causal
-from regard.call.masks.transpose import swapped
+from regard.call.masks.selection import swapped
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Rows, Sizes

@@ -28,14 +28,6 @@ class Bins:
             raise ArgumentError(f"pooled() needs at least 1 bin of {name}, a whole number, got {count!r}")
         return cls(length, min(int(count), length))
 
-    @classmethod
-    def of_size(cls, size: int, length: int, name: str) -> "Bins":
-        """Bins of `size` places; `length` is rounded up to the full end of the last one."""
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ArgumentError(f"a block needs at least 1 of the {name}, a whole number, got {size!r}")
-        count = -(-length // size)
-        return cls(count * size, count)
-
     @property
     def largest(self) -> int:
         return -(-self.length // self.count)
@@ -97,15 +89,6 @@ class Grid:
             ArgumentError: fewer than 1 row or column is asked.
         """
         return cls(Bins.at_most(rows, queries, "queries"), Bins.at_most(columns, keys, "keys"))
-
-    @classmethod
-    def of_size(cls, rows: int, columns: int, queries: int, keys: int) -> "Grid":
-        """Blocks of so many queries by so many keys; the last ones may be smaller.
-
-        Raises:
-            ArgumentError: a size is no integer, or below 1.
-        """
-        return cls(Bins.of_size(rows, queries, "queries"), Bins.of_size(columns, keys, "keys"))
 
     @property
     def is_whole(self) -> bool:

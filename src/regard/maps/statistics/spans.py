@@ -13,7 +13,7 @@ from regard.kernels.tiled import Tile
 from regard.maps.sources.source import Piece, Source, Statistic
 from regard.maps.statistics.definitions import joined
 from regard.maps.statistics.tiles import ask
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 
 Spans = Sequence[tuple[int, int]] | Tensor
 """(first, stop) of each span, in tokens; `stop` is exclusive."""

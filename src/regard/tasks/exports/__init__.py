@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 from regard.lazy import on_demand
 
 if TYPE_CHECKING:
-    from regard.tasks.exports.formats import ExportFormat as ExportFormat
     from regard.tasks.exports.write import export_run as export_run
+    from regard.tasks.generation.config import ExportFormat as ExportFormat
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__, {"regard.tasks.exports.formats": ("ExportFormat",), "regard.tasks.exports.write": ("export_run",)}
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__)

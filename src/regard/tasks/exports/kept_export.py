@@ -20,10 +20,17 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from regard.errors import RunFolderError
-from regard.files.atomic import naming, rename, to_disk
+from regard.files.atomic import (
+    checksum_of_file,
+    naming,
+    read_checksummed,
+    refuse_links,
+    remove_empty,
+    rename,
+    to_disk,
+    write_checksummed,
+)
 from regard.files.locks import locked_in_turn
-from regard.files.own_files import refuse_links, remove_empty
-from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
 from regard.models.fingerprint import fingerprint
 from regard.tasks.exports.ctranslate2 import library, to_ctranslate2
 from regard.tasks.exports.trained import ExportedRun
@@ -41,8 +48,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A model in a form for CTranslate2."""
-
     content: Mapping[str, Any]
     """All that decides the files, as values for JSON."""
     write: Callable[[Path], None]
@@ -65,12 +70,6 @@ def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:
     """Call `use` with the folder of the run's export, which is made if it is absent, damaged or of another model.
 
     A read-only run folder keeps no export: it is made in a temporary folder, for this call alone.
-
-    Raises:
-        RunFolderError: there is a link, or a file, in the place of the export.
-        ArgumentError: CTranslate2 cannot express the model.
-        MissingExtraError: ctranslate2 is not installed.
-        OSError: the disk is full; nothing half is left.
     """
     folder = run / ENGINE
     refuse_links(folder)  # files of these names behind it would be replaced
@@ -95,7 +94,7 @@ def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:
 
 def _is_whole(folder: Path, content: Mapping[str, Any]) -> bool:
     try:
-        record = read_sealed(folder / RECORD)
+        record = read_checksummed(folder / RECORD)
         files = record.pop("files")
         return record == content and all(
             name in ENGINE_FILES and checksum_of_file(folder / name) == checksum for name, checksum in files.items()
@@ -119,6 +118,6 @@ def _make(export: Export, folder: Path) -> None:
             with (half_done / name).open("rb+") as file:  # Windows brings only files that may be written to the disk
                 to_disk(file)
             rename(half_done / name, folder / name)
-        write_sealed(folder / RECORD, {**export.content, "files": files})
+        write_checksummed(folder / RECORD, {**export.content, "files": files})
     finally:
         shutil.rmtree(half_done, ignore_errors=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from regard.errors import RunFolderError
 from regard.tasks.exports.ctranslate2 import to_ctranslate2
-from regard.tasks.exports.formats import ExportFormat
 from regard.tasks.exports.huggingface import to_huggingface
 from regard.tasks.exports.trained import ExportedRun, exported, transformer_of
+from regard.tasks.generation.config import ExportFormat
 from regard.tasks.translation.translator import Translator
 
 WRITERS: dict[ExportFormat, Callable[[ExportedRun, Path], None]] = {

@@ -6,6 +6,7 @@ from regard.lazy import on_demand
 
 if TYPE_CHECKING:
     from regard.tasks.generation.beam import beam_search as beam_search
+    from regard.tasks.generation.beam import greedy as greedy
     from regard.tasks.generation.config import Beam as Beam
     from regard.tasks.generation.filters import Constraint as Constraint
     from regard.tasks.generation.filters import Filter as Filter
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from regard.tasks.generation.filters import TopP as TopP
     from regard.tasks.generation.filters import Vocabulary as Vocabulary
     from regard.tasks.generation.filters import constrain as constrain
-    from regard.tasks.generation.greedy_search import greedy as greedy
     from regard.tasks.generation.protocol import Decodable as Decodable
     from regard.tasks.generation.protocol import Hypothesis as Hypothesis
     from regard.tasks.generation.protocol import SearchOf as SearchOf
@@ -26,26 +26,4 @@ if TYPE_CHECKING:
     from regard.tasks.generation.sampling import sample as sample
     from regard.tasks.generation.sampling import sample_steps as sample_steps
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__,
-        {
-            "regard.tasks.generation.beam": ("beam_search",),
-            "regard.tasks.generation.config": ("Beam",),
-            "regard.tasks.generation.filters": (
-                "Constraint",
-                "Filter",
-                "ForcedPrefix",
-                "MinP",
-                "Progress",
-                "RepetitionPenalty",
-                "Temperature",
-                "TopK",
-                "TopP",
-                "Vocabulary",
-                "constrain",
-            ),
-            "regard.tasks.generation.greedy_search": ("greedy",),
-            "regard.tasks.generation.protocol": ("Decodable", "Hypothesis", "SearchOf"),
-            "regard.tasks.generation.sampling": ("Sampled", "sample", "sample_steps"),
-        },
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__)

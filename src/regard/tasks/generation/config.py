@@ -1,12 +1,20 @@
-"""The settings of a beam search, without torch."""
+"""The settings of a beam search, its engines, and the formats of exports, without torch."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+ExportFormat = Literal["huggingface", "ctranslate2"]
+Engine = Literal["regard", "ctranslate2"]
+"""Who searches for translations and texts."""
+SearchPrecision = Literal["float32", "int8"]
+"""The precision of CTranslate2's matrix products, in its own words; regard's own search has float32."""
+
 
 LARGEST = 50
 """The largest penalty: more would overflow."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.lazy import displayed
 from regard.tasks.text.codec import UNPREDICTED
-from regard.tensors.precision import widest_dtype
+from regard.tensors.memory import widest_dtype
 
 MOST_UNKNOWN = 0.01
 """The largest share of unknown tokens in a text whose bits for each byte are told: an unknown token says nothing of its

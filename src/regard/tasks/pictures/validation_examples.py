@@ -7,21 +7,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.models.decoder_only import DecoderOnly
+from regard.models.one_stack import DecoderOnly
 from regard.tasks.language_modelling.corpus import TextCorpus
 from regard.tasks.pictures.save import Look
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.translation.attend import forced_attention
-from regard.tasks.translation.build_model import Model
 from regard.tasks.translation.corpus import Corpus
+from regard.tasks.translation.translation_model import Model
 
 LONGEST_TOKENS = 40
 """The most tokens of a sentence: labels of longer ones cannot be read in a small picture."""
 
 
 def look_at_pairs(model: Model, corpus: Corpus, count: int) -> Look | None:
-    """Look how a translator forced to write the targets aligns the first short enough validation pairs."""
     chosen = short_pairs(corpus.valid, count)
     if not chosen:
         return None

@@ -16,14 +16,13 @@ from regard.errors import ArgumentError, DataError, MissingExtraError, RegardErr
 from regard.files.locks import locked
 from regard.tasks.config import TrainingConfig, make_schedule
 from regard.tasks.pictures.save import Look, Snapshots
-from regard.tasks.runs.made_models import made_of
-from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.refusals import refuse_settings
-from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.runs.run_folder import RunFolder, check_prepared
 from regard.tasks.runs.serialisation import to_plain
 from regard.tasks.training.bad_batches import bad_batches
-from regard.tasks.training.checkpoints import check_fit, fill_model
-from regard.tasks.training.distributed.devices import (
+from regard.tasks.training.checkpoints import check_fit, fill_model, made_of, seed_everything
+from regard.tasks.training.distributed import (
+    Ranks,
     agreed_precision,
     find_device,
     join_ranks,
@@ -31,15 +30,11 @@ from regard.tasks.training.distributed.devices import (
     place_line,
     start_fabric,
 )
-from regard.tasks.training.distributed.ranks import Ranks
 from regard.tasks.training.interrupts import ending_at_once
 from regard.tasks.training.loop import fit
 from regard.tasks.training.losses import Batches, Loss, Validate
 from regard.tasks.training.optimizers import require_muon
-from regard.tasks.training.random_state import seed_everything
-from regard.tasks.training.reporting.display import PlainLines, watching
-from regard.tasks.training.reporting.events import Callback
-from regard.tasks.training.reporting.logs import MetricsFile, TensorBoard
+from regard.tasks.training.reporting import Callback, MetricsFile, PlainLines, TensorBoard, watching
 
 C = TypeVar("C", bound=TrainingConfig)
 Say = Callable[[str], None]
@@ -55,8 +50,6 @@ RESUMABLE = WATCHING | {
 
 
 class CountedBatches(Batches[Any], Protocol):
-    """Batches that can be counted before they are made."""
-
     def count(self) -> int:
         """The batches of the first pass over the data."""
 
@@ -238,7 +231,6 @@ def _differences(theirs: dict[str, Any], ours: dict[str, Any], within: str = "")
 
 
 def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None:
-    """Begin with the weights of the run `config.warm_start`, unless training has a checkpoint already."""
     if config.warm_start is None or folder.checkpoints.has("last"):
         return
     before = RunFolder(config.warm_start)
@@ -266,7 +258,6 @@ def _alone(folder: RunFolder, fabric: Any) -> Iterator[None]:
 
 
 def check_resumed(config: C, saved: C) -> None:
-    """Check that a run with the settings `saved` may go on with the settings `config`."""
     for (name, ours), (_, theirs) in zip(_settings(config), _settings(saved), strict=True):
         if ours != theirs and name not in RESUMABLE:
             told = f"{name} {_told(theirs)}, not {_told(ours)}"
@@ -274,7 +265,6 @@ def check_resumed(config: C, saved: C) -> None:
 
 
 def _settings(config: TrainingConfig) -> Iterator[tuple[str, Any]]:
-    """The settings with their names, as values for JSON; those of the training loop are among them."""
     plain = to_plain(config)
     fit = plain.pop("fit")
     for name, value in (plain | fit).items():
@@ -327,7 +317,6 @@ def _open_folder(
 
 
 def _replace(task: str, config: C, folder: RunFolder, prepare: Prepare[C], progress: IO[str] | None) -> None:
-    """Prepare a run beside the present one, which stays until the data of the new one have been read."""
     with folder.replacement() as beside:
         beside.begin(task, config)
         with beside.log_file.open("a", encoding="utf-8") as log:

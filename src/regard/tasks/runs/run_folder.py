@@ -12,8 +12,9 @@ metrics.jsonl     train.log     tensorboard/
 """
 
 import platform
+import reprlib
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import cached_property
@@ -21,10 +22,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from regard.errors import RegardError, RunFolderError
-from regard.files.atomic import is_temporary, temporary_of
-from regard.files.own_files import refuse_links, remove_empty
-from regard.files.sealed import read_sealed, write_sealed
+from regard.files.atomic import (
+    checksum_of_file,
+    is_file_below,
+    is_temporary,
+    read_checksummed,
+    refuse_links,
+    remove_empty,
+    temporary_of,
+    write_checksummed,
+)
 from regard.tasks.runs.serialisation import from_plain, read_toml, to_plain, write_toml
+from regard.tasks.text.tokenizers import Tokenizer
 from regard.version import installed_version
 
 if TYPE_CHECKING:
@@ -48,8 +57,11 @@ FILES = (
     "prepared.json",
 )
 """All files of a run. A new run gets the first two at once, and the last when it is ready."""
+STORES = ("data/train", "data/valid")
+"""The folders of tokens."""
 FOLDERS: dict[str, tuple[str, ...]] = {
-    "data": ("train.tokens", "valid.tokens", "valid.jsonl"),
+    **dict.fromkeys(STORES, ("tokens.npy", "starts.npy", "about.json")),
+    "data": ("valid.jsonl",),
     "tensorboard": ("events.out.tfevents.*",),
     ENGINE: ENGINE_FILES,
     REPLACEMENT: (),
@@ -95,7 +107,6 @@ class RunFolder:
             return False
 
     def begin(self, task: str, config: Any) -> None:
-        """Make the folder and write the configuration; other files are never touched."""
         self.refuse_taken()
         self.sweep()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -163,7 +174,7 @@ class RunFolder:
     def write_config(self, task: str, config: Any) -> None:
         record = {"format": FORMAT, "task": task, "config": to_plain(config), "versions": versions_of(PACKAGES)}
         write_toml(self.marker, task, config)  # first: if the process dies, the folder can be known for ours
-        write_sealed(self.config_file, record)
+        write_checksummed(self.config_file, record)
 
     def read_config(self, task: str, cls: type[T]) -> T:
         record = self._read_record()
@@ -199,10 +210,9 @@ class RunFolder:
         self.refuse_odd_files()
         if not self.config_file.exists():
             raise RunFolderError(f"{self.path} is not a run folder: it has no config.json; `regard train` makes one")
-        return read_sealed(self.config_file)
+        return read_checksummed(self.config_file)
 
     def _clear(self, *files: str) -> None:
-        """Remove these files of a run, and those of its folders; other files stay."""
         for name in files:
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.path / ENGINE / REPLACEMENT, ignore_errors=True)
@@ -218,7 +228,8 @@ class RunFolder:
                 target = temporary_of(path)
                 if target is not None and any(fnmatch(target, pattern) for pattern in patterns):
                     path.unlink(missing_ok=True)
-        remove_empty(self.data)
+        for name in (*STORES, "data"):
+            remove_empty(self.path / name)
 
     def _folders(self) -> Iterator[tuple[Path, tuple[str, ...]]]:
         return ((self.path / name, patterns) for name, patterns in FOLDERS.items())
@@ -229,7 +240,7 @@ def _move(source: Path, target: Path) -> None:
         if source.exists():
             source.replace(target)
         return
-    target.mkdir(exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
         _move(path, target / path.name)
     source.rmdir()
@@ -238,3 +249,63 @@ def _move(source: Path, target: Path) -> None:
 def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
     """The versions of Python and of packages, None for those that are not installed."""
     return {"python": platform.python_version()} | {name: installed_version(name) for name in packages}
+
+
+SUMS = {"bytes": int, "crc32": str}
+"""The types of the values of `checksum_of_file`."""
+
+
+def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:
+    """Write prepared.json, which says that the text is ready: the tokenizers and all of data/ must be complete."""
+    paths = [*folder.path.glob("*tokenizer.json"), *(path for path in folder.data.rglob("*") if path.is_file())]
+    files = {path.relative_to(folder.path).as_posix(): checksum_of_file(path) for path in sorted(paths)}
+    write_checksummed(folder.prepared_file, {**record, "files": files})
+
+
+def read_prepared(folder: RunFolder) -> dict[str, Any]:
+    prepared, path = read_checksummed(folder.prepared_file), folder.prepared_file
+    files = prepared.get("files", {})
+    if not isinstance(files, dict):
+        raise RunFolderError(f"{path}: files must be an object, got {reprlib.repr(files)}; copy it again")
+    for name, sums in files.items():
+        # A name with a path out of the folder would have a stranger's file read, and its checksum told.
+        if not is_file_below(name) or not isinstance(sums, dict) or {n: type(s) for n, s in sums.items()} != SUMS:
+            raise RunFolderError(f"{path}: {name[:80]!r} has {reprlib.repr(sums)} as its checksum; copy it again")
+    return prepared
+
+
+def check_file(path: Path, folder: RunFolder, prepared: Mapping[str, Any]) -> None:
+    expected: Mapping[str, Any] | None = prepared.get("files", {}).get(path.relative_to(folder.path).as_posix())
+    if expected is None:
+        return
+    try:
+        found = checksum_of_file(path)
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path} ({error.strerror}), and the run needs it; copy it again") from None
+    if found != expected:
+        kind = "tokenizer" if path.name.endswith("tokenizer.json") else "tokenised text"
+        raise RunFolderError(
+            f"{path} is not the {kind} that {folder.path} was trained with: expected {_said(expected)}, "
+            f"got {_said(found)}; it is another run's or damaged: copy it again"
+        )
+
+
+def load_tokenizer(folder: RunFolder, name: str = "tokenizer.json", key: str = "fingerprint") -> Tokenizer:
+    """A tokenizer of a run; raises RunFolderError for another than the run was trained with."""
+    prepared, path = read_prepared(folder), folder.path / name
+    check_file(path, folder, prepared)
+    tokenizer = Tokenizer.load(path)
+    if tokenizer.fingerprint() != prepared.get(key):
+        raise RunFolderError(f"{path} is not the tokenizer that {folder.path} was trained with")
+    return tokenizer
+
+
+def check_prepared(folder: RunFolder) -> None:
+    """Check that all prepared files are still as they were; this reads every file once."""
+    prepared = read_prepared(folder)
+    for name in prepared.get("files", {}):
+        check_file(folder.path / name, folder, prepared)
+
+
+def _said(sums: Mapping[str, Any]) -> str:
+    return f"{sums['bytes']} bytes of checksum {sums['crc32']}"

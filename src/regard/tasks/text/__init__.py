@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from regard.tasks.text.batches import padding_share as padding_share
     from regard.tasks.text.batches import plan_batches as plan_batches
     from regard.tasks.text.codec import Codec as Codec
+    from regard.tasks.text.codec import Label as Label
     from regard.tasks.text.codec import Marks as Marks
-    from regard.tasks.text.labels import Label as Label
     from regard.tasks.text.lines import Reader as Reader
     from regard.tasks.text.lines import read_lines as read_lines
     from regard.tasks.text.pair_store import TokenStore as TokenStore
@@ -24,17 +24,4 @@ if TYPE_CHECKING:
     from regard.tasks.text.tokenizers import Tokenizer as Tokenizer
     from regard.tasks.text.unicode import normalise as normalise
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__,
-        {
-            "regard.tasks.text.batches": ("Batch", "collate", "padding_share", "plan_batches"),
-            "regard.tasks.text.codec": ("Codec", "Marks"),
-            "regard.tasks.text.labels": ("Label",),
-            "regard.tasks.text.lines": ("Reader", "read_lines"),
-            "regard.tasks.text.pair_store": ("TokenStore",),
-            "regard.tasks.text.pairs": ("Pair", "read_pairs"),
-            "regard.tasks.text.tokenizer_recipes": ("ByteLevelBPE", "Characters", "Words", "recipe"),
-            "regard.tasks.text.tokenizers": ("Tokenizer",),
-            "regard.tasks.text.unicode": ("normalise",),
-        },
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__)

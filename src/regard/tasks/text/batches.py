@@ -1,6 +1,9 @@
-"""Batches of sentences of similar length within a budget of tokens, in a resumable order divisible among ranks."""
+"""Batches of sentences of similar length within a budget of tokens, in a resumable order divisible among ranks.
 
-from collections.abc import Iterable, Sequence
+Large corpora are in sections that fit into memory.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +13,34 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.tasks.text.codec import UNPREDICTED, Marks
-from regard.tasks.text.sections import Indices, Integers
+
+Integers = npt.NDArray[np.integer]
+Indices = npt.NDArray[np.int64]
+
+SECTION_ROWS = 2**20
+"""The rows of a section. They bound the memory: about 100 bytes per row while their batches are planned."""
+RUN_ROWS = 2**8
+"""Neighbouring rows of a run, read from disk together."""
+
+
+def sections(count: int, *, seed: int, epoch: int) -> Iterator[Indices]:
+    """The rows 0 to count - 1 in sections, each row in one section. The random choice differs from epoch to epoch.
+
+    Up to 2**20 rows are one section, in their order. If there are more, runs of 256 neighbours are shuffled, and a
+    section consists of many such runs from all parts of the corpus. The memory holds one section, and 8 bytes for
+    each run.
+
+    >>> [rows.tolist() for rows in sections(5, seed=0, epoch=0)]
+    [[0, 1, 2, 3, 4]]
+    """
+    if count <= SECTION_ROWS:
+        yield np.arange(count)
+        return
+    runs = np.random.default_rng([seed, epoch, 0, 1]).permutation(-(-count // RUN_ROWS))
+    for chosen in np.array_split(runs, -(-len(runs) * RUN_ROWS // SECTION_ROWS)):
+        rows = (chosen[:, None] * RUN_ROWS + np.arange(RUN_ROWS)).ravel()
+        yield rows[rows < count]
+
 
 OURS = Marks()
 
@@ -67,9 +97,11 @@ def collate(
     if not len(sources) or len(sources) != len(targets):
         raise ArgumentError(f"expected as many sources as targets, got {len(sources)} and {len(targets)}")
     pad, begin, end = target_marks
-    source, source_lengths = _padded([[*sentence, source_marks.end_id] for sentence in sources], source_marks.pad_id)
-    target_output, target_lengths = _padded([[*sentence, end] for sentence in targets], pad)
-    target_input, _ = _padded([[begin, *sentence] for sentence in targets], pad)
+    source, source_lengths = padded_rows(
+        [[*sentence, source_marks.end_id] for sentence in sources], source_marks.pad_id
+    )
+    target_output, target_lengths = padded_rows([[*sentence, end] for sentence in targets], pad)
+    target_input, _ = padded_rows([[begin, *sentence] for sentence in targets], pad)
     return Batch(source, source_lengths, target_input, target_output, target_lengths)
 
 
@@ -131,12 +163,12 @@ def plan_batches(
     return _share(shuffled, rank, world_size)
 
 
-def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+def padded_rows(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
     lengths = [len(row) for row in rows]
-    padded = np.full((len(rows), max(lengths)), pad_id, np.int64)
-    for place, row in zip(padded, rows, strict=True):
+    filled = np.full((len(rows), max(lengths)), pad_id, np.int64)
+    for place, row in zip(filled, rows, strict=True):
         place[: len(row)] = row
-    return torch.from_numpy(padded), torch.tensor(lengths)
+    return torch.from_numpy(filled), torch.tensor(lengths)
 
 
 def _with_end(lengths: Integers) -> npt.NDArray[np.int64]:

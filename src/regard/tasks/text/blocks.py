@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.tasks.text.batches import Integers, sections
 from regard.tasks.text.codec import UNPREDICTED
-from regard.tasks.text.sections import Integers, sections
 from regard.tasks.text.tokenizers import BOS, PAD
 
 BEGIN_ONE_IN = 16
@@ -52,7 +52,7 @@ class BlockPlan:
 
     An epoch splits the text from a random position, so that no token is always last in a block. The rest at both ends
     is unused in that epoch, and so is an incomplete last batch. More than a million blocks are shuffled in sections
-    (`regard.tasks.text.sections`), each with its own last batch.
+    (`regard.tasks.text.batches`), each with its own last batch.
 
     Args:
         tokens: the whole text.

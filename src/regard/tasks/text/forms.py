@@ -1,4 +1,4 @@
-"""The forms in which files hold items: where a record begins, and the item that it is."""
+"""The forms in which files hold items: where a record begins, and the item that it is. Running text is in two forms."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from regard.errors import ArgumentError, DataError
 from regard.files.untrusted import parse_json
-from regard.tasks.text.gate import STANDARD_INPUT, form_of
+from regard.tasks.text.gate import STANDARD_INPUT, RunningTextFormat, form_of
 from regard.tasks.text.lines import BadLines, Line, Lines, Reader, StrPath, decoded, refuse_long
 from regard.tasks.text.unicode import normalise
 
@@ -18,8 +18,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RecordForm(Generic[R, T]):
-    """A way in which files hold items: how their records are found, and the item of a record."""
-
     records: Callable[[Sequence[Lines]], Iterator[R]]
     parse: Callable[[R], T]
     is_by_twos: bool = False
@@ -38,7 +36,6 @@ def reader_of(
     must_hold: str | None = None,
     too_long: Callable[[str], None] = refuse_long,
 ) -> Reader[T]:
-    """The items of files, each file in the form that is told, or else in that of its ending."""
     if format is not None and format not in forms:
         raise ArgumentError(f"expected --data-format out of {', '.join(forms)}, got {format!r}")
     told = [format or form_of(path, forms) for path in paths]
@@ -83,3 +80,44 @@ def normalised(place: str, text: str) -> str:
         return normalise(text)
     except DataError as error:
         raise DataError(f"{place}: {error}") from None
+
+
+def text_of_json(line: Line, keys: Sequence[str] = ("text",)) -> str:
+    r"""The text of a JSON object, under the first of some keys that it has.
+
+    >>> text_of_json(Line("x:1", b'{"id": 7, "text": "one\\ntwo"}'))
+    'one\ntwo'
+    """
+    record = json_of(line)
+    texts = [record[key] for key in keys if isinstance(record, dict) and isinstance(record.get(key), str)]
+    if not texts:
+        raise DataError(
+            f'{line.place}: expected {{"{keys[0]}": text}}, got {shape_of(record)}; rename the text to it, or read the '
+            "JSON itself by --data-format text"
+        )
+    return normalised(line.place, texts[0])
+
+
+class RunningText(Iterator[str]):
+    def __init__(
+        self, paths: Sequence[StrPath], *, format: RunningTextFormat | None = None, bad_lines: BadLines = "stop"
+    ) -> None:
+        self._cut: list[str] = []
+        forms: dict[str, RecordForm[Line, str]] = {
+            "text": RecordForm(in_a_row, lambda line: decoded(*line)),
+            "jsonl": RecordForm(in_a_row, lambda line: text_of_json(line).removesuffix("\n") + "\n"),
+        }
+        self._reader = reader_of(paths, format, forms, bad_lines=bad_lines, too_long=self._cut.append)
+        self._lines = (line for text in self._reader for line in text.split("\n"))
+        self.size_bytes = 0
+        """The bytes of the lines read so far, a line feed each."""
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.size_bytes += len(line.encode()) + 1
+        return line
+
+    @property
+    def told(self) -> list[str]:
+        cut = [f"{len(self._cut):,} lines of more than 16 MiB cut (the first: {self._cut[0]})"] if self._cut else []
+        return [*self._reader.told, *cut]

@@ -1,4 +1,7 @@
-"""Parallel text: pairs of sentences from tables, aligned files, JSON lines or translation memories (TMX)."""
+"""Parallel text: pairs of sentences from tables, aligned files, JSON lines or translation memories (TMX).
+
+A sentence may have several reference translations.
+"""
 
 import csv
 import os
@@ -10,10 +13,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
-from regard.errors import DataError
+from regard.errors import ArgumentError, DataError
 from regard.tasks.text.forms import RecordForm, in_a_row, json_of, normalised, reader_of, shape_of
 from regard.tasks.text.gate import PairFormat
 from regard.tasks.text.lines import LONGEST_LINE_BYTES, BadLines, Line, Lines, Reader, StrPath, decoded
+from regard.tasks.text.unicode import normalise
 
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 SIDES = ("source", "target")
@@ -96,7 +100,6 @@ def _names(head: Sequence[str]) -> dict[str, int]:
 
 
 def tmx_units(files: Sequence[Lines]) -> Iterator[Unit]:
-    """The two sides of each unit of translation memories; the source is in the language that the header names."""
     for file in files:
         parser: Any = XMLPullParser(("start", "end"))
         source, number = "*all*", 0
@@ -173,7 +176,6 @@ def read_pairs(
 def read_items(
     files: Sequence[StrPath], format: str | None, forms: Mapping[str, RecordForm[Any, T]], *, bad_lines: BadLines
 ) -> Reader[T]:
-    """The items of files, at least one; raises as `read_pairs` does."""
     must_hold = f"pairs of sentences in {' and '.join(map(str, files))}"
     return reader_of(files, format, forms, bad_lines=bad_lines, must_hold=must_hold)
 
@@ -211,7 +213,7 @@ def _from_unit(unit: Unit) -> Pair:
     return _pair((unit.place, source), (unit.place, target))
 
 
-def _from_aligned(lines: tuple[Line, Line]) -> Pair:
+def _from_aligned(lines: tuple[Line, ...]) -> Pair:
     source, target = lines
     return _pair((source.place, decoded(*source)), (target.place, decoded(*target)))
 
@@ -234,16 +236,19 @@ def _pair(source: tuple[str, str], target: tuple[str, str]) -> Pair:
     return Pair(source[1], target[1])
 
 
-def _side_by_side(files: Sequence[Lines]) -> Iterator[tuple[Line, Line]]:
-    for first, second in zip(files[::2], files[1::2], strict=True):
-        for number, (source, target) in enumerate(zip_longest(first, second), 1):
-            if source is None or target is None:
-                short, long = (first, target) if source is None else (second, source)
-                raise DataError(
-                    f"{long.place}: expected aligned files to have as many lines as each other, "
-                    f"but {short.name} ends after line {number - 1}; give files of equal length"
-                )
-            yield source, target
+def in_step(files: Sequence[Lines]) -> Iterator[tuple[Line, ...]]:
+    for number, lines in enumerate(zip_longest(*files)):
+        if None in lines:
+            short, place = files[lines.index(None)], next(line.place for line in lines if line is not None)
+            raise DataError(
+                f"{place}: expected aligned files to have as many lines as each other, "
+                f"but {short.name} ends after line {number}; give files of equal length"
+            )
+        yield lines
+
+
+def _by_twos(files: Sequence[Lines]) -> Iterator[tuple[Line, ...]]:
+    return chain.from_iterable(in_step(files[at : at + 2]) for at in range(0, len(files), 2))
 
 
 PAIR_FORMS: Mapping[str, RecordForm[Any, Pair]] = MappingProxyType(
@@ -254,6 +259,63 @@ PAIR_FORMS: Mapping[str, RecordForm[Any, Pair]] = MappingProxyType(
         "csv-no-header": RecordForm(partial(csv_rows, has_header=False), _from_row),
         "jsonl": RecordForm(in_a_row, _from_json),
         "tmx": RecordForm(tmx_units, _from_unit),
-        "aligned": RecordForm(_side_by_side, _from_aligned, is_by_twos=True),
+        "aligned": RecordForm(_by_twos, _from_aligned, is_by_twos=True),
     }
 )
+
+
+class Judged(NamedTuple):
+    source: str
+    references: tuple[str, ...]
+
+
+def read_references(source: StrPath, references: Sequence[StrPath], *, bad_lines: BadLines = "stop") -> Reader[Judged]:
+    """The lines of a file, each with the lines of the same number in other files: one file for each set of references.
+
+    A sentence may lack some references, but not all. Its lines in those files are then empty.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     paths = [Path(folder, name) for name in ("en", "fr.0", "fr.1")]
+    ...     for path, text in zip(paths, ("Hi.\\n", "Salut.\\n", "Bonjour.\\n")):
+    ...         _ = path.write_text(text)
+    ...     print(list(read_references(paths[0], paths[1:])))
+    [Judged(source='Hi.', references=('Salut.', 'Bonjour.'))]
+    """
+    if not references:
+        raise ArgumentError("expected one file of references or more, got none")
+    sides = (partial(_judged, lines) for lines in in_step([*map(Lines, (source, *references))]))
+    return Reader(sides, bad_lines=bad_lines, must_hold=f"sentences in {source}")
+
+
+def read_judged(
+    paths: Sequence[StrPath], *, format: PairFormat | None = None, bad_lines: BadLines = "stop"
+) -> Reader[tuple[str, str | tuple[str, ...]]]:
+    forms: dict[str, RecordForm[Any, Any]] = {**PAIR_FORMS, "jsonl": RecordForm(in_a_row, _judged_json)}
+    return read_items(paths, format, forms, bad_lines=bad_lines)
+
+
+def _judged_json(line: Line) -> Judged:
+    try:
+        record = json_of(line)
+        source, target = record["source"], record["target"]
+        texts = [source, *([target] if isinstance(target, str) else target)]
+        is_whole = len(texts) > 1 and all(isinstance(text, str) and text.strip() for text in texts)
+    except (ValueError, KeyError, TypeError):
+        is_whole = False
+    if not is_whole:
+        raise DataError(
+            f'{line.place}: expected {{"source": text, "target": text or a list of texts}}, none of them empty, '
+            f"got {line.raw[:60].decode(errors='replace')!r}; correct the line"
+        )
+    return Judged(normalise(source), tuple(map(normalise, texts[1:])))
+
+
+def _judged(lines: tuple[Line, ...]) -> Judged:
+    source, *references = (decoded(*line) for line in lines)
+    kept = tuple(text for text in references if text.strip())
+    if not source.strip() or not kept:
+        missing = "a source" if not source.strip() else "a reference in one of the files"
+        raise DataError(f"{lines[0].place}: expected {missing}, got an empty line; fill it in or remove the line")
+    return Judged(source, kept)

@@ -7,8 +7,7 @@ from typing import Any
 from regard.errors import RunFolderError, needs
 from regard.files.model_folder import family_of
 from regard.files.untrusted import parse_json
-from regard.tasks.text.codec import Codec, Marks
-from regard.tasks.text.labels import SPACE, Label, piece_label
+from regard.tasks.text.codec import SPACE, Codec, Label, Marks, piece_label
 from regard.tasks.text.tokenizers import REPLACEMENT, UNKNOWN, Tokenizer
 from regard.tasks.text.unicode import normalise
 
@@ -86,7 +85,6 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def check_rows(folder: Path, name: str, tokenizer: Codec, rows: Sized) -> None:
-    """Check that a model has a row of weights for each token of the tokenizer of its folder."""
     if len(tokenizer) > len(rows):
         raise RunFolderError(
             f"{folder}: the {name} has {len(tokenizer)} tokens and the model {len(rows)}: they are not of one folder"

@@ -11,8 +11,7 @@ from typing import Any
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.files.atomic import replacing
 from regard.files.untrusted import parse_json
-from regard.tasks.text.codec import Marks
-from regard.tasks.text.labels import SPACE, Label, byte_level_labels, byte_string, label_of_each, printed
+from regard.tasks.text.codec import SPACE, Label, Marks, byte_level_labels, byte_string, label_of_each, printed
 from regard.tasks.text.tokenizer_files import encoding, read_tokenizer, reads_lower_case, tokenizers_library
 from regard.tasks.text.unicode import normalise
 

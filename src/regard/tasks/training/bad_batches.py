@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regard.errors import ArgumentError, NonFiniteError
-from regard.tasks.training.reporting.events import Skipped
+from regard.tasks.training.reporting import Skipped, describe_bad
 
 BadBatches = Callable[[Skipped], None]
 """Called with each impossible update, before anything changes. It raises an error to end the run."""
@@ -72,8 +72,3 @@ def what_is_wrong(loss: float, norm: float) -> str | None:
     if not math.isfinite(loss):
         return f"the loss is {loss}"
     return None if math.isfinite(norm) else f"the gradient's length is {norm}"
-
-
-def describe_bad(bad: Skipped) -> str:
-    where = f"batch {bad.first}" if bad.first == bad.last else f"batches {bad.first} to {bad.last}"
-    return f"{bad.reason} at step {bad.step} (epoch {bad.epoch}, {where})"

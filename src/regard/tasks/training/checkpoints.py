@@ -6,15 +6,20 @@
 The header has the position of training and the checksums: `tensor_files`. With several ranks the first writes.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError, RunFolderError
-from regard.tasks.training.distributed.ranks import ALONE, Ranks
+from regard.errors import ArgumentError, RegardError, RunFolderError
+from regard.tasks.config import TrainingConfig
+from regard.tasks.training.distributed import ALONE, Ranks
+from regard.tasks.training.optimizers import adamw, muon
 from regard.tasks.training.tensor_files import TensorFile, Tensors, open_checked, write_tensors
 
 
@@ -40,8 +45,6 @@ class Position:
 
 
 class TrainingState(NamedTuple):
-    """The whole content of a checkpoint: tensors by name, and the position."""
-
     model: Tensors
     optimizer: Tensors
     random: Tensors
@@ -68,11 +71,7 @@ class Checkpoints:
         return self.folder / f"{which}.safetensors"
 
     def save_last(self, state: TrainingState, ranks: Ranks = ALONE) -> None:
-        """Replace the last checkpoint. Every rank must call this method.
-
-        Raises:
-            OSError: a rank could not write; the checkpoint before is still there.
-        """
+        """Replace the last checkpoint. Every rank must call this method."""
         parts = {"model": state.model, "optimizer": state.optimizer, "random": state.random}
         if state.average is not None:
             parts["average"] = state.average
@@ -186,3 +185,110 @@ def _position_of(file: TensorFile) -> Position:
 
 def _shape(tensors: Mapping[str, Tensor], name: str) -> str:
     return str(tuple(tensors[name].shape)) if name in tensors else "absent"
+
+
+_NONE = float("nan")
+"""Marks the absence of a second Gaussian value: a tensor cannot hold None."""
+
+
+def seed_everything(seed: int, *, rank: int = 0) -> None:
+    """Seed torch (every device), numpy and Python, differently on every rank."""
+    mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+    random.seed(mixed)
+    np.random.seed(mixed)
+    torch.manual_seed(mixed)
+
+
+def get_random_state(device: torch.device) -> dict[str, Tensor]:
+    """The states of the generators of torch, numpy and Python, and of the device if it is a GPU.
+
+    >>> state = get_random_state(torch.device("cpu"))
+    >>> first = torch.rand(1)
+    >>> set_random_state(state, torch.device("cpu"))
+    >>> bool(torch.rand(1) == first)
+    True
+    """
+    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    _, words, gauss = random.getstate()
+    state = {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.tensor([*map(int, keys), int(position), int(has_gauss)]),
+        "numpy_gauss": torch.tensor(float(cached), dtype=torch.float64),
+        "python": torch.tensor(words),
+        "python_gauss": torch.tensor(_NONE if gauss is None else gauss, dtype=torch.float64),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """Restore the states of `get_random_state`; raises RunFolderError for others."""
+    try:
+        _set(state, device)
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise RunFolderError(f"the random state of the checkpoint is none that can be restored: {error!r}") from None
+
+
+def _set(state: dict[str, Tensor], device: torch.device) -> None:
+    *keys, position, has_gauss = state["numpy"].tolist()
+    cached = state["numpy_gauss"].item()
+    gauss = state["python_gauss"].item()
+    words: tuple[Any, ...] = tuple(state["python"].tolist())
+    # The clone is needed: given a row of a larger tensor, torch 2.13 reads at a wrong address and crashes.
+    torch.set_rng_state(state["torch"].clone())
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    random.setstate((3, words, None if gauss != gauss else gauss))
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].clone(), device)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def made_of(make: Callable[[], M]) -> M:
+    """The model of `make`; raises ArgumentError for sizes of no model, or of one for which there is no memory."""
+    try:
+        return make()
+    except RegardError:
+        raise
+    except (RuntimeError, ArithmeticError, MemoryError, ValueError, TypeError) as error:
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ArgumentError(f"no model of these sizes can be made: {said}") from None
+
+
+def filled(make: Callable[[], M], config: Any, tensors: dict[str, Tensor], *, source: Path) -> M:
+    most = max((value for name, value in _integers(config) if name.endswith("layers")), default=0)
+    if most > len(tensors):
+        raise RunFolderError(f"{source} does not fit the model: it has {len(tensors)} tensors, and {most} layers")
+    try:
+        with torch.device("meta"):
+            check_fit(made_of(make), tensors, source=source)
+    except ArgumentError as error:
+        raise RunFolderError(f"{source} does not fit the model: {error}") from None
+    model = made_of(make)
+    fill_model(model, tensors, source=source)
+    return model
+
+
+def _integers(config: Any) -> Iterator[tuple[str, int]]:
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            yield from _integers(value)
+        elif isinstance(value, int):
+            yield field.name, value
+
+
+class AdamSettings(TypedDict, total=False):
+    betas: tuple[float, float]
+    eps: float
+
+
+def chosen_optimizer(
+    config: TrainingConfig, model: nn.Module, output: nn.Module, **settings: Unpack[AdamSettings]
+) -> torch.optim.Optimizer:
+    decay = config.weight_decay
+    if config.optimizer == "muon":
+        return muon(model, aside=[output], rate=config.muon_rate, weight_decay=decay, **settings)
+    return adamw(model, weight_decay=decay, **settings)

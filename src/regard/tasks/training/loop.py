@@ -14,24 +14,24 @@ from torch.optim.swa_utils import AveragedModel
 
 import regard.call  # noqa: F401 (so that the first exponential is made by one thread)
 from regard.errors import ArgumentError, DataError, NonFiniteError
-from regard.tasks.training.averaging import in_place_of, moving_average
 from regard.tasks.training.bad_batches import BadBatches, Stop, what_is_wrong
-from regard.tasks.training.bleu import deciding
 from regard.tasks.training.checkpoints import (
     Checkpoints,
     Position,
     TrainingState,
     fill_model,
     flatten_optimizer,
+    get_random_state,
+    set_random_state,
     unflatten_optimizer,
 )
-from regard.tasks.training.distributed.ranks import Ranks
+from regard.tasks.training.distributed import Ranks
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.interrupts import StopWish, TrainingInterrupted, listening
 from regard.tasks.training.losses import Batches, Loss, Validate
-from regard.tasks.training.optimizers import RATE
-from regard.tasks.training.random_state import get_random_state, set_random_state
-from regard.tasks.training.reporting.events import (
+from regard.tasks.training.metrics import deciding
+from regard.tasks.training.optimizers import RATE, in_place_of, moving_average
+from regard.tasks.training.reporting import (
     Callback,
     Event,
     Finished,
@@ -402,7 +402,6 @@ class _Group(NamedTuple):
 
 
 def _grouped(batches: Iterator[Any], size: int, epoch: int, start: int) -> Iterator[_Group]:
-    """Groups of `size` batches; the last of a pass may be shorter."""
     group: list[Any] = []
     for batch in batches:
         group.append(batch)

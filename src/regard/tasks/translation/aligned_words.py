@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.errors import DataError
 from regard.tasks.text.codec import Codec
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.options import AlignmentOf
 from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
 TOGETHER_PAIRS = 32

@@ -11,8 +11,8 @@ from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import Alternative, LabelsEach, axis, merge
 from regard.tasks.text.batches import collate
 from regard.tasks.text.codec import Codec
-from regard.tasks.translation.build_model import Model
 from regard.tasks.translation.results import Attention
+from regard.tasks.translation.translation_model import Model
 
 
 @torch.no_grad()
@@ -25,7 +25,6 @@ def forced_attention(
     *,
     alternatives: int = 0,
 ) -> Attention:
-    """The attention of every layer and head of a model in evaluation mode, forced to write `tokens`."""
     marks = source_tokenizer.marks, target_tokenizer.marks
     arrays = [np.asarray(source, dtype=np.int64)], [np.asarray(ids[:-1], dtype=np.int64)]
     batch, device = collate(*arrays, source_marks=marks[0], target_marks=marks[1]), next(model.parameters()).device

@@ -12,11 +12,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.errors import DataError, RunFolderError
+import numpy as np
+
+from regard.errors import DataError
 from regard.files.atomic import replacing
-from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
-from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.runs.run_folder import RunFolder, load_tokenizer, write_prepared
+from regard.tasks.text.batches import Batch, Indices, collate, plan_batches, sections
 from regard.tasks.text.held_out import held_out_sources
 from regard.tasks.text.lines import Reader
 from regard.tasks.text.pair_store import TokenStore
@@ -25,9 +27,9 @@ from regard.tasks.text.spool import Spool
 from regard.tasks.text.tokenizer_files import read_as
 from regard.tasks.text.tokenizer_recipes import recipe
 from regard.tasks.text.tokenizers import Tokenizer
-from regard.tasks.training.bleu import BleuCounts, bleu_caution
+from regard.tasks.training.losses import BatchSize
+from regard.tasks.training.metrics import BleuCounts, bleu_caution
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.token_batches import TokenBatches
 
 TEXTS = "valid.jsonl"
 MOST_TOKENIZER_PAIRS = 2_000_000
@@ -100,7 +102,7 @@ def _too_long(config: TranslationConfig, part: str, store: TokenStore) -> int:
 
 def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
     tokenizers = load_tokenizers(config, folder)
-    train, valid = (TokenStore.open(folder.data / f"{part}.tokens", *tokenizers) for part in ("train", "valid"))
+    train, valid = (TokenStore.open(folder.data / part, *tokenizers) for part in ("train", "valid"))
     return Corpus(*tokenizers, train, valid, list(held_out_pairs(folder)))
 
 
@@ -109,15 +111,9 @@ def held_out_pairs(folder: RunFolder) -> Reader[Pair]:
 
 
 def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Tokenizer, Tokenizer]:
-    prepared = read_prepared(folder)
-    loaded = []
-    for side, path in zip(("source", "target"), _tokenizer_files(config, folder), strict=True):
-        check_file(path, folder, prepared)
-        tokenizer = Tokenizer.load(path)
-        if tokenizer.fingerprint() != prepared.get(f"{side}_fingerprint"):
-            raise RunFolderError(f"{path} is not the tokenizer that {folder.path} was trained with")
-        loaded.append(tokenizer)
-    return loaded[0], loaded[1]
+    files = zip(_tokenizer_files(config, folder), ("source", "target"), strict=True)
+    source, target = (load_tokenizer(folder, path.name, f"{side}_fingerprint") for path, side in files)
+    return source, target
 
 
 def _say_of_figures(
@@ -149,7 +145,7 @@ def _store(
             "the tokenizer reads them; give pairs for validation by --valid"
         )
     return TokenStore.build(
-        folder.data / f"{part}.tokens",
+        folder.data / part,
         chain([first], pairs),
         source_tokenizer=tokenizers[0],
         target_tokenizer=tokenizers[1],
@@ -198,3 +194,50 @@ def _train_tokenizers(
 def _tokenizer_files(config: TranslationConfig, folder: RunFolder) -> tuple[Path, Path]:
     names = ("tokenizer.json",) * 2 if config.shared_vocabulary else ("source_tokenizer.json", "target_tokenizer.json")
     return folder.path / names[0], folder.path / names[1]
+
+
+class TokenBatches:
+    """The batches of a store for the training loop, without the pairs that exceed a limit (end marks counted)."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        *,
+        max_length: int,
+        max_tokens: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._store, self._max_length, self._seed = store, max_length, seed
+        self._plan: dict[str, Any] = {"max_tokens": max_tokens, "seed": seed, "rank": rank, "world_size": world_size}
+
+    def __len__(self) -> int:
+        return sum(len(self._fitting(rows)) for rows in sections(len(self._store), seed=0, epoch=0))
+
+    def count(self) -> int:
+        return sum(len(plan) for _, plan in self._plans(epoch=0))
+
+    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
+        for rows, plan in self._plans(epoch):
+            for chosen in plan[start:]:
+                yield self._batch(rows[chosen])
+            start = max(start - len(plan), 0)
+
+    def size(self, batch: Batch) -> BatchSize:
+        return BatchSize(batch.tokens, batch.padded_tokens)
+
+    def _plans(self, epoch: int) -> Iterator[tuple[Indices, list[Indices]]]:
+        for number, rows in enumerate(sections(len(self._store), seed=self._seed, epoch=epoch)):
+            fitting = self._fitting(rows)
+            if len(fitting):
+                lengths = self._store.lengths(fitting)
+                yield fitting, plan_batches(*lengths, epoch=epoch, section=number, **self._plan)
+
+    def _batch(self, rows: Indices) -> Batch:
+        return collate([self._store.source(i) for i in rows], [self._store.target(i) for i in rows])
+
+    def _fitting(self, rows: Indices) -> Indices:
+        source, target = self._store.lengths(rows)
+        longest = np.maximum(source, target) + 1 <= self._max_length
+        return rows[longest & (source + target + 2 <= self._plan["max_tokens"])]

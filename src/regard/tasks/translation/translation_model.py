@@ -1,17 +1,31 @@
-"""A translation model with its tokenizers: its batches, its limits, and how probable it finds pairs."""
+"""A translation model, and one with its tokenizers: its batches, its limits, and how probable it finds pairs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from regard.errors import DataError
+from regard.models.config import RNNConfig, TransformerConfig
 from regard.models.fingerprint import fingerprint
+from regard.models.rnn import RNNSeq2Seq
+from regard.models.transformer import Transformer
+from regard.tasks.generation.downloaded import Downloaded
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
 from regard.tasks.text.batches import Batch, collate
 from regard.tasks.text.codec import Codec
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.translation.build_model import Model
 from regard.tasks.translation.search_job import Searcher
+
+Model = Transformer | RNNSeq2Seq | Downloaded
+
+
+def build_model(
+    sizes: TransformerConfig | RNNConfig, *, source_vocab_size: int, target_vocab_size: int
+) -> Transformer | RNNSeq2Seq:
+    if isinstance(sizes, RNNConfig):
+        return RNNSeq2Seq(sizes, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
+    return Transformer(sizes, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
+
 
 BATCH_PLACES = 4_096
 """The most tokens of a batch, with the padding and counted for each hypothesis of a beam."""

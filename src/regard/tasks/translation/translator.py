@@ -12,33 +12,29 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, DataError
-from regard.files.model_folder import is_huggingface, snapshot_of
+from regard.files.model_folder import OnProgress, is_huggingface, no_progress, snapshot_of
+from regard.tasks.config import TRANSLATION
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.downloaded import load_downloaded
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.language_modelling.likelihood import together
-from regard.tasks.names import TRANSLATION
-from regard.tasks.progress import OnProgress, no_progress
-from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.codec import Marks
 from regard.tasks.text.lines import BadLines
 from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.pretrained import check_rows, pretrained_tokenizers
 from regard.tasks.text.unicode import normalise
-from regard.tasks.training.bleu import BleuTokenize, bleu
-from regard.tasks.training.distributed.devices import find_device
-from regard.tasks.training.metrics import chrf, exact_match
-from regard.tasks.translation.aligning import Align
+from regard.tasks.training.checkpoints import filled
+from regard.tasks.training.distributed import find_device
+from regard.tasks.training.metrics import BleuTokenize, bleu, chrf, exact_match
 from regard.tasks.translation.attend import forced_attention
-from regard.tasks.translation.build_model import build_model
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import load_tokenizers
 from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
-from regard.tasks.translation.presenting import Present
+from regard.tasks.translation.presenting import Align, Present
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
 from regard.tasks.translation.searching import Search
-from regard.tasks.translation.translation_model import TranslationModel
+from regard.tasks.translation.translation_model import TranslationModel, build_model
 
 WINDOW_LINES = 1_024
 """How many lines are read, sorted by length and translated together."""
@@ -51,7 +47,7 @@ ALTERNATIVES = 3
 class Translator(TranslationModel):
     """A model with its tokenizers, ready to use.
 
-    Sentences go through stages, as drafts: tags and tokens (`drafts`), search (`searching`, with `aligning`
+    Sentences go through stages, as drafts: tags and tokens (`drafts`), search (`searching`, with alignment
     behind each batch), and presentation (`presenting`).
     """
 
@@ -165,7 +161,7 @@ class Translator(TranslationModel):
                 the translator writes lower case, case does not count.
             beam: as for `translate`.
             max_length: the most tokens of a translation; see `TranslationOptions.max_target_length`.
-            bleu_tokenize: sacrebleu's tokenizer; see `regard.tasks.training.bleu`.
+            bleu_tokenize: sacrebleu's tokenizer; see `regard.tasks.training.metrics`.
             tell: is called with what is done, how many sentences are done, and of how many.
 
         Raises:

@@ -12,8 +12,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import Alternative, AxisLabels
-from regard.tasks.viewing.image_cells import ImageCells
-from regard.tasks.viewing.mosaic import Pixels, mosaic
+from regard.tasks.viewing.image_cells import ImageCells, Pixels, mosaic
 from regard.tasks.viewing.proved_places import ClaimedAxis, NoPart
 from regard.views.overlay import PatchGrid, patch_grid
 
@@ -104,7 +103,6 @@ def _grid(count: int, size: tuple[int, int], side: int | None) -> "tuple[PatchGr
 
 
 def _patches(grid: PatchGrid, side: int | None, tile: int) -> ClaimedAxis:
-    """Row and column of each patch, after the tokens that are none."""
     others = ["[CLS]", *(f"[R{n}]" for n in range(1, grid.extra))][: grid.extra]
     cells = ImageCells(
         grid.rows, grid.columns, ((tile,),), height=grid.rows * (side or 0), width=grid.columns * (side or 0)

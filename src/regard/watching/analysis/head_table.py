@@ -19,7 +19,7 @@ from regard.maps.statistics.tiles import ask, ask_all
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
 from regard.watching.module_names import Names
 from regard.watching.observed import Record
-from regard.watching.report import given_up, layers_of, maps_of_layers
+from regard.watching.report import given_up, layers_of, maps_of_layers, require_all_heads
 
 TokenTexts = Sequence[str] | Sequence[Sequence[str]]
 
@@ -78,6 +78,7 @@ def head_table(
     0         1      0.50     0.60     0.61      0.42     0.42       0.33       0.33
     """
     maps, ids = watched(maps), ids if tokens is None else _ids_of(tokens, ids)
+    require_all_heads(maps, "head_table()")
     rest, record = given_up(maps, skip, "head_table()"), getattr(maps, "record", None)
     crosses: list[bool] = []
     if isinstance(record, Record):
@@ -136,6 +137,8 @@ def compare(one: Maps, other: Maps, *, skip: Names = ()) -> HeadTable:
     0         0            0.17
     """
     one, other = watched(one), watched(other)
+    for side in (one, other):
+        require_all_heads(side, "compare()")
     rest = (*given_up(one, skip, "compare()"), *given_up(other, skip, "compare()"))
     ours, theirs = named(maps_of_layers(one)), named(maps_of_layers(other))
     if len(ours) != len(theirs):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.tensors.torch_private import tree_leaves, tree_map
-from regard.watching.evaluated import evaluated
+from regard.tensors.undisturbed import evaluated
 from regard.watching.interference import FollowedRun, NumberedCall
 from regard.watching.report import is_inside, mixers_in, without_calls
 
@@ -50,7 +50,7 @@ def measure_mixing(seen: "Seen", run: Callable[[], object]) -> dict[str, str]:
     """
     if not hasattr(seen, "record"):
         raise ArgumentError(f"seen must be what regard.watch gives, got {type(seen).__name__}: {seen!r:.80}")
-    from regard.watching.hooks.uncompiled import uncompiled
+    from regard.watching.hooks.open_threads import uncompiled
 
     record, modules = seen.record, seen.modules
     with uncompiled(record):

@@ -12,9 +12,9 @@ from regard.lazy import Displayed, displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions as checked_positions
 from regard.maps.weights_of_map import DENSE_LIMIT_BYTES
-from regard.tensors.byte_size import human
+from regard.tensors.memory import human
 from regard.watching.module_names import Names
-from regard.watching.report import given_up, layers_of
+from regard.watching.report import given_up, layers_of, require_all_heads
 
 if TYPE_CHECKING:
     from regard.watching.watch import Seen
@@ -82,6 +82,7 @@ def relevance(steps: Steps, *, skip: Names = ()) -> "Relevance":
     """
     record: Any = getattr(steps, "record", None)
     rest = given_up(steps, skip, "relevance()")
+    require_all_heads(steps, "relevance()")
     return Relevance(_given(steps) if record is None else _observed(record), rest)
 
 

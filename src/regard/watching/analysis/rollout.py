@@ -13,7 +13,7 @@ from regard.maps.sources.combined import shares_of_sizes
 from regard.watching.analysis.tables import Maps, named
 from regard.watching.module_names import Names
 from regard.watching.observed import Record
-from regard.watching.report import given_up, layers_of
+from regard.watching.report import given_up, layers_of, require_all_heads
 
 SEVERAL = (
     "a rollout goes through the self-attention of layers of one length, (batch..., H, T, T); got {}: hand over those "
@@ -66,6 +66,7 @@ def rollout(
     if not 0.0 <= residual <= 1.0:
         raise ArgumentError(f"residual must be in [0, 1], got {residual}")
     given_up(maps, skip, "rollout()")
+    require_all_heads(maps, "rollout()")
     record = getattr(maps, "record", None)
     if isinstance(record, Record):
         if any(call.kind == "cross-attention" and call.map is not None for call in record.calls):

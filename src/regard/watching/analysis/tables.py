@@ -11,7 +11,7 @@ from regard.errors import ArgumentError
 from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.given import given_weights
-from regard.watching.evaluated import evaluated
+from regard.tensors.undisturbed import evaluated
 
 if TYPE_CHECKING:
     from regard.watching.watch import Seen

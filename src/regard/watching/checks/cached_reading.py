@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.models.decoder_only import DecoderOnly
-from regard.models.encoder_only import EncoderOnly
+from regard.models.one_stack import DecoderOnly, EncoderOnly
 from regard.models.protocol import Seq2Seq
-from regard.watching.cache_argument import CACHE_NAMES, cache_in
 from regard.watching.checks.made_up import is_huggingface_model
 from regard.watching.checks.roles import is_pair
 from regard.watching.checks.runs import ACROSS, Output, Sample, Side, SubjectRun, UnsupportedError, tensors_of
 from regard.watching.checks.subject import Subject
 from regard.watching.checks.told import IDS
+from regard.watching.kept.arguments import CACHE_NAMES, cache_in
 
 TAKEN = (*CACHE_NAMES, "kv_cache", "past", "past_kv", "layer_past", "state", "states", "hidden")
 """The arguments of caches and states."""

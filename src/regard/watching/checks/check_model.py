@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.tensors.undisturbed import evaluated
 from regard.watching.checks.checked import Checked, as_one
 from regard.watching.checks.made_up import made_up
 from regard.watching.checks.reference import compared, like, on_batch
 from regard.watching.checks.runs import output_of
 from regard.watching.checks.subject import Subject
 from regard.watching.checks.trials import Trials
-from regard.watching.evaluated import evaluated
 from regard.watching.watch import Seen, watch
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
-from regard.models.decoder_only import DecoderOnly
-from regard.models.encoder_only import EncoderOnly
+from regard.models.one_stack import DecoderOnly, EncoderOnly
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
 from regard.watching.checks.roles import is_pair, nested_configs

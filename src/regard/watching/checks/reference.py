@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, RegardError
 from regard.maps.sources.call import CallSource
 from regard.tensors.tile_sizes import fitting, ranges
+from regard.tensors.undisturbed import evaluated
 from regard.watching.checks.arguments import FIXED
 from regard.watching.checks.audited_call import AuditedCall, UserTold, run_of
 from regard.watching.checks.checked import AuditQuestion, Checked
@@ -21,7 +22,6 @@ from regard.watching.checks.finding import FaultyWeight, Finding
 from regard.watching.checks.made_up import made_up
 from regard.watching.checks.runs import Output, output_of, tensors_of
 from regard.watching.checks.subject import Subject
-from regard.watching.evaluated import evaluated
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 from regard.watching.watch import watch
 

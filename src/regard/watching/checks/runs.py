@@ -6,8 +6,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.watching.cache_argument import CACHE_NAMES
 from regard.watching.interference import ROWS, Place, Places
+from regard.watching.kept.arguments import CACHE_NAMES
 
 Sample = Mapping[str, Tensor]
 """The inputs of one sequence by name, without a dimension for the batch and without padding."""

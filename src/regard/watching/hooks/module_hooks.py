@@ -14,22 +14,21 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.tensors.guards import is_compiling
 from regard.tensors.torch_private import DisableTorchFunction, forget_global_hook, tree_leaves
-from regard.watching.hooks.observers import MODULES
-from regard.watching.hooks.this_thread import known_thread
+from regard.watching.hooks.observers import MODULES, known_thread
 from regard.watching.kept.arguments import small_arguments
 from regard.watching.readers.flex_calls import hand_on_compiled
 from regard.watching.readers.functions import Args, Kwargs
 from regard.watching.readers.mixing import CONVOLUTION
 from regard.watching.readers.product_calls import close, observe_plain
-from regard.watching.running.interceptor import Interceptor
 from regard.watching.running.module_kinds import (
     FUSED_FORWARDS,
+    FUSED_LAYERS,
     FUSED_SUBCLASS,
-    TORCHS,
     forward_of,
-    is_plain,
+    has_no_attention,
     may_run_fused,
 )
+from regard.watching.running.observed_call import Interceptor
 from regard.watching.running.thread_state import RunningModule, ThreadState, is_in_backward, take_out
 
 _lock = threading.RLock()
@@ -69,7 +68,7 @@ def _before(module: nn.Module, args: Args) -> None:
     if not thread.stack and not is_compiling():
         with DisableTorchFunction():
             thread.streams.given(*tree_leaves((args, _keywords())))
-    if is_plain(module) and not (thread.editors and is_in_backward()):
+    if has_no_attention(module) and not (thread.editors and is_in_backward()):
         thread.begin_plain(module)
         return
     thread.stack.append(RunningModule(module, thread.taken, thread.hidden))
@@ -77,7 +76,7 @@ def _before(module: nn.Module, args: Args) -> None:
         thread.stack[-1].arguments = small_arguments(module, args, _keywords())
     if thread.editors and is_in_backward():
         thread.begin_recomputation()
-    may_hide = isinstance(module, TORCHS) and thread.may_hide(module)
+    may_hide = isinstance(module, FUSED_LAYERS) and thread.may_hide(module)
     if may_hide != thread.hidden:
         thread.hide(may_hide)
     for watch in thread.watches:
@@ -145,7 +144,7 @@ def _end(thread: ThreadState, module: nn.Module, args: Args, *rest: Any) -> None
 
 def _finish(thread: ThreadState, frame: RunningModule, args: Args, kwargs: Kwargs, output: Any) -> None:
     module = frame.module
-    if isinstance(module, TORCHS):
+    if isinstance(module, FUSED_LAYERS):
         forward = forward_of(module)
         if (observe := MODULES.get(forward)) is not None:
             thread.try_to(observe, thread, frame, module, args, kwargs, output)

@@ -4,6 +4,8 @@ Operators that are not in it are observed too: torch's own functions under other
 """
 
 import sys
+import threading
+import types
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -11,9 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from regard.functional import attention
-from regard.tensors.torch_private import HigherOrderOperator, flex_attention_operator, tree_leaves
+from regard.functional import RECURRENT, attention
+from regard.tensors.guards import is_compiling
+from regard.tensors.torch_private import (
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    flex_attention_operator,
+    tree_leaves,
+)
 from regard.watching.readers.contractions import READERS
 from regard.watching.readers.flex_calls import observe_flex
 from regard.watching.readers.functions import OWN, Args, Func, Kwargs, name_of, namespace_of
@@ -40,6 +50,7 @@ from regard.watching.readers.traced_calls import (
     observe_embedding,
     observe_followed,
     observe_joined,
+    observe_traced,
     observe_written,
 )
 from regard.watching.running.thread_state import RunningModule, ThreadState
@@ -160,3 +171,70 @@ def of_operator(func: Any) -> FunctionObserver:
         return observe_operator
     name = name_of(func)
     return observe_sdpa if name == "scaled_dot_product_attention" else BY_NAME.get(name, observe_own)
+
+
+OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
+
+NATIVE = frozenset({
+    types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType,
+    types.WrapperDescriptorType,
+})  # fmt: skip
+"""The types of other functions: those of torch, of its tensors and of Python. A type lookup takes a tenth of the time
+of `isinstance` with the operator classes."""
+
+
+def _of_recurrence(*call: Any) -> Any:
+    from regard.watching.readers.recurrent_calls import observe_linear_attention  # with the first such call
+
+    return observe_linear_attention(*call)
+
+
+class FunctionMode(TorchFunctionMode):
+    def __init__(self, thread: ThreadState) -> None:
+        super().__init__()
+        self._thread = thread
+        self._compiled = thread.compiled
+
+    def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+        if is_compiling():
+            result = func(*args, **(kwargs or {}))
+            if func is flex_attention_operator:
+                # torch's compiler traces this line too, into the code after each run of the kernel. Reading the other
+                # results would select another kernel.
+                # A scale that varies between calls is a symbol, which only a tensor carries out of the graph.
+                scale = torch.full((), args[5], dtype=torch.float64, device=args[0].device)
+                self._compiled.append(((*args[:5], scale, *args[6:]), result[0]))
+            return result
+        thread = self._thread
+        observe = _of_recurrence if func in RECURRENT else FUNCTIONS.get(func)
+        if observe is None and type(func) in NATIVE and not thread.traces.alive and not thread.editors:
+            # Most functions go this way: each line here is run some hundred times in a small model.
+            return func(*args, **kwargs) if kwargs else func(*args)
+        if thread.is_reading or not thread.watches:
+            return func(*args, **(kwargs or {}))
+        if thread.editors and (change := thread.editors[0].changes.get(func)) is not None:
+            return change(thread, func, args, kwargs or {})
+        if observe is None:
+            if isinstance(func, OPERATORS):
+                observe = of_operator(func)
+            elif thread.traces:
+                observe = observe_traced
+            else:
+                return func(*args, **(kwargs or {}))
+        return observe(thread, func, args, kwargs or {})
+
+
+_local = threading.local()
+
+
+def this_thread() -> ThreadState:
+    thread = known_thread()
+    if thread is None:
+        thread = _local.thread = ThreadState()
+        thread.mode = FunctionMode(thread)
+    return thread
+
+
+def known_thread() -> ThreadState | None:
+    """The same; None for a thread that never opened a watch."""
+    return getattr(_local, "thread", None)

@@ -1,21 +1,20 @@
-"""The threads in which a watch is open."""
+"""The threads in which a watch is open. Compiled modules run uncompiled meanwhile: the observers see the calls of the
+model's own code."""
 
+import threading
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import ModuleType
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import cast
+
+import torch
 
 from regard.errors import ArgumentError
 from regard.watching.hooks.module_hooks import install_hooks, remove_hooks
 from regard.watching.hooks.named_functions import Home, late_kernels, put_functions_back, replace_functions
-from regard.watching.hooks.this_thread import this_thread
-from regard.watching.running.interceptor import Interceptor
+from regard.watching.hooks.observers import this_thread
+from regard.watching.running.observed_call import Interceptor
 from regard.watching.running.thread_state import ThreadState
-
-
-def _uncompiled() -> ModuleType:
-    from regard.watching.hooks import uncompiled  # with the first compiled model
-
-    return uncompiled
 
 
 class OpenThreads:
@@ -34,7 +33,7 @@ class OpenThreads:
             )
         install_hooks(watch)
         if watch.is_compiled:
-            _uncompiled().run_uncompiled()
+            run_uncompiled()
         places = replace_functions(watch.modules.values())
         self._open[thread] = thread.enter(watch), places
         return thread
@@ -52,7 +51,7 @@ class OpenThreads:
         thread.leave(watch, mark)
         put_functions_back(places)
         if watch.is_compiled:
-            _uncompiled().run_compiled()
+            run_compiled()
         remove_hooks(watch)
         return thread
 
@@ -69,3 +68,45 @@ class OpenThreads:
             yield
         finally:
             self.leave(watch)
+
+
+_lock = threading.RLock()
+_stances: list[AbstractContextManager[None]] = []
+"""torch's stance while watches of compiled models are open, and a place for each further watch."""
+HOOKS_RUN_TWICE = "Using `torch.compile"
+"""The beginning of torch's warning that global hooks run for a compiled module too."""
+
+
+def run_uncompiled() -> None:
+    """Let compiled modules run uncompiled, in all threads. What was compiled stays, and is not compiled again."""
+    with _lock:
+        if not _stances:
+            _stances.append(torch.compiler.set_stance("force_eager"))
+            # The module around the compiled one runs our hooks too, which know it and pass it by.
+            warnings.filterwarnings("ignore", HOOKS_RUN_TWICE)
+        else:
+            _stances.append(nullcontext())
+
+
+def run_compiled() -> None:
+    with _lock:
+        if len(_stances) == 1:
+            _stances[0].__exit__(None, None, None)
+            own = [one for one in warnings.filters if getattr(one[1], "pattern", "") == HOOKS_RUN_TWICE]
+            for one in own:
+                cast("list[object]", warnings.filters).remove(one)
+            _stances.clear()
+        else:
+            _stances.pop()
+
+
+@contextmanager
+def uncompiled(watch: Interceptor) -> Iterator[None]:
+    if not watch.is_compiled:
+        yield
+        return
+    run_uncompiled()
+    try:
+        yield
+    finally:
+        run_compiled()

@@ -1,10 +1,11 @@
-"""The small integer arguments of the calls of modules: ids, masks of padding, positions, lengths of packed sequences.
+"""The small integer arguments of the calls of modules, and the cache among them: ids, masks of padding, positions,
+lengths of packed sequences.
 
 They are what a caller told the model of its sequences, by names: an audit compares them with the masks at the kernels.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -90,3 +91,25 @@ def kept(tensor: Tensor) -> tuple[Tensor, Fresh]:
 
 def running_arguments(frames: Iterable[Any]) -> Iterator[ModuleArguments]:
     return (frame.arguments for frame in frames if frame.arguments is not None)
+
+
+CACHE_NAMES = ("cache", "past_key_values")
+"""From transformers 5.24 on, and before."""
+
+
+def cache_name(names: Container[str]) -> str | None:
+    """The name of the cache among those of a model's arguments; None if it takes none.
+
+    >>> cache_name({"input_ids", "past_key_values"}), cache_name({"input_ids", "cache"})
+    ('past_key_values', 'cache')
+    """
+    return next((name for name in CACHE_NAMES if name in names), None)
+
+
+def cache_in(given: Mapping[str, Any]) -> Any:
+    """The cache among named arguments, or in a model's output; None if there is none.
+
+    >>> cache_in({"past_key_values": "ours"}), cache_in({"cache": "ours"}), cache_in({"input_ids": 1})
+    ('ours', 'ours', None)
+    """
+    return next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)

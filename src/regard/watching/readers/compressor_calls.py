@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.call.shapes import Dimensions
 from regard.maps.sources.compression import Compression
 from regard.tensors.torch_private import DisableTorchFunction
-from regard.watching.cache_argument import cache_in
+from regard.watching.kept.arguments import cache_in
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.origins.streams import Origins, Stream

@@ -1,20 +1,24 @@
 """The call passed from an observer to the watches, each of which saves parts of it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from torch import Size, Tensor
+from torch import Size, Tensor, nn
 
 from regard.call.shapes import Dimensions
+from regard.errors import RegardError
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.factors import Factors
 from regard.maps.sources.source import Source
 from regard.maps.sources.values import CallValues
+from regard.tensors.torch_private import is_compiled
 from regard.watching.kept.arguments import ModuleArguments
 from regard.watching.kept.evidence import AnyEvidence
 from regard.watching.kept.rebuilding import Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.sequences import Moment
 from regard.watching.origins.streams import Origins
 
 
@@ -97,3 +101,62 @@ class ObservedCall(ABC):
     @abstractmethod
     def query_key_value(self) -> CallVectors:
         """The queries, keys and values."""
+
+
+class Interceptor:
+    modules: dict[str, nn.Module]
+    """The modules by path. They are held: `paths` has their ids, and Python reuses the id of a freed object."""
+    paths: dict[int, str]
+    is_compiled: bool = False
+    """True if the model, or a part of it, is compiled: it runs uncompiled while the interceptor is open."""
+    keeps_graph: bool = False
+    """True if its maps carry gradients."""
+    changes: Mapping[object, Callable[..., Any]] = {}
+    """The functions with changeable calls, each with its replacement."""
+    unfused: frozenset[int] = frozenset()
+    """The ids of modules that must not run fused, because attention inside them may be changed."""
+    refusal: RegardError | None = None
+    """The reason why a module cannot be changed; raised when that module ends."""
+
+    def before(self, path: str, when: Moment) -> object | None:
+        """Called before each call of a function in `changes`.
+
+        Returns:
+            The changes of this call, for the function in `changes`; None for no change.
+        """
+        return None
+
+    def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
+        """Called after each attention call; `path` is None outside the model."""
+
+    def entered(self, module: nn.Module) -> None:
+        """Called when the forward of a module begins."""
+
+    def ran_elsewhere(self, module: nn.Module) -> None:
+        """Called when the forward of any module begins in a thread in which the interceptor is not open."""
+
+    def unread(self, path: str, reason: str) -> None:
+        """Called if a module attends in an unreadable way."""
+
+    def other(self, path: str, reason: str) -> None:
+        """Called for a lookalike of attention."""
+
+    def mixed(self, path: str, how: str, positions: int | None) -> None:
+        """Called for a module that mixes positions (so many, if that is known) without an observed call."""
+
+    def embedded(self, ids: Tensor, table: int, taken: int) -> None:
+        """Called for ids of tokens, of positions or of kinds that a table (by its id) was read by, after so many
+        calls."""
+
+    def chose(self, choice: KeysChosen, queries: int) -> None:
+        """Called for a module that chose keys for each of so many queries, by scores of its own."""
+
+    def refuse(self, module: nn.Module, since: int, reason: str) -> None:
+        """Called for a module that attended in parts: none of its own weights since call `since` is a map."""
+
+    def withdraw(self, token: object, reason: str) -> None:
+        """Called if a call turns out to be no attention after its `after`."""
+
+
+def has_compiled(model: nn.Module) -> bool:
+    return any(map(is_compiled, model.modules()))

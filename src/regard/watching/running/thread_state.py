@@ -18,9 +18,8 @@ from regard.watching.kept.arguments import ModuleArguments, running_arguments
 from regard.watching.kept.sequences import Moment
 from regard.watching.origins.streams import Streams
 from regard.watching.origins.traces import SoftmaxOrigin, Traces
-from regard.watching.running.interceptor import Interceptor
 from regard.watching.running.module_kinds import may_run_fused
-from regard.watching.running.observed_call import KeysChosen, ObservedCall
+from regard.watching.running.observed_call import Interceptor, KeysChosen, ObservedCall
 
 
 class RunningModule:

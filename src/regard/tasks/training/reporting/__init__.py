@@ -1,1 +1,0 @@
-"""Reports of a training while it runs."""

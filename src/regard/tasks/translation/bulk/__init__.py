@@ -1,1 +1,0 @@
-"""Files of any length, translated by windows and resumed after a kill."""

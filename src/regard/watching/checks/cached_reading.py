@@ -38,7 +38,7 @@ def no_cache(model: Any, length: int) -> None:
 
 def static_cache(model: Any, length: int) -> Any:
     """A cache of a fixed length, of transformers, for the models that say that they can take it."""
-    takes_it = is_huggingface_model(model) and getattr(model, "_can_compile_fullgraph", False)
+    takes_it = is_huggingface_model(model) and model._can_compile_fullgraph
     if not takes_it or is_pair(model.config):
         raise UnsupportedError("it takes no static cache")
     from transformers import StaticCache

@@ -42,9 +42,8 @@ def expected_causality(model: nn.Module, named: Mapping[str, Any], ahead: str | 
         return True if pairs else None
     part = {path.removeprefix(outermost[0]).lstrip("."): one for path, one in modules.items()
             if is_inside(path, outermost[0])}  # fmt: skip
-    if is_causal_model(part, own.config.get_text_config()):
-        return True
-    return writes_text(own) or None
+    says = getattr(own.config, "is_decoder", False) is True and not sees_both_sides(own.config)
+    return is_causal_model(part, own.config.get_text_config()) or says or None
 
 
 def says_causal(model: nn.Module) -> bool | None:
@@ -55,9 +54,3 @@ def says_causal(model: nn.Module) -> bool | None:
             if isinstance(says, bool) and (says or name != "is_decoder"):
                 return says
     return None
-
-
-def writes_text(model: Any) -> bool:
-    """True for a class of transformers whose name or config says so, where no published list has its type."""
-    is_named = type(model).__name__.endswith("ForCausalLM") or getattr(model.config, "is_decoder", False) is True
-    return is_named and not sees_both_sides(model.config)

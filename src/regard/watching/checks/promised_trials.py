@@ -1,19 +1,30 @@
 """The trials of a check whose results must agree: batch, padding, later positions, documents, caches, lengths."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.watching.checks.cached_reading import read, static_cache
-from regard.watching.checks.differences import EVERY, Judge, Promise, Same, Way, apart, as_they_are
+from regard.watching.checks.differences import EVERY, Judge, Promise, Same, apart
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.lengths import beyond, borders, cuts
 from regard.watching.checks.runs import PackedRow, Sample, Side, SubjectRun, UnsupportedError, tensors_of
 from regard.watching.checks.subject import IGNORED, Subject
+from regard.watching.checks.ways import (
+    BATCH_NORMS,
+    Around,
+    Way,
+    as_it_is,
+    as_they_are,
+    beside_losses,
+    in_eager,
+    in_training,
+    within,
+)
 from regard.watching.report import mixers_in
 from regard.watching.watch import Seen, watch
 
@@ -129,7 +140,7 @@ class PromisedTrials:
         subject = self.subject
         if not subject.causal or subject.ahead is None:
             return
-        ways = [(f",{said}" if said else "", rows, side, _as_it_is) for said, rows, side in self.forms()]
+        ways = [(f",{said}" if said else "", rows, side, as_it_is) for said, rows, side in self.forms()]
         if not self.has_norms:
             ways.append((", in training", [subject.rows.long], "right", in_training))
         ways.append((", eager", [subject.rows.long], "right", in_eager))
@@ -146,7 +157,7 @@ class PromisedTrials:
     def _looks_ahead(
         self, rows: Sequence[Sample], place: int, says: str, side: Side = "right", around: "Around | None" = None
     ) -> bool:
-        around = around or _as_it_is
+        around = around or as_it_is
         assert self.subject.ahead is not None
         changed = [self.subject.changed(rows[0], slice(place, None)), *rows[1:]]
         before, after = (within(around, as_they_are(one, side=side)) for one in (rows, changed))
@@ -247,7 +258,7 @@ class PromisedTrials:
         for name in self.subject.arguments.labels:
             with self.trying(f"other {name}"):
                 other = self.subject.changed(row, EVERY, [name])
-                before, after = (within(_beside_losses, as_they_are([one])) for one in (row, other))
+                before, after = (within(beside_losses, as_they_are([one])) for one in (row, other))
                 self.unless_rounding("labels", Promise(before, after, is_exact=True), LABELS.format(name))
             if self.subject.causal and ahead is not None and row[name].shape == row[ahead].shape:
                 with self.trying(f"the shift of {name}"):
@@ -403,43 +414,3 @@ class PromisedTrials:
 
 MOST_STEPS = 40
 """The most single steps with a cache over a long sequence."""
-
-
-def _as_it_is(subject: Subject, way: Way) -> SubjectRun:
-    return way.run(subject)
-
-
-def in_eager(subject: Subject, way: Way) -> SubjectRun:
-    with subject.eager():
-        return way.run(subject)
-
-
-def in_training(subject: Subject, way: Way) -> SubjectRun:
-    """The same in training mode, whose code path may differ. Nothing is dropped: of a mixture of experts, each gets as
-    many random numbers as it has tokens, and other last tokens go to other experts."""
-    subject.model.train()
-    for one in subject.model.modules():
-        if isinstance(one, DROPOUTS):
-            one.eval()
-    try:
-        return way.run(subject)
-    finally:
-        subject.model.eval()
-
-
-def _beside_losses(subject: Subject, way: Way) -> SubjectRun:
-    """The outputs of several numbers for each position."""
-    run = way.run(subject)
-    rows = [{name: one for name, one in row.items() if one.values.dim() > 1} for row in run.outputs]
-    return SubjectRun(rows, run.places)
-
-
-Around = Callable[[Subject, Way], SubjectRun]
-
-
-def within(around: Around, way: Way) -> Way:
-    return Way(lambda subject: around(subject, way), way.rows)
-
-
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -10,12 +10,13 @@ from regard.errors import ArgumentError, RegardError
 from regard.watching.checks.audit import CAUSAL_UNKNOWN
 from regard.watching.checks.audited_call import UserTold, run_of
 from regard.watching.checks.checked import Checked
-from regard.watching.checks.differences import Promise, Same, Way, apart, as_they_are, largest_difference
+from regard.watching.checks.differences import Promise, Same, apart, largest_difference
 from regard.watching.checks.finding import Finding
-from regard.watching.checks.promised_trials import PromisedTrials, in_eager, in_training, within
+from regard.watching.checks.promised_trials import PromisedTrials
 from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
 from regard.watching.checks.runs import SubjectRun
 from regard.watching.checks.subject import Subject
+from regard.watching.checks.ways import Way, as_they_are, in_eager, in_training, within
 from regard.watching.report import mixers_in
 from regard.watching.watch import Seen, watch
 

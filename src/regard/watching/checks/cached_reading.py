@@ -50,7 +50,7 @@ FREE = 3
 """The places of a static cache that stay free."""
 
 
-def read(
+def read_with_cache(
     subject: Subject, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False,
     begin: MakesCache = no_cache,
 ) -> SubjectRun:  # fmt: skip

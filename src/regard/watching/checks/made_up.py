@@ -203,7 +203,7 @@ def _of_ours(model: Any) -> MadeUp:
 # -- attention written out -----------------------------------------------------------------------------------
 
 
-def in_eager(model: Any) -> AbstractContextManager[object]:
+def eager_attention(model: Any) -> AbstractContextManager[object]:
     """A model of transformers, or one that holds some, with its attention written out."""
     parts = [m for m in model.modules() if is_huggingface_model(m)]
     configs = {id(c): c for part in parts for c in nested_configs(getattr(part, "config", None))}.values()

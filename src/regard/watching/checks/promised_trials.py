@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.watching.checks.cached_reading import read, static_cache
+from regard.watching.checks.cached_reading import read_with_cache, static_cache
 from regard.watching.checks.differences import EVERY, Judge, Promise, Same, apart
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.lengths import beyond, borders, cuts
@@ -239,7 +239,7 @@ class PromisedTrials:
                     return
 
     def _reads_apart(self, rows: Sequence[Sample], last: int, chunk: int, said: str, **how: Any) -> bool:
-        steps = Way(lambda subject: read(subject, rows, last, chunk, **how), len(rows))
+        steps = Way(lambda subject: read_with_cache(subject, rows, last, chunk, **how), len(rows))
         # Windows count the padding that stands between a prompt and its steps: only states are asked about it.
         sure = self._states() if how.get("side") == "right" else None
         for number, row in enumerate(reversed(rows) if how.get("turned") else rows):

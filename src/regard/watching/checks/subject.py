@@ -16,7 +16,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.watching.checks.arguments import DOCUMENTS_TOLD, Arguments
 from regard.watching.checks.directions import expected_causality
-from regard.watching.checks.made_up import MadeUp, in_eager, is_huggingface_model, longest, special_tokens, text_config
+from regard.watching.checks.made_up import (
+    MadeUp,
+    eager_attention,
+    is_huggingface_model,
+    longest,
+    special_tokens,
+    text_config,
+)
 from regard.watching.checks.pair_masks import HUGE, is_square, separate_blocks
 from regard.watching.checks.runs import (
     PackedRow,
@@ -293,7 +300,7 @@ class Subject:
     def eager(self) -> AbstractContextManager[object]:
         """Its attention written out."""
         if is_huggingface_model(self.model):
-            return in_eager(self.model)
+            return eager_attention(self.model)
         return sdpa_kernel([SDPBackend.MATH])
 
     def fresh(self) -> Self:

@@ -29,11 +29,7 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run one command with the arguments of this process.
-
-    Raises:
-        SystemExit: the exit status is not 0.
-    """
+    """Run one command with the arguments of this process."""
     if status := run_command(sys.argv[1:]):
         sys.exit(status)
 

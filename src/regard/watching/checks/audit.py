@@ -36,7 +36,7 @@ def audit(record: Record, told: UserTold) -> Checked:
     run = run_of(record, told)
     found = list(_not_seen(record, run))
     whole = AuditedRun([call for call in run.calls if is_finite(call)])
-    asked = [rule.ask(run if rule is FIRST else whole) for rule in (FIRST, *RULES)]
+    asked = [FIRST(run), *(rule(whole) for rule in RULES)]
     found += [finding for _, findings in asked for finding in findings]
     questions = [question for question, _ in asked if question.asked or question.not_asked]
     model = type(record.modules[""]).__name__

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.tensors.undisturbed import evaluated
-from regard.watching.checks.checked import Checked, as_one
+from regard.watching.checks.finding import Checked, as_one
 from regard.watching.checks.given_subject import GivenSubject
 from regard.watching.checks.huggingface_subject import HuggingFaceSubject, is_huggingface_model
 from regard.watching.checks.own_subject import OwnSubject, is_own_model

@@ -17,7 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.errors import ArgumentError, ShapeError
 from regard.watching.checks.huggingface_subject import is_huggingface_model, special_tokens
-from regard.watching.checks.padding_told import PadToken
 from regard.watching.checks.pair_masks import is_square, is_triangle, separate_blocks
 from regard.watching.checks.roles import is_causal_model, is_pair
 from regard.watching.checks.subject import (
@@ -33,7 +32,7 @@ from regard.watching.checks.subject import (
     read_in_steps,
     tensors_of,
 )
-from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS, Meaning
+from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS, Meaning, PadToken
 from regard.watching.kept.arguments import cache_name
 from regard.watching.report import is_inside
 

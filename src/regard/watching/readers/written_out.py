@@ -239,14 +239,12 @@ class StoredSource(TensorSource):
             "them as a tensor"
         )
 
-    def gradient(self, grad_output: Tensor | None) -> "StoredSource":
-        received = self._received("gradient()", grad_output)
+    def gradient(self, grad_output: Tensor | None, asked: str) -> Source:
+        received = self._received(f"{asked}()", grad_output)
+        if asked == "attribution":
+            return ScaledSource(self.mapped(Tensor.detach), widened(received))
         fresh = Fresh(gradient_of_the_weights=received)
         return replace(self, held=received, fresh=fresh, name=f"gradient of {self.name}", received=None)
-
-    def attribution(self, grad_output: Tensor | None) -> ScaledSource:
-        received = widened(self._received("attribution()", grad_output))
-        return ScaledSource(self.mapped(Tensor.detach), received)
 
     def _received(self, asked: str, grad_output: Tensor | None) -> Tensor:
         if grad_output is not None:

@@ -15,6 +15,7 @@ from regard.call.shapes import UNNAMED, Dimensions
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.sources.combined import ScaledSource
 from regard.maps.sources.given import TensorSource
+from regard.maps.sources.source import Source
 from regard.maps.sources.values import read_now, widened
 from regard.tensors.fresh import Fresh
 from regard.watching.kept.evidence import Evidence

@@ -14,7 +14,6 @@ import regard
 from regard.call.biases.of_vectors import log_bucket
 from regard.call.biases.relative import Relative, alibi_slopes, t5_bucket
 from regard.call.masks.basic import Causal
-from regard.call.positions import sinusoidal
 from regard.call.shapes import Sizes
 from regard.errors import ArgumentError, BackendError, ShapeError
 from regard.kernels import tiled
@@ -110,15 +109,6 @@ def shaw(offset: int | None = None) -> Case:
     return Case(regard.call.biases.Shaw(table, offset=offset), (table,), by_hand)
 
 
-def transformer_xl(offset: int | None = None) -> Case:
-    """The paper's terms (b), (c) and (d), with W_kR R_{i-j} read at i - j."""
-    u, v, r = normal(HEADS, DIM), normal(HEADS, DIM), normal(HEADS, 21, DIM)
-    by_hand = pair_by_pair(
-        lambda h, d, q, k: (q @ r[h, 10 - d] + k @ u[h] + r[h, 10 - d] @ v[h]) / math.sqrt(DIM), offset
-    )
-    return Case(regard.call.biases.TransformerXL(u, v, r, first=-10, offset=offset), (u, v, r), by_hand)
-
-
 def disentangled(offset: int | None = None) -> Case:
     """With k = 4, distances up to 2 have rows of their own, and one row takes all from 3 to 31."""
     keys, queries = normal(HEADS, 8, DIM), normal(HEADS, 8, DIM)
@@ -137,7 +127,7 @@ def test_disentangled_distances_are_those_of_transformers(reach: int, longest: i
     assert torch.equal(log_bucket(distances, reach=reach, max_distance=longest), expected.long())
 
 
-CASES = [alibi, learned_alibi, t5, t5_decoder, shaw, transformer_xl, disentangled]
+CASES = [alibi, learned_alibi, t5, t5_decoder, shaw, disentangled]
 
 
 def vectors(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -180,7 +170,7 @@ def test_output_weights_and_gradients_are_the_formula(
             torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("case", [learned_alibi, t5, shaw, transformer_xl, disentangled], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("case", [learned_alibi, t5, shaw, disentangled], ids=lambda c: c.__name__)
 def test_gradients_are_the_finite_differences_and_can_be_differentiated_again(case: Any) -> None:
     case = case()
     q, k, v = normal(1, HEADS, 2, DIM), normal(1, GROUPS, 3, DIM), normal(1, GROUPS, 3, 1)
@@ -339,35 +329,7 @@ def test_t5_attention_is_hugging_faces(queries: int, keys: int, is_decoder: bool
         torch.testing.assert_close(grad, expected_grad, rtol=1e-5, atol=1e-5)
 
 
-# -- Shaw and Transformer-XL -----------------------------------------------------------------------------------
-
-
-def test_transformer_xl_is_the_papers_section_3_3() -> None:
-    """A segment of 3 after a memory of 4: the four terms of A_rel, token by token, masked and normalised."""
-    memory, segment, width, heads, dim = 4, 3, 6, 2, 4
-    h = torch.randn(memory + segment, width, dtype=torch.float64)
-    w_q, w_ke, w_v, w_kr = (torch.randn(heads, width, dim, dtype=torch.float64) for _ in range(4))
-    u, v = normal(heads, dim), normal(heads, dim)
-    big_r = sinusoidal(torch.arange(memory + segment), width, dtype=torch.float64)
-    expected = torch.zeros(heads, segment, dim, dtype=torch.float64)
-    for n in range(heads):
-        for i in range(segment):
-            a = []
-            for j in range(memory + i + 1):
-                x_i, x_j, r = h[memory + i], h[j], big_r[memory + i - j]
-                query, content, position = x_i @ w_q[n], x_j @ w_ke[n], r @ w_kr[n]
-                a.append(query @ content + query @ position + u[n] @ content + v[n] @ position)
-            weights = (torch.stack(a) / math.sqrt(dim)).softmax(-1)
-            expected[n, i] = weights @ (h[: memory + i + 1] @ w_v[n])
-    query, key, value = h[None, None, memory:] @ w_q, h @ w_ke, h @ w_v
-    bias = regard.call.biases.TransformerXL(u, v, big_r @ w_kr)
-    for backend in ("reference", "tiled"):
-        for mask in (regard.causal(), None):  # without a mask: there is no r for a key after its query
-            output = regard.attention(query, key[None], value[None], mask=mask, bias=bias, backend=backend)
-            torch.testing.assert_close(output[0], expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("case", [t5, shaw, transformer_xl], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("case", [t5, shaw], ids=lambda c: c.__name__)
 def test_half_precision_input_reads_a_float32_table(case: Any) -> None:
     case, (q, k, v) = case(), (t.detach() for t in vectors(5, 7))
     half = [t.to(torch.bfloat16) for t in (q, k, v)]
@@ -385,7 +347,6 @@ def test_explain_says_why_the_fused_kernels_refuse() -> None:
     why = {case: regard.explain(q, k, v, bias=case().bias).refused.get("fused", "") for case in CASES}
     assert why.pop(alibi) == ""
     assert "reads the vectors" in why[shaw]
-    assert "reads the vectors" in why[transformer_xl]
     assert all("gradient to a bias" in why[case] for case in (learned_alibi, t5, t5_decoder))
     with torch.no_grad():
         assert regard.explain(q, k, v, bias=t5().bias).backend == "fused"
@@ -414,24 +375,21 @@ def test_position_biases_take_memory_linear_in_the_lengths(
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 1 << 15)
     length, heads, dim = 512, 2, 4
     q, k, v = (torch.randn(1, heads, length, dim, requires_grad=True) for _ in range(3))
-    table, vectors_ = (torch.randn(n, dim, requires_grad=True) for n in (9, heads))
-    rows = torch.randn(heads, 2 * length - 1, dim, requires_grad=True)
+    table = torch.randn(9, dim, requires_grad=True)
     biases = [
         regard.T5Bias(torch.randn(32, heads, requires_grad=True)),
         regard.call.biases.Shaw(table),
-        regard.call.biases.TransformerXL(vectors_, vectors_, rows, first=1 - length),
         regard.ALiBi(torch.rand(heads, requires_grad=True)),
     ]
     for bias in biases:
         with Largest() as largest:
             regard.attention(q, k, v, bias=bias, mask=mask, backend="tiled").sum().backward()
-        # A tile, and for Transformer-XL its products with twice as many vectors as there are keys.
         assert largest.elements <= 3 << 15 < length * length, bias
 
 
 def test_errors_say_what_to_do() -> None:
     q = torch.zeros(1, 2, 3, 4)
-    row, heads = torch.zeros(2, 4), torch.zeros(2, 3, 4)
+    row = torch.zeros(2, 4)
     attend = regard.attention
     with pytest.raises(ShapeError, match="each of the query's 2 heads, got 3 slopes"):
         attend(q, q, q, bias=regard.ALiBi(3))
@@ -451,12 +409,6 @@ def test_errors_say_what_to_do() -> None:
         regard.call.biases.Shaw(torch.zeros(4, 4))
     with pytest.raises(ShapeError, match=r"as wide as the query, 4, got \(5, 3\)"):
         attend(q, q, q, bias=regard.call.biases.Shaw(torch.zeros(5, 3)))
-    with pytest.raises(ShapeError, match=r"a content_bias of shape \(2, 4\), got \(3, 4\)"):
-        regard.call.biases.TransformerXL(torch.zeros(3, 4), row, heads)
-    with pytest.raises(
-        ShapeError, match="up to distance 2, from the last query to the first key: 3 rows from distance 0 on, got 2"
-    ):
-        attend(q, q, q, bias=regard.call.biases.TransformerXL(row, row, heads[:, :2]))
     with pytest.raises(ArgumentError, match="has not met a call yet"):
         regard.ALiBi(2).value(torch.tensor(0), torch.tensor(0), torch.tensor(0), q, q)
 

@@ -103,7 +103,7 @@ class Mask(Displayed, ABC):
             )
         device = torch.device(device)
         rows, columns = range(sizes.queries), range(sizes.keys)
-        return render(self.bind(sizes, device), rows, columns, sizes=sizes, device=device)
+        return self.bind(sizes, device).block(rows, columns, sizes=sizes, device=device)
 
     def to_tensor(
         self, queries: int, keys: int | None = None, *, batch: int | None = None, heads: int | None = None
@@ -217,11 +217,6 @@ def _operand(given: object) -> Mask | None:
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         return DenseMask(given)
     return given if isinstance(given, Mask) else None
-
-
-def render(mask: Mask, rows: Rows, columns: Rows, *, sizes: Sizes, device: torch.device) -> Bool[Tensor, "..."]:
-    """The block of a bound mask for some rows and columns: (B or 1, H or 1, t or 1, s or 1)."""
-    return mask.block(rows, columns, sizes=sizes, device=device)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -224,10 +224,6 @@ class RecurrentRebuilding(Rebuilding):
     before: Tensor | None
     finish: Finish | None = None
 
-    @property
-    def queries(self) -> int:
-        return self.output.shape[2]
-
     def some(self, rows: range) -> Rebuilt:
         mixes_heads = self.output.shape[1] != self.shared.heads
         flat = None if rows.stop <= PROVED or mixes_heads else rows.start % self._flat_heads

@@ -25,7 +25,7 @@ LATER = "its cache has tokens of earlier calls: a block leads back to tokens in 
 
 
 @dataclass(slots=True, eq=False)
-class CompressorCall(ObservedCall):
+class CompressorCall(ObservedCall, Rebuilding):
     module: Any
     shares: Tensor
     """(B, D, n, L)."""
@@ -43,31 +43,22 @@ class CompressorCall(ObservedCall):
 
     def read(self, policy: RetentionPolicy, name: str) -> Observation:
         shares = self.shares if policy.graph else self.shares.detach()
-        rotate = getattr(sys.modules[type(self.module).__module__], "apply_rotary_pos_emb", None)
-        unknown = "the rotation of its blocks is not known"
-        rebuilding = unknown if rotate is None else CompressorRebuilding(self, rotate)
+        rebuilding = "the rotation of its blocks is not known" if self.rotation() is None else self
         return Observation(None, rebuilding=rebuilding, stored=self.source(shares.flatten(0, 1)))
 
     def query_key_value(self) -> CallVectors:
         return CallVectors(None, None, self.value)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CompressorRebuilding(Rebuilding):
-    call: CompressorCall
-    rotate: Any
-
-    @property
-    def queries(self) -> int:
-        return self.call.output.shape[2]
+    def rotation(self) -> Any:
+        return getattr(sys.modules[type(self.module).__module__], "apply_rotary_pos_emb", None)
 
     def whole(self) -> Rebuilt:
-        module, output, shares = self.call.module, self.call.output.detach(), self.call.shares.detach()
-        value = _windows(self.call.value.detach(), shares.shape[1], output.shape[2], module.compress_rate, 0.0)
+        module, output, shares = self.module, self.output.detach(), self.shares.detach()
+        value = _windows(self.value.detach(), shares.shape[1], output.shape[2], module.compress_rate, 0.0)
         normed = module.kv_norm.forward((value * shares.permute(0, 2, 3, 1)).sum(2))
         places = torch.arange(output.shape[2], device=output.device)[None] * module.compress_rate
         cos, sin = module.rotary_emb.forward(normed, position_ids=places, layer_type=module.rope_layer_type)
-        return Rebuilt(self.rotate(normed[:, None], cos, sin), output, output)
+        return Rebuilt(self.rotation()(normed[:, None], cos, sin), output, output)
 
 
 def _windows(x: Tensor, width: int, blocks: int, rate: int, fill: float) -> Tensor:

@@ -109,7 +109,7 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(slots=True, eq=False)
-class ConvolutionCall(ObservedCall):
+class ConvolutionCall(ObservedCall, Rebuilding):
     """One call, after it ran. The weights hold for the values that the convolution gets: gates around it, the bias and
     the activation are outside of the map."""
 
@@ -135,27 +135,22 @@ class ConvolutionCall(ObservedCall):
         kept = policy.keep(self.filters.clone(), f"filters of {name}", Fresh())
         # (A copy: a parameter is written to by the next step of training.)
         known = self.activation in ACTIVATIONS
-        rebuilding = ConvolutionRebuilding(self) if known else f"its activation {self.activation!r} is not known here"
+        rebuilding = self if known else f"its activation {self.activation!r} is not known here"
         return Observation(None, rebuilding=rebuilding, stored=self.source(kept))
 
     def query_key_value(self) -> CallVectors:
         return CallVectors(None, None, self.value[..., None])
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ConvolutionRebuilding(Rebuilding):
-    call: ConvolutionCall
-
     @property
     def queries(self) -> int:
-        return self.call.output.shape[2]
+        return self.output.shape[2]
 
     def whole(self) -> Rebuilt:
-        call, value = self.call, widened(self.call.value.detach())
-        source = call.source(widened(call.filters.detach()))
-        rebuilt = source.sums(value.flatten(0, 1)[..., None], is_transposed=False).view(call.output.shape)
-        rebuilt = rebuilt if call.bias is None else rebuilt + call.bias.detach()[:, None]
-        return Rebuilt(ACTIVATIONS[call.activation](rebuilt)[..., None], call.output.detach()[..., None], value)
+        value = widened(self.value.detach())
+        source = self.source(widened(self.filters.detach()))
+        rebuilt = source.sums(value.flatten(0, 1)[..., None], is_transposed=False).view(self.output.shape)
+        rebuilt = rebuilt if self.bias is None else rebuilt + self.bias.detach()[:, None]
+        return Rebuilt(ACTIVATIONS[self.activation](rebuilt)[..., None], self.output.detach()[..., None], value)
 
 
 def convolution_of(given: dict[str, Any], state: Tensor | None, result: Tensor) -> ConvolutionCall:

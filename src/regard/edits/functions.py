@@ -26,8 +26,7 @@ from regard.watching.readers.attention_calls import AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_lse import KernelLse
 from regard.watching.readers.multi_head_calls import arguments_by_name, observe_function, projected_call
-from regard.watching.readers.regard_calls import RegardCall, observe_attention
-from regard.watching.readers.sdpa_calls import laid_out_by_heads, observe_sdpa
+from regard.watching.readers.sdpa_calls import RegardCall, laid_out_by_heads, observe_attention, observe_sdpa
 from regard.watching.readers.traced_calls import FunctionObserver
 from regard.watching.running.module_kinds import would_run_fused
 from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall

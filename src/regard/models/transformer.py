@@ -1,6 +1,5 @@
 """The encoder-decoder Transformer of Vaswani et al. 2017 (arXiv:1706.03762)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -234,7 +233,7 @@ class Transformer(nn.Module):
     def start(self, source: Shaped[Tensor, "B ..."], source_lengths: Integer[Tensor, " B"]) -> TransformerState:
         """Encode the source, and project its keys and values once for each decoder layer."""
         encoded = self.encode(source, source_lengths)
-        memory = tuple(layer.cross_attention.project(encoded) for layer in self._decoder_layers())
+        memory = tuple(cast(DecoderLayer, layer).cross_attention.project(encoded) for layer in self.decoder)
         sources = torch.arange(len(source), device=source.device)
         padded = None if padding_mask(source_lengths, encoded) is None else source_lengths.long()
         return TransformerState((None,) * len(memory), memory, padded, sources, 0)
@@ -257,9 +256,6 @@ class Transformer(nn.Module):
         (seen,) = weights.values()
         alignment = seen if seen.shape[0] == len(ids) else SharedAlignment(seen)
         return Step(logits, alignment, replace(state, caches=tuple(caches), position=state.position + 1))
-
-    def _decoder_layers(self) -> Iterator[DecoderLayer]:
-        return (cast(DecoderLayer, layer) for layer in self.decoder)
 
     def reorder(self, state: TransformerState, index: Integer[Tensor, " N"]) -> TransformerState:
         """The state of the sequences `index`. For unchanged sources, no memory is copied."""

@@ -32,8 +32,7 @@ from regard.views.html.numbers import as_heads
 from regard.views.html.page import Page
 from regard.views.model import model_grid
 from regard.views.scales import LinearScale
-from regard.watching.analysis.attn_lrp import AttentionRelevance
-from regard.watching.analysis.relevance import AttentionStep, Relevance
+from regard.watching.analysis.relevance import AttentionRelevance, AttentionStep, Relevance
 from regard.watching.analysis.tables import HeadTable
 from regard.watching.checks.finding import Finding
 from regard.watching.monitor import WorstHead

@@ -123,7 +123,7 @@ def test_the_texts_of_json_lines_are_the_text(tmp_path: Path) -> None:
     config = text_config(tmp_path, content, "text.jsonl", documents="paragraphs")
     folder, _ = prepared(prepare_text, config)
     corpus = open_text(folder)
-    assert corpus.train.footer.documents + corpus.valid.footer.documents in (100, 101)  # one is cut
+    assert corpus.train.documents + corpus.valid.documents in (100, 101)  # one is cut
     text = corpus.tokenizer.decode(corpus.train.tokens.tolist())
     assert "line one of 7\nline two\n" in text
     assert "url" not in text

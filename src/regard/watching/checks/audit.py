@@ -10,7 +10,7 @@ from regard.watching.checks.checked import AuditQuestion, Checked
 from regard.watching.checks.finding import Finding, by_module
 from regard.watching.checks.roles import UNKNOWN
 from regard.watching.checks.rules import FIRST, RULES
-from regard.watching.checks.rules.rows import is_finite
+from regard.watching.checks.rules.kernel import is_finite
 from regard.watching.observed import Record
 from regard.watching.readers.product_calls import OVER_ANOTHER_AXIS
 from regard.watching.report import IN_A_THREAD, count, in_threads, missed_by, mixers_in
@@ -36,7 +36,7 @@ def audit(record: Record, told: UserTold) -> Checked:
     run = run_of(record, told)
     found = list(_not_seen(record, run))
     whole = AuditedRun([call for call in run.calls if is_finite(call)])
-    asked = [rule.ask(run if rule is FIRST else whole) for rule in (FIRST, *RULES)]
+    asked = [FIRST(run), *(rule(whole) for rule in RULES)]
     found += [finding for _, findings in asked for finding in findings]
     questions = [question for question, _ in asked if question.asked or question.not_asked]
     model = type(record.modules[""]).__name__

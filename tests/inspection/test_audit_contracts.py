@@ -118,7 +118,7 @@ def test_the_name_of_a_mask_tells_its_meaning(name: str, is_real: bool) -> None:
 
 
 class OfFeatures(Model):
-    def forward(self, features: Tensor, **others: Any) -> Tensor:
+    def forward(self, features: Tensor, **others: Any) -> Tensor:  # type: ignore[override]
         q = self.into(features).unsqueeze(1)[..., :8]
         found: Tensor = sdpa(q, q, q, attn_mask=self.mask)
         return found

@@ -204,6 +204,6 @@ def test_short_blocks_go_back_in_float32(dtype: torch.dtype, length: int, monkey
     exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
     right = regard.attention(*exact, mask=regard.causal(), backend="reference")
     right.backward(torch.ones_like(right))
-    for given, double in zip((q, k, v), exact, strict=True):
-        assert given.grad.dtype == dtype
-        torch.testing.assert_close(given.grad.double(), double.grad, atol=3e-2, rtol=3e-2)
+    for half, double in zip((q, k, v), exact, strict=True):
+        assert half.grad.dtype == dtype
+        torch.testing.assert_close(half.grad.double(), double.grad, atol=3e-2, rtol=3e-2)

@@ -22,10 +22,9 @@ from regard.kernels.base import Backend, BackendName, Call, row_sum_error
 from regard.kernels.fused import as_sdpa
 from regard.lazy import Displayed, displayed
 from regard.maps.attention_map import AttentionMap
-from regard.maps.loop import one_loop
-from regard.maps.loop.triton_statistics import said_of_triton
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.factors import Factors, needs_gradient, tensors_of_call
+from regard.maps.statistics.tiles import explained
 from regard.tensors.guards import State, has_values, is_overridden, is_recorded, run_state
 from regard.tensors.tensor_tree import tensors_mapped
 
@@ -255,16 +254,19 @@ class Explanation(Displayed):
     extra_bytes: int
     """The memory that grows with T x S; 0 for backends without any."""
     refused: dict[str, str]
-    statistics: str | None = None
-    """The implementation of joint statistics of the weights, where it depends on installed packages."""
+    statistics: str
+    """The reader of several statistics of the weights together."""
+    not_read_by: dict[str, str]
+    """The readers before it, and the reasons against them."""
 
     def __str__(self) -> str:
         lines = [
             f"{self.backend}: {self.reason}",
             f"  {self.flops:.3g} FLOPs, {self.extra_bytes:.3g} bytes for T x S weights",
         ]
-        lines += [] if self.statistics is None else [f"  statistics of its weights: {self.statistics}"]
-        return "\n".join(lines + [f"  not {name}: {why}" for name, why in self.refused.items()])
+        lines += [f"  not {name}: {why}" for name, why in self.refused.items()]
+        lines += [f"  statistics of its weights together: by {self.statistics}"]
+        return "\n".join(lines + [f"  not by {name}: {why}" for name, why in self.not_read_by.items()])
 
 
 def explain(
@@ -290,6 +292,10 @@ def explain(
       512 FLOPs, 0 bytes for T x S weights
       not fused: the fused kernels have no dropout whose weights could be read
       not reference: 'tiled' came first
+      statistics of its weights together: by tiles
+      not by kernels of our own (Triton): it runs on cuda
+      not by calls of the attention's kernel: several statistics share a pass
+      not by one loop over each row (numba): its 16 weights are fewer than 1,048,576
     """
     state = run_state(query)
     call, value = make_call(
@@ -299,13 +305,15 @@ def explain(
     refused = {name: why for name, other in BACKENDS.items() if (why := _why_not(other, chosen, call, state))}
     pairs = call.sizes.flat_batch * call.sizes.heads * call.sizes.queries * call.sizes.keys
     reason = "named by the caller" if backend else "chosen: the first that runs this call"
+    reader, not_read_by = explained(CallSource(Factors.given(call, None), Size(call.sizes.map_shape), chosen))
     return Explanation(
         backend=chosen.name,
         reason=reason,
         flops=2 * pairs * (call.query.shape[-1] + value.shape[-1]),
         extra_bytes=pairs * call.compute_dtype.itemsize if chosen.name == "reference" else 0,
         refused=refused,
-        statistics=said_of_triton(call) or one_loop.said_of(call),
+        statistics=reader,
+        not_read_by=not_read_by,
     )
 
 

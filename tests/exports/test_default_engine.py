@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from regard.cli import engines
 from regard.cli.engines import CTranslate2Search, EngineFlags, OwnSearch
 from regard.cli.main import run_command
 from regard.errors import ArgumentError
@@ -19,6 +18,7 @@ from regard.tasks.exports import engine, kept_export
 from regard.tasks.exports.engine import refuse_run, searching_by_ctranslate2
 from regard.tasks.generation.config import Beam
 from regard.tasks.runs.run_folder import ENGINE
+from regard.tasks.training.distributed import usable_cores
 from regard.tasks.translation.translator import Translator
 from tests.exports.exported_runs import LINES, PAIRS, Runs
 
@@ -121,7 +121,7 @@ def test_one_thread_for_each_core_with_one_batch_each(run: Path, monkeypatch: py
     translator = Translator.load(run, device="cpu")
     with pytest.raises(AttributeError), CTranslate2Search("float32", insists=True).searching(translator, run):
         pass
-    assert (seen[0]["inter_threads"], seen[0]["intra_threads"]) == (engines.usable_cores(), 1)
+    assert (seen[0]["inter_threads"], seen[0]["intra_threads"]) == (usable_cores(), 1)
 
 
 # -- sentences that are too long for the export ----------------------------------------------------------------

@@ -59,12 +59,6 @@ def test_text_that_the_vocabulary_lacks_is_told(server: Running, monkeypatch: py
     assert '"unknown":["\u0967"]' in body.decode().replace(": ", ":")
 
 
-def test_html_is_refused_by_name(server: Running) -> None:
-    question = {"q": "we see <b>two</b> cats", "source": "en", "target": "fr", "format": "html"}
-    status, body, _ = server.ask("/translate", question)
-    assert (status, json.loads(body)) == (400, {"error": 'format must be "text": HTML is not translated'})
-
-
 def client_of(server: Running, key: str = "none") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.address}/v1", api_key=key, max_retries=0)
 
@@ -133,3 +127,44 @@ def test_the_curl_lines_of_the_page_are_answered(server: Running) -> None:
             form = "&".join(quote(pair, safe="=") for pair in arguments[1::2])
             status, body, _ = server.ask(path, body=form.encode(), content_type="application/x-www-form-urlencoded")
         assert (status, body[:9] != b"") == (200, True), (arguments, body)
+
+
+# -- completions -----------------------------------------------------------------------------------
+
+
+DRAWN: dict[str, Any] = {"model": WRITER, "prompt": "1 and", "max_tokens": 12, "temperature": 2.0}
+
+
+def test_draws_without_a_seed_differ_and_tell_theirs(server: Running) -> None:
+    found = [server.json("/v1/completions", DRAWN | {"n": 2}) for _ in range(3)]
+    assert len({choice["text"] for one in found for choice in one["choices"]}) > 3
+    assert len({one["seed"] for one in found}) == 3
+    again = server.json("/v1/completions", DRAWN | {"n": 2, "seed": found[0]["seed"]})
+    assert (again["choices"], again["seed"]) == (found[0]["choices"], found[0]["seed"])
+    twice = server.json("/v1/completions", DRAWN | {"prompt": ["1 and", "1 and"], "seed": found[0]["seed"]})
+    assert [one["text"] for one in twice["choices"]] == [one["text"] for one in found[0]["choices"]]
+    assert server.json("/v1/completions", DRAWN | {"seed": 0})["seed"] == 0
+
+
+@pytest.mark.parametrize("model", [TRANSLATOR, WRITER])
+def test_an_answer_of_ours_tells_its_seed_too(server: Running, model: str) -> None:
+    question = {"text": "we see two", "model": model, "temperature": 2.0, "max_tokens": 9}
+    (first, seed), (_, other) = (answered(server, question) for _ in range(2))
+    assert seed != other
+    assert answered(server, question | {"seed": seed}) == (first, seed)
+    assert answered(server, question | {"seed": 0})[1] == 0
+
+
+def answered(server: Running, question: Any) -> tuple[str, int]:
+    status, body, _ = server.ask("/regard/v1/answer", question)
+    assert status == 200
+    done = json.loads(body.decode().split("event: done\ndata: ")[1])
+    return done["text"], done["seed"]
+
+
+def test_a_stop_string_in_the_last_token_is_a_stop(server: Running) -> None:
+    plain = DRAWN | {"temperature": 0}
+    text = server.json("/v1/completions", plain)["choices"][0]["text"]
+    for most in range(1, len(text) + 1):
+        (choice,) = server.json("/v1/completions", plain | {"max_tokens": most, "stop": text[most - 1]})["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (text[: text.index(text[most - 1])], "stop")

@@ -101,7 +101,7 @@ def test_two_processes_do_not_train_in_one_folder(begun_copy: Path) -> None:
 
 def test_what_a_kill_left_is_swept_away(begun_copy: Path) -> None:
     run = begun_copy
-    left = [run / ".config.json.77.tmp", run / "data/.train.tokens.77.tmp", run / ".last.safetensors.77.tmp"]
+    left = [run / ".config.json.77.tmp", run / "data/train/.tokens.npy.77.tmp", run / ".last.safetensors.77.tmp"]
     kept = [run / "data/notes.tmp", run / ".notes.77.tmp", run / "mine.safetensors"]
     for path in (*left, *kept):
         path.write_text("half of a fi")
@@ -204,15 +204,15 @@ def test_a_disk_that_is_full_for_a_while(
         ("last.safetensors", r"\"skipped_batches\": 0", r"\"skipped_batches\": 1"),
         ("config.json", '"learning_rate": 0.01', '"learning_rate": 0.03'),
         ("prepared.json", '"train_pairs": 50', '"train_pairs": 51'),
-        ("data/train.tokens", "", ""),
-        ("data/valid.tokens", "", ""),
+        ("data/train/tokens.npy", "", ""),
+        ("data/valid/tokens.npy", "", ""),
     ],
 )
 def test_a_number_that_became_another(begun_copy: Path, name: str, before: str, after: str) -> None:
     """It would be believed, but for the checksum; of tokens, another token that there is."""
     content, config = (begun_copy / name).read_bytes(), settings_of(begun_copy, steps=6)
     assert before.encode() in content
-    flipped = content[:2] + bytes([content[2] ^ 1]) + content[3:]
+    flipped = content[:130] + bytes([content[130] ^ 1]) + content[131:]  # behind the header of an array
     (begun_copy / name).write_bytes(content.replace(before.encode(), after.encode()) if before else flipped)
     with pytest.raises(
         RunFolderError, match=rf"{name} (was altered|is not the tokenised text that .* was trained with)"
@@ -230,8 +230,8 @@ def rewrite(path: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize(
     "files", [["data"], {"../pairs.tsv": {"bytes": 1, "crc32": "0"}}, {"": {"bytes": 1, "crc32": "0"}},
-              {"/etc/passwd": {"bytes": 1, "crc32": "0"}}, {"data/train.tokens": {"bytes": "1", "crc32": "0"}},
-              {"data/train.tokens": None}, {"data/train.tokens": {}}],
+              {"/etc/passwd": {"bytes": 1, "crc32": "0"}}, {"data/train/tokens.npy": {"bytes": "1", "crc32": "0"}},
+              {"data/train/tokens.npy": None}, {"data/train/tokens.npy": {}}],
 )  # fmt: skip
 def test_checksums_that_are_none(begun_copy: Path, files: Any) -> None:
     rewrite(begun_copy / "prepared.json", files=files)
@@ -252,14 +252,11 @@ def test_sizes_are_compared_with_the_tensors_before_anything_is_made(begun_copy:
 
 @pytest.mark.parametrize("start", [-1, 2**40])
 def test_sentences_that_end_before_they_begin(begun_copy: Path, start: int) -> None:
-    path = begun_copy / "data/train.tokens"
-    pairs = len(TokenStore(path))
+    path = begun_copy / "data/train/starts.npy"
     content = bytearray(path.read_bytes())
-    footer = int.from_bytes(content[-16:-8], "little")
-    at = len(content) - 16 - footer - 8 * (2 * pairs + 1) + 8 * 5
-    content[at : at + 8] = np.int64(start).tobytes()
+    content[128 + 8 * 5 : 128 + 8 * 6] = np.int64(start).tobytes()  # behind the header
     path.write_bytes(content)
-    store = TokenStore(path)
+    store = TokenStore(path.parent)
     for ask in (lambda: store.lengths(slice(None)), lambda: store.source_lengths, lambda: store.target(2)):
         with pytest.raises(RunFolderError, match="sentences that end before they begin; delete it"):
             ask()

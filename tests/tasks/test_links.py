@@ -25,7 +25,7 @@ def strangers(tmp_path: Path) -> Path:
     """A folder of somebody's model, with names like those in ours."""
     folder = tmp_path / "strangers"
     (folder / "step-00000001").mkdir(parents=True)
-    for name in ("model.safetensors", "model-00001-of-00002.safetensors", "model-12345678.safetensors", "train.tokens",
+    for name in ("model.safetensors", "model-00001-of-00002.safetensors", "model-12345678.safetensors", "tokens.npy",
                  ".model.safetensors.12.tmp", "events.out.tfevents.1", "step-00000001/model.safetensors"):  # fmt: skip
         (folder / name).write_text(f"the content of {name}")
     return folder
@@ -69,7 +69,7 @@ def test_the_run_folder_itself_may_be_a_link(begun_copy: Path, tmp_path: Path) -
 
 FOREIGN = {
     "config.json": '{"model_type": "gpt2", "n_embd": 16}', "model.safetensors": "weights", "tokenizer.json": "{}",
-    "train.log": "a log", "metrics.jsonl": "numbers", "last.safetensors": "theirs", "data/train.tokens": "tokens",
+    "train.log": "a log", "metrics.jsonl": "numbers", "last.safetensors": "theirs", "data/train/tokens.npy": "tokens",
     "tensorboard/events.out.tfevents.1": "curves", "run.toml": "title = 'theirs'",
 }  # fmt: skip
 
@@ -87,8 +87,10 @@ def test_a_folder_without_our_marker_is_nobodys_to_replace(tmp_path: Path, how: 
     assert snapshot(config.out) == before
 
 
-@pytest.mark.parametrize("name", ["best.safetensors", "last.safetensors", "source_tokenizer.json", "run.toml",
-                                  "prepared.json", "train.log", "data/train.tokens"])  # fmt: skip
+PIPES = ["best.safetensors", "last.safetensors", "source_tokenizer.json", "run.toml", "prepared.json", "train.log"]
+
+
+@pytest.mark.parametrize("name", [*PIPES, "data/train/tokens.npy", "data/train/about.json"])
 def test_a_pipe_in_a_run_folder_is_refused(begun_copy: Path, name: str) -> None:
     config = settings_of(begun_copy, steps=6)
     (begun_copy / name).unlink()

@@ -39,7 +39,6 @@ ReadsTokens = ForeignModel | OwnModel
 def measure_documents(
     measure: MeasureSettings, documents: Iterable[Document], examples: Examples | None = None
 ) -> Iterator[MeasuredDocument]:
-    """The statistics of documents, in order; the strongest of them go to `examples` too."""
     with ONE_AT_A_TIME:
         model = model_of(measure)
     for one in documents:

@@ -3,7 +3,7 @@ from it, without network. No code of the folder is run.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,12 +12,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError, RegardError, RunFolderError
-from regard.files.model_folder import PICKLED, WEIGHTS, refuse_other_kinds, snapshot_of
+from regard.files.model_folder import PICKLED, WEIGHTS, OnProgress, no_progress, refuse_other_kinds, snapshot_of
 from regard.files.untrusted import open_tensors, parse_json, read_torch_tensors
 from regard.tensors.memory import human
-
-TellRead = Callable[[str, int, int | None], None]
-"""Is called with the name of the work, how much is done, and of how much."""
 
 
 class Settings(NamedTuple):
@@ -55,7 +52,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_tensors(folder: Path, tell: TellRead = lambda *_: None) -> dict[str, Tensor]:
+def read_tensors(folder: Path, tell: OnProgress = no_progress) -> dict[str, Tensor]:
     """All tensors of model.safetensors or pytorch_model.bin, or of the shards in the index of one of them.
 
     A warning says so where they come from a pickle, which `torch.load(weights_only=True)` reads without running code.
@@ -98,7 +95,7 @@ def _shards(index: Path) -> tuple[list[Path], list[str]]:
     return [index.parent / name for name in sorted({Path(str(name)).name for name in names.values()})], list(names)
 
 
-def _read(shards: list[Path], tell: TellRead) -> dict[str, Tensor]:
+def _read(shards: list[Path], tell: OnProgress) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     done, total = 0, sum(path.stat().st_size for path in shards if path.is_file())
     for path in shards:
@@ -140,7 +137,7 @@ class Loaded(NamedTuple):
     """Parameters that are in no file of the folder: they are random."""
 
 
-def load_folder(folder: Path, tell: TellRead = lambda *_: None) -> Loaded:
+def load_folder(folder: Path, tell: OnProgress = no_progress) -> Loaded:
     """Load the model of a folder, of the class that its config.json names.
 
     A class that transformers does not know is replaced by the one for the `model_type`. `tell` is called with the bytes

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
-from regard.call.shapes import UNNAMED, Dimensions, Rows, take
+from regard.call.shapes import UNNAMED, Dimensions, Rows, take, take_rows
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels import choose_backend, execute
 from regard.kernels.base import Backend, Call
 from regard.maps.sources.derived import WeightedSource
-from regard.maps.sources.dot_scores import BufferedPart, DotFactors, DotScores
+from regard.maps.sources.dot_scores import BufferedPart, DotFactors
 from regard.maps.sources.factors import Factors
-from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, SoftmaxCall, Source, Statistic, take_rows
+from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, Source, Statistic
 from regard.maps.sources.values import NOTHING, CallValues, of_heads
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.of_softmax import DotSoftmax
@@ -100,11 +100,8 @@ class CallSource(NamedSource):
         mask = "" if call.mask is None else f", {call.mask}"
         return f"{call.normalization} of {call.score}{mask}{'' if call.bias is None else ', with a bias'}"
 
-    def gradient(self, grad_output: Tensor | None) -> WeightedSource:
-        return WeightedSource(*self._sides("gradient()", grad_output), "gradient", alone=True)
-
-    def attribution(self, grad_output: Tensor | None) -> WeightedSource:
-        return WeightedSource(*self._sides("attribution()", grad_output), "attribution")
+    def gradient(self, grad_output: Tensor | None, asked: str) -> WeightedSource:
+        return WeightedSource(*self._sides(f"{asked}()", grad_output), asked, alone=asked == "gradient")
 
     def _sides(self, asked: str, grad_output: Tensor | None) -> tuple["CallSource", Tensor, Tensor]:
         """The weights, dO and V. A saved gradient has no graph, so its cofactors need none."""
@@ -132,18 +129,8 @@ class CallSource(NamedSource):
             state = state.flatten(0, 1)[flat_heads.start : flat_heads.stop, None]
         return partial(_weights, call, state)
 
-    def dot_scores(self) -> DotScores | None:
-        call, state = self.factors.read()
-        scale = _dot_scale(call)
-        return None if scale is None else DotScores(call, state, scale)
-
-    def softmax_call(self) -> SoftmaxCall | None:
-        call = self.call
-        if not isinstance(call.normalization, Softmax):
-            return None
-        may_be_found = call.query.dtype != call.compute_dtype
-        state_of = self.factors.known_state_of if may_be_found else self.factors.state_of
-        return SoftmaxCall(call, lambda: state_of(call))
+    def softmax_factors(self) -> Factors | None:
+        return self.factors if isinstance(self.factors.form.normalization, Softmax) else None
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
         call, state = self.factors.read()
@@ -193,8 +180,6 @@ class CallSource(NamedSource):
                 found = (form.entropy(),)
             case st.ParticipationRatio():
                 found = form.participation_ratio()
-            case st.Squares():
-                found = (form.squares(),)
             case st.TransposedProduct(x):
                 found = (form.transposed(self._for_flat_heads(x).unflatten(0, form.state.shape[:2])).mT,)
             case _:
@@ -259,8 +244,10 @@ def source_of_call(source: Source, asked: str) -> CallSource:
 
 
 def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
-    state, scale = take_rows(state, rows), _dot_scale(call)
-    if scale is not None and call.bias is None and call.sizes.heads == call.sizes.kv_heads:
+    state, scale = take_rows(state, rows), None
+    if isinstance(call.normalization, Softmax) and call.bias is None and call.sizes.heads == call.sizes.kv_heads:
+        scale = call.score.dot_scale(call.query.shape[-1])
+    if scale is not None:
         logs = _dot_logs(call, state, scale, rows, columns)
         return Piece(logs.exp(), logs)
     scores = call.scores(rows, columns)
@@ -271,37 +258,24 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
 
 
 def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows) -> Tensor:
-    dtype = call.compute_dtype
-    query, key = take(call.query, rows), take(call.key, columns)
+    """The logarithms (flat_heads, t, s) of the softmax of scaled dot products."""
+    query, key, dtype = take(call.query, rows), take(call.key, columns), state.dtype
     if query.dtype != dtype or key.dtype != dtype:  # (A `to` that has nothing to do takes microseconds.)
         query, key = query.to(dtype), key.to(dtype)
-    logs = dot_logs(query.flatten(0, 1), key.flatten(0, 1), state, scale)
+    less = _never_if_no_key(state).flatten(0, 1).unsqueeze(-1)  # (An index takes twice the time of a function.)
+    logs = torch.baddbmm(less, query.flatten(0, 1), key.flatten(0, 1).mT, beta=-1, alpha=scale)
     if call.mask is None:
         return logs
     masked = call.masked if logs.requires_grad else call.masked_
     return masked(logs.unflatten(0, call.query.shape[:2]), rows, columns).flatten(0, 1)
 
 
-def dot_logs(query: Tensor, key: Tensor, state: Tensor, scale: float) -> Tensor:
-    """The logarithms (flat_heads, T, S) of the softmax of scaled dot products.
+_never_if_no_key = partial(torch.nan_to_num, nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
+"""The log-sum-exp with +inf for -inf, so the weights of a row without keys are exp(-inf) = 0.
 
-    Args:
-        query: (flat_heads, T, D).
-        key: (flat_heads, S, D).
-        state: the log-sum-exp (B, H, T), B H = flat_heads; -inf for a row without keys.
-        scale: multiplies the dot products.
-    """
-    less = _never_if_no_key(state).flatten(0, 1).unsqueeze(-1)  # (An index takes twice the time of a function.)
-    return torch.baddbmm(less, query, key.mT, beta=-1, alpha=scale)
-
-
-def _never_if_no_key(state: Tensor) -> Tensor:
-    """The log-sum-exp with +inf for -inf, so the weights of a row without keys are exp(-inf) = 0.
-
-    Rows without keys exist without a mask too: a compact kernel without a key near, a score function of -inf, an
-    infinite query.
-    """
-    return torch.nan_to_num(state, nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
+Rows without keys exist without a mask too: a compact kernel without a key near, a score function of -inf, an infinite
+query.
+"""
 
 
 def _dot_scale(call: Call) -> float | None:

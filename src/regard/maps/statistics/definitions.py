@@ -11,12 +11,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.call.shapes import index_tensor
+from regard.call.shapes import index_tensor, take_rows
 from regard.errors import ArgumentError
 from regard.kernels.tiled import Tile
 from regard.lazy import displayed
 from regard.maps.indexing import is_integer
-from regard.maps.sources.source import PartOf, Piece, Source, Statistic, take_rows
+from regard.maps.sources.source import PartOf, Piece, Source, Statistic
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.guards import has_values, is_recorded
 from regard.tensors.memory import widest_dtype
@@ -56,7 +56,10 @@ class PerQuery(Statistic):
         return total
 
     def end(self, total: dict[int, list[tuple[Tensor, ...]]]) -> tuple[Tensor, ...]:
-        groups = [[joined(pieces, 1) for pieces in zip(*tiles, strict=True)] for tiles in total.values()]
+        first, *more = total.values()
+        if not more and len(first) == 1:
+            return first[0]
+        groups = [[joined(pieces, 1) for pieces in zip(*tiles, strict=True)] for tiles in (first, *more)]
         return tuple(joined(group, 0) for group in zip(*groups, strict=True))
 
 
@@ -90,8 +93,7 @@ class Received(PerKey):
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         return (piece.weights.sum(1),)
 
-    def __str__(self) -> str:
-        return "received()"
+    said: ClassVar[str] = "received()"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,8 +106,7 @@ class TransposedProduct(PerKey):
         x = self.x if len(self.x) == 1 else self.x[_slice(tile.flat_heads)]
         return (x[:, _slice(tile.rows)].mT @ piece.weights,)
 
-    def __str__(self) -> str:
-        return "map.mT @ x"
+    said: ClassVar[str] = "map.mT @ x"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,8 +119,13 @@ class Product(PerQuery):
         x = self.x if len(self.x) == 1 else self.x[_slice(tile.flat_heads)]
         return (piece.weights @ x[:, _slice(tile.columns)],)
 
-    def __str__(self) -> str:
-        return "map @ x"
+    said: ClassVar[str] = "map @ x"
+
+
+def without_rounding(entropy: Tensor) -> Tensor:
+    """No sum is just below 0, unless a weight is just above 1; the gradient is unchanged."""
+    is_rounding = (entropy <= 0) & (entropy >= -ROUNDED * torch.finfo(entropy.dtype).eps)
+    return entropy - entropy.detach().where(is_rounding, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +137,15 @@ class Entropy(PerQuery):
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         weights = piece.weights
-        if piece.logs is not None:
-            if piece.is_scratch:
-                return (piece.logs.mul_(weights).sum(-1).mul_(-piece.unit),)
-            return (-piece.unit * torch.linalg.vecdot(weights, piece.logs.clamp_min(LOWEST_LOG)),)
-        positive = weights > 0
-        return (-(weights * torch.where(positive, weights, 1.0).log()).sum(-1),)
+        if piece.logs is None:
+            found = -(weights * torch.where(weights > 0, weights, 1.0).log()).sum(-1)
+        elif piece.is_scratch:
+            found = piece.logs.mul_(weights).sum(-1).mul_(-piece.unit)
+        else:
+            found = -piece.unit * torch.linalg.vecdot(weights, piece.logs.clamp_min(LOWEST_LOG))
+        return (without_rounding(found),)
 
-    def without_rounding(self, answers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """No sum is just below 0, unless a weight is just above 1; the gradient is unchanged."""
-        (found,) = answers
-        is_rounding = (found <= 0) & (found >= -ROUNDED * torch.finfo(found.dtype).eps)
-        return (found - found.detach().where(is_rounding, 0.0),)
-
-    def __str__(self) -> str:
-        return "entropy()"
+    said: ClassVar[str] = "entropy()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,19 +170,7 @@ class ParticipationRatio(PerQuery):
         ratio = shares.sum(-1).square() / squares.masked_fill(dead[..., 0], 1.0)
         return ratio, piece.weights.sum(-1)
 
-    def __str__(self) -> str:
-        return "participation_ratio()"
-
-
-@dataclass(frozen=True, slots=True)
-class Squares(PerQuery):
-    """sum_j P_ij^2: (flat_heads, T)."""
-
-    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        return (torch.linalg.vecdot(piece.weights, piece.weights),)
-
-    def __str__(self) -> str:
-        return "squares()"
+    said: ClassVar[str] = "participation_ratio()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +182,7 @@ class Largest(PerQuery):
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         return (piece.weights.amax(-1),)
 
-    def __str__(self) -> str:
-        return "top_weight()"
+    said: ClassVar[str] = "top_weight()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +199,11 @@ class ArgLargest(PerQuery):
         keys = indices + tile.columns.start
         return (keys if self.names_zeros else torch.where(values != 0, keys, -1),)
 
-    def __str__(self) -> str:
-        return "top_key()"
+    said: ClassVar[str] = "top_key()"
 
 
 @dataclass(frozen=True, slots=True)
-class TopWeights(Statistic):
+class TopWeights(PerQuery):
     """The k largest weights and their keys: (flat_heads, T, k) each. See `TopKeys`."""
 
     k: int
@@ -228,7 +214,7 @@ class TopWeights(Statistic):
 
     @classmethod
     def of(cls, k: int, keys: int) -> "TopWeights":
-        if not is_integer(k) or not 1 <= k <= keys:
+        if not (type(k) is int or is_integer(k)) or not 1 <= k <= keys:
             raise ArgumentError(f"top_keys needs k in [1, {keys}], the number of keys; got {k!r}")
         return cls(int(k))
 
@@ -236,28 +222,10 @@ class TopWeights(Statistic):
         weights, missing = piece.weights, self.k - piece.weights.shape[-1]
         weights = torch.nn.functional.pad(weights, (0, missing)) if missing > 0 else weights
         values, keys = (weights if is_recorded() else weights.detach()).topk(self.k, -1)
-        return values, keys + tile.columns.start
-
-    def add(
-        self, total: "dict[int, list[tuple[Tensor, ...]]] | None", read: tuple[Tensor, ...], tile: Tile, source: Source
-    ) -> "dict[int, list[tuple[Tensor, ...]]]":
-        total = {} if total is None else total
-        total.setdefault(tile.flat_heads.start, []).append(read)
-        return total
-
-    def end(self, total: "dict[int, list[tuple[Tensor, ...]]]") -> tuple[Tensor, ...]:
-        values, keys = _joined_pairs([_joined_pairs(rows, 1) for rows in total.values()], 0)
+        keys += tile.columns.start
         return values, keys if self.names_zeros else torch.where(values != 0, keys, -1)
 
-    def __str__(self) -> str:
-        return f"top_keys({self.k})"
-
-
-def _joined_pairs(pairs: Sequence[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...]:
-    if len(pairs) == 1:
-        return pairs[0]
-    first, second = zip(*pairs, strict=True)
-    return torch.cat(first, dim), torch.cat(second, dim)
+    said: ClassVar[str] = "top_keys({0.k})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +253,7 @@ class TopPCount(PerQuery):
             count[more] = (ordered.cumsum(-1, dtype=wide) < goal[more]).sum(-1) + 1
         return (count.minimum(positive),)
 
-    def __str__(self) -> str:
-        return f"top_p_count({self.share})"
+    said: ClassVar[str] = "top_p_count({0.share})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +268,7 @@ class Distance(PerQuery):
         j = torch.arange(tile.columns.start, tile.columns.stop, device=device)
         return (torch.linalg.vecdot(piece.weights, (i[:, None] - j).abs().to(dtype)),)
 
-    def __str__(self) -> str:
-        return f"distance({self.offset})"
+    said: ClassVar[str] = "distance({0.offset})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -319,8 +285,7 @@ class PlacedDistance(PerQuery):
         far = (i[:, None] - take_rows(self.columns, tile.columns)).abs().to(piece.weights.dtype)
         return (torch.linalg.vecdot(piece.weights, far),)
 
-    def __str__(self) -> str:
-        return "distance() of chosen rows"
+    said: ClassVar[str] = "distance() of chosen rows"
 
 
 def distance_in(part: PartOf, device: torch.device) -> Distance | PlacedDistance:
@@ -373,8 +338,7 @@ class Pooled(Statistic):
         areas = self.grid.areas(sums.device)
         return sums / areas if is_recorded() else sums.div_(areas)
 
-    def __str__(self) -> str:
-        return f"pooled({self.grid.rows.count}, {self.grid.columns.count}, {self.how!r})"
+    said: ClassVar[str] = "pooled({0.grid.rows.count}, {0.grid.columns.count}, {0.how!r})"
 
 
 def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
@@ -384,3 +348,27 @@ def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
 
 def _slice(where: range) -> slice:
     return slice(where.start, where.stop)
+
+
+class Chains(NamedTuple):
+    """The keys of each query as a chain in descending order: its first key, and of each key the next; -1 is the end."""
+
+    first: Tensor
+    """(chains, sequences or 1, T) of int64."""
+    following: Tensor
+    """(chains, sequences or 1, S)."""
+
+
+class SumsOfKeys(PerQuery):
+    """Sums of the weights of each query on its keys, (flat_heads, T) for each chain."""
+
+    needs_tiles: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many answers it has."""
+
+    @abstractmethod
+    def chains(self, keys: int) -> Chains:
+        """The chosen of so many keys, for a loop over rows."""

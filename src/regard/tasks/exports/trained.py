@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard.call.positions import sinusoidal
 from regard.errors import ArgumentError
 from regard.files.model_folder import is_huggingface
 from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
 from regard.nn import LearnedPositions, MultiHeadAttention
+from regard.nn.embeddings import sinusoidal
 from regard.tasks.config import TRANSLATION
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.tokenizers import Tokenizer
@@ -30,11 +30,7 @@ NUMBERS = 8
 
 
 class PlainModel:
-    """A model that was no more than its configuration and its weights when it was exported, and may change since.
-
-    Raises:
-        ArgumentError: it is more: an export would be of another model.
-    """
+    """A model that was no more than its configuration and its weights when it was exported, and may change since."""
 
     def __init__(self, model: nn.Module, made: nn.Module) -> None:
         if reason := why_not_plain(model, made):
@@ -181,7 +177,6 @@ def _scaled_by_width(model: Transformer, config: TransformerConfig) -> Transform
 
 
 def refuse(format: str, config: TransformerConfig, **reads: tuple[str | None, ...]) -> None:
-    """Raise an error if a format cannot express a configuration."""
     if config.num_kv_heads not in (None, config.num_heads):
         raise ArgumentError(f"{format} cannot express num_kv_heads={config.num_kv_heads}: there each head has its own")
     for name, values in reads.items():

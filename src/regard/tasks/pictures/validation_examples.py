@@ -21,7 +21,6 @@ LONGEST_TOKENS = 40
 
 
 def look_at_pairs(model: Model, corpus: Corpus, count: int) -> Look | None:
-    """Look how a translator forced to write the targets aligns the first short enough validation pairs."""
     chosen = short_pairs(corpus.valid, count)
     if not chosen:
         return None

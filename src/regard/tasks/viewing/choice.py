@@ -15,8 +15,6 @@ from regard.views.html.contents import layer_names
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Layers and heads by number, from 0 or from -1 backwards; empty for all."""
-
     layers: Sequence[int] = ()
     heads: Sequence[int] = ()
 

@@ -176,13 +176,8 @@ class LanguageModel:
         """Continue one prompt several times. The texts are drawn together, which is much faster than one by one.
 
         Args:
-            prompt: the beginning of each text; may be empty.
+            prompt: as the others, of each text, as for `generate`.
             count: how many texts to write.
-            max_tokens: the most tokens of each.
-            filters: they change the distribution of the next token.
-            stop: strings that end a text; it ends before the first of them.
-            seed: the seed of the random numbers.
-            cut_off: is called for each text that reaches `max_tokens` before its end.
 
         Raises:
             ArgumentError: `count` or `max_tokens` is below 1, or a stop string is empty.

@@ -8,8 +8,7 @@ from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 from regard.errors import ArgumentError, DataError
-from regard.tasks.text.tokenizer_files import tokenizers_library
-from regard.tasks.text.tokenizers import REPLACEMENT, SPECIAL_TOKENS, UNK, Tokenizer
+from regard.tasks.text.tokenizers import REPLACEMENT, SPECIAL_TOKENS, UNK, Tokenizer, tokenizers_library
 from regard.tasks.text.unicode import MARKS, bounded, has_unspaced, is_word, normalise, segments
 
 BYTE_ALPHABET_SIZE = 256

@@ -33,8 +33,7 @@ from regard.tasks.translation.corpus import load_tokenizers
 from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
 from regard.tasks.translation.presenting import Align, Present
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
-from regard.tasks.translation.searching import Search
-from regard.tasks.translation.translation_model import TranslationModel, build_model
+from regard.tasks.translation.translation_model import Search, TranslationModel, build_model
 
 WINDOW_LINES = 1_024
 """How many lines are read, sorted by length and translated together."""
@@ -47,7 +46,7 @@ ALTERNATIVES = 3
 class Translator(TranslationModel):
     """A model with its tokenizers, ready to use.
 
-    Sentences go through stages, as drafts: tags and tokens (`drafts`), search (`searching`, with alignment
+    Sentences go through stages, as drafts: tags and tokens (`drafts`), search (`Search`, with alignment
     behind each batch), and presentation (`presenting`).
     """
 

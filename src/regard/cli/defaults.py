@@ -16,6 +16,7 @@ from regard.tasks.registry import TASKS, Task
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.runs.serialisation import changed, from_plain, read_toml
 from regard.tasks.training.fit_config import FitConfig
+from regard.tensors.ranges import require_one_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +184,7 @@ class Beginning:
 
 
 def _known_task(name: Any) -> str:
-    if name not in TASKS:
-        raise ArgumentError(f"the task must be one of {', '.join(TASKS)}, got {name!r}")
+    require_one_of("the task", name, TASKS)
     return str(name)
 
 
@@ -203,6 +203,5 @@ def _defaults(task: Task, settings: dict[str, Any], source: Path) -> Defaults:
 def _sized(task: Task, defaults: Defaults, size: str | None) -> Defaults:
     if size is None:
         return defaults
-    if size not in task.sizes:
-        raise ArgumentError(f"the size must be one of {', '.join(task.sizes)}, got {size!r}")
+    require_one_of("the size", size, task.sizes)
     return Defaults(task.sized(defaults.settings, cast(Size, size)), defaults.required)

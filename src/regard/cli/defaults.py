@@ -16,7 +16,6 @@ from regard.tasks.registry import TASKS, Task
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.runs.serialisation import changed, from_plain, read_toml
 from regard.tasks.training.fit_config import FitConfig
-from regard.tensors.ranges import require_one_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,8 @@ class Beginning:
 
 
 def _known_task(name: Any) -> str:
-    require_one_of("the task", name, TASKS)
+    if name not in TASKS:
+        raise ArgumentError(f"the task must be one of {', '.join(TASKS)}, got {name!r}")
     return str(name)
 
 
@@ -203,5 +203,6 @@ def _defaults(task: Task, settings: dict[str, Any], source: Path) -> Defaults:
 def _sized(task: Task, defaults: Defaults, size: str | None) -> Defaults:
     if size is None:
         return defaults
-    require_one_of("the size", size, task.sizes)
+    if size not in task.sizes:
+        raise ArgumentError(f"the size must be one of {', '.join(task.sizes)}, got {size!r}")
     return Defaults(task.sized(defaults.settings, cast(Size, size)), defaults.required)

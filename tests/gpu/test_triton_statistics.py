@@ -272,15 +272,20 @@ FAULTS = {
     "a later pass begins anew": ("rows", "(found < last_value) |", "(found < last_value + 9.0) |", "none"),
     "a sink is forgotten": ("rows", " + tl.exp2(sink - peak))", ")", "none"),
     "a part is read twice": ("rows", "tl.minimum(high, low + length)", "tl.minimum(high, low + 2 * length)", "none"),
-    "the key head of another group": ("rows", "(head // group)", "(head % group)", "none"),
+    "the key head of another group": (
+        "rows",
+        "(head // group).to(tl.int64) * key_head\n    of_columns",
+        "(head % group).to(tl.int64) * key_head\n    of_columns",
+        "none",
+    ),
     "a query of a bin is lost": ("columns", "bins), high)", "bins) - 1, high)", "none"),
     "hidden keys are summed": ("columns", "tl.where(kept, total, 0.0)", "total", "padding"),
     "queries that are not side by side": ("columns", "count == all_high - all_low", "count >= 0", "lengths in turns"),
     "top-k that loses a tie": (
-        "ranks", "waiting == found[:, None]", "(waiting >> KEY_BITS) == (found >> KEY_BITS)[:, None]", "none",
+        "rows", "waiting == found[:, None]", "(waiting >> KEY_BITS) == (found >> KEY_BITS)[:, None]", "none",
     ),
 }  # fmt: skip
-PROGRAMS = {"rows": ("read_rows", "join_parts"), "columns": ("read_columns", "pool_keys"), "ranks": ("rank_groups",)}
+PROGRAMS = {"rows": ("read_rows", "join_parts", "rank_groups"), "columns": ("read_columns", "pool_keys")}
 
 
 @pytest.mark.filterwarnings("ignore")  # of numbers that a broken program has left unset

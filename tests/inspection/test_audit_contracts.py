@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import regard
 from regard.errors import NotKeptError, NotSeenError, ShapeError
 from regard.watching.checks import Checked
-from regard.watching.checks.padding_told import PadToken
+from regard.watching.checks.told import PadToken
 
 T, LENGTHS = 9, (9, 6, 4)
 

@@ -11,9 +11,9 @@ from regard.call.masks.base import render
 from regard.call.masks.basic import as_mask
 from regard.call.shapes import Rows, Sizes, take
 from regard.maps.attention_map import AttentionMap
+from regard.maps.sources.axes import SelectionSource
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.derived import DerivedSource
-from regard.maps.sources.selection import SelectionSource
 from regard.maps.sources.source import Source
 from regard.maps.statistics.pooling import Grid
 from regard.watching.kept.mask_reading import HIDDEN

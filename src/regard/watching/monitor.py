@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, RegardError, require_whole
 from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.source import LinearSource
-from regard.watching.checks.finding import grouped
+from regard.watching.checks.finding import Checked, grouped
 from regard.watching.module_names import Names
 from regard.watching.observed import Observed
 from regard.watching.report import layers_of
@@ -24,8 +24,6 @@ from regard.watching.watch import Seen, watch
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from regard.watching.checks.checked import Checked
 
 
 DEAD_SHARE = 0.95
@@ -200,7 +198,7 @@ class AttentionMonitor:
     2.0
     """
 
-    audited: "Checked | None" = None
+    audited: Checked | None = None
     """The audit of the first batch; None before it."""
     measured: dict[str, MeasuredHeads]
     """The last measurement, by layer."""
@@ -308,7 +306,7 @@ class AttentionMonitor:
         picture = weights.only(heads=[head]).pooled(MOST_CELLS, MOST_CELLS, "max")[0]
         return WorstHead(layer, head, logit, picture.float().cpu(), sizes)
 
-    def _say(self, audited: "Checked") -> None:
+    def _say(self, audited: Checked) -> None:
         if audited.errors and self.on_fault == "stop":
             raise AssertionError("\n".join([repr(audited), *grouped(audited.faults)]))
         if audited or audited.unknown:

@@ -166,9 +166,7 @@ def mutate_tensors(drawn: Drawn, path: Path) -> None:
 def mutate(drawn: Drawn, path: Path) -> str:
     """Damage one file in a way that suits it; says how."""
     before = path.read_bytes()
-    by_suffix = {
-        ".safetensors": mutate_tensors, ".json": mutate_json, ".toml": mutate_toml,
-    }  # fmt: skip
+    by_suffix = {".safetensors": mutate_tensors, ".json": mutate_json, ".toml": mutate_toml}
     how = by_suffix.get(path.suffix)
     if how is not None and before and drawn.chance(3) is False:
         # What was damaged before may be none of its kind any more.

@@ -62,10 +62,6 @@ class Compression(NamedSource):
         layout = (self.layout[0], heads)
         return Compression(shares.flatten(0, 1), self.rate, self.positions, layout, self.names)
 
-    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Compression":
-        shares = self.shares if flat_heads is None else self.shares[flat_heads]
-        return replace(self, shares=shares, layout=leading, names=Dimensions.unknown(len(leading), UNNAMED))
-
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Compression":
         return replace(self, shares=change(self.shares))
 

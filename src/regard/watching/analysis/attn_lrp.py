@@ -86,5 +86,5 @@ def attn_lrp(weights: AttentionMap, relevance: Tensor, *, epsilon: float = 1e-6)
         source.laid_out((factor * one.detach() * grad).flatten(0, 1))
         for factor, one, grad in zip(factors, (query, key, held), grads, strict=True)
     ]
-    attributed = source.mapped(Tensor.detach).attribution(shares.reshape(expected))
+    attributed = source.mapped(Tensor.detach).gradient(shares.reshape(expected), "attribution")
     return AttentionRelevance(AttentionMap(attributed), *found)

@@ -11,7 +11,7 @@ from regard.errors import ArgumentError, ShapeError, TooLargeError, require
 from regard.lazy import Displayed, displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions as checked_positions
-from regard.maps.weights_of_map import DENSE_LIMIT_BYTES
+from regard.maps.statistics.of_map import DENSE_LIMIT_BYTES
 from regard.tensors.memory import human
 from regard.watching.module_names import Names
 from regard.watching.report import given_up, layers_of, require_all_heads

@@ -19,8 +19,8 @@ from regard.kernels.base import Call
 from regard.kernels.recurrence import fault_of
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
+from regard.maps.sources.factors import ShiftedBias
 from regard.maps.sources.linear_recurrent import LinearRecurrent
-from regard.maps.sources.row_shift import ShiftedBias
 from regard.maps.sources.source import LinearSource
 from regard.tensors.memory import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges

@@ -62,16 +62,14 @@ def measured_heads(passes: Iterable[Mapping[str, AttentionMap]]) -> dict[str, Me
     """
     rows: dict[str, list[Tensor]] = {}
     for maps in passes:
-        for name, weights in with_logits(maps).items():
+        for name, weights in maps.items():
+            if isinstance(weights.source, LinearSource):
+                continue  # (without logits)
             told = weights.summary("entropy", "top_weight")
             first = weights.block(range(weights.shape[-2]), range(1))[..., 0]
             numbers = torch.stack([told["entropy"], told["top_weight"], first, _largest_logits(weights)])
             rows.setdefault(name, []).append(numbers.movedim(-2, 1).flatten(2))
     return {name: _heads(*torch.cat(parts, 2)) for name, parts in rows.items()}
-
-
-def with_logits(maps: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:
-    return {name: weights for name, weights in maps.items() if not isinstance(weights.source, LinearSource)}
 
 
 def _heads(entropy: Tensor, top: Tensor, first: Tensor, logits: Tensor) -> MeasuredHeads:

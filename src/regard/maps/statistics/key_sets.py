@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.call.masks.base import And, DenseMask, Mask, Not, Or, render
+from regard.call.masks.base import And, DenseMask, Mask, Not, Or
 from regard.call.masks.basic import as_mask
 from regard.call.masks.selection import SelectedMask
 from regard.call.normalizations import Softmax
@@ -80,7 +80,7 @@ class Mass(PerQuery):
         flat_heads = torch.arange(tile.flat_heads.start, tile.flat_heads.stop, device=piece.weights.device)
         mask = SelectedMask(self.mask, flat_heads // self.sizes.heads, flat_heads % self.sizes.heads)
         sizes = replace(self.sizes, batch=(len(flat_heads),), heads=1, kv_heads=1, has_heads=False)
-        allowed = render(mask, tile.rows, tile.columns, sizes=sizes, device=flat_heads.device)[:, 0]
+        allowed = mask.block(tile.rows, tile.columns, sizes=sizes, device=flat_heads.device)[:, 0]
         return ((piece.weights * allowed).sum(-1),)
 
     def __str__(self) -> str:

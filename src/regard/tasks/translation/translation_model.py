@@ -11,7 +11,6 @@ import torch
 
 from regard.errors import DataError
 from regard.models.config import RNNConfig, TransformerConfig
-from regard.models.fingerprint import fingerprint
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
 from regard.tasks.generation.beam import beam_search, greedy
@@ -23,6 +22,7 @@ from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, 
 from regard.tasks.text.batches import Batch, collate, padded_rows
 from regard.tasks.text.codec import Codec
 from regard.tasks.text.pair_store import chunks
+from regard.tensors.fingerprint import fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

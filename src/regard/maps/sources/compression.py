@@ -72,8 +72,8 @@ class OverTokens(NamedSource, SeveralSource):
 
     weights: Source
     """Its keys are the positions, then the blocks."""
-    blocks: Compression
-    """For each of its flat heads."""
+    blocks: Source
+    """A `Compression` for each of its flat heads."""
     names: Dimensions
 
     @property
@@ -82,7 +82,7 @@ class OverTokens(NamedSource, SeveralSource):
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((*self.weights.shape[:-1], self.blocks.positions))
+        return torch.Size((*self.weights.shape[:-1], self.blocks.keys))
 
     def __str__(self) -> str:
         return f"{self.weights}, its blocks led back to tokens"

@@ -14,7 +14,6 @@ from regard.files.atomic import is_temporary, refuse_links
 from regard.files.model_folder import check_texts, is_huggingface
 from regard.files.untrusted import parse_toml
 from regard.tasks.registry import task_of
-from regard.tensors.ranges import require_at_least, require_one_of
 
 SETTINGS_FILE, SUCCESS = "run.toml", "_SUCCESS"
 FOLDERS = ("heads", "totals", "examples", "_parts", "_done")
@@ -96,8 +95,7 @@ class MeasureSettings:
                     f"got {name!r}{f', perhaps {meant[0]}' if meant else ''}"
                 )
         for name, least in (("max_tokens", 2), ("keys", 1), ("threads", 1)):
-            if (value := getattr(self, name)) is not None:
-                require_at_least(least, **{name: value})
+            _refuse_below(name, getattr(self, name), least)
 
     @property
     def numbers(self) -> list[str]:
@@ -119,9 +117,9 @@ class CorpusJob:
 
     def __post_init__(self) -> None:
         for name, least in (("shard_documents", 1), ("examples", 1), ("max_errors", 0), ("workers", 1)):
-            if (value := getattr(self, name)) is not None:
-                require_at_least(least, **{name: value})
-        require_one_of("engine", self.engine, get_args(CorpusEngine))
+            _refuse_below(name, getattr(self, name), least)
+        if self.engine not in get_args(CorpusEngine):
+            raise ArgumentError(f"engine must be one of {', '.join(get_args(CorpusEngine))}; got {self.engine!r}")
         for name in self.measure.statistics:
             if name.startswith("__main__:"):
                 raise ArgumentError(f"statistics: no other process has {name}: put the function into a file of its own")
@@ -139,6 +137,11 @@ class CorpusJob:
 
         input_files(self.data)
         refuse_out(self.out, resume=self.resume)
+
+
+def _refuse_below(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ArgumentError(f"{name} must be at least {least}, got {value}")
 
 
 def extra_package(name: str, *, extra: str) -> Any:

@@ -237,8 +237,8 @@ def spans_of_call(call: Call, even: Tensor | None) -> RowSpans:
         return found
 
     def read(rows: range) -> tuple[Tensor, Tensor | None]:
-        is_of_all = even is None or even.shape[-1] == 1
-        return allowed_pairs(call, rows), even if is_of_all else even[..., rows.start : rows.stop]
+        spread = even if even is None or even.shape[-1] == 1 else even[..., rows.start : rows.stop]
+        return allowed_pairs(call, rows), spread
 
     return RowSpans.read(read, sizes.queries, fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys))
 

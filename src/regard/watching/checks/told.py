@@ -324,7 +324,8 @@ def _beside_patches(call: Any, one: Handed, words: WordsOf) -> Tensor | None:
 
 
 def _is_of_its_keys(call: Any, one: Handed) -> bool:
-    said = next((of for of, words in PARTS.items() if any(word in one.name for word in words)), "own")
+    found = (of for of, words in PARTS.items() if any(word in one.name for word in words))
+    said: SequencePart = next(found, "own")
     return is_of_keys(call.call, one, call.key_part, said)
 
 

@@ -20,6 +20,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.kernels import BACKENDS, choose_backend, execute, run
 from regard.kernels.base import Backend, BackendName, Call, row_sum_error
 from regard.kernels.fused import as_sdpa
+from regard.kinds import refuse_wrong_kinds
 from regard.lazy import Displayed, displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.loop import one_loop
@@ -144,6 +145,10 @@ def attention(
             attention, (query, key, value), query, key, value, score=score, normalization=normalization, mask=mask,
             bias=bias, dropout=dropout, backend=backend, return_weights=return_weights, keep_values=keep_values,
         )  # fmt: skip
+    if not (isinstance(return_weights, bool) and isinstance(keep_values, bool)):
+        raise ArgumentError(
+            f"return_weights and keep_values must be True or False, got {return_weights!r:.80} and {keep_values!r:.80}"
+        )
     if keep_values and not return_weights:
         raise ArgumentError("keep_values=True is for the map that return_weights=True asks for")
     state = look(query)
@@ -315,6 +320,7 @@ def _why_not(other: Backend, chosen: Backend, call: Call, state: State) -> str |
     return other.why_not(call, state) or f"{chosen.name!r} came first"
 
 
+@refuse_wrong_kinds
 def map_of(
     query: Tensor,
     key: Tensor,

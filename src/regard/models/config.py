@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from regard.errors import ArgumentError, require
+from regard.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_above, require_dropout, require_one_of, require_sizes
 
 ACTIVATIONS, NORMS, NORM_POSITIONS = ("relu", "gelu", "swiglu"), ("layer", "rms"), ("pre", "post")
@@ -81,6 +82,7 @@ class StackConfig:
             )
 
 
+@refuse_wrong_kinds
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig(StackConfig):
     """The sizes and parts of an encoder-decoder Transformer."""
@@ -155,11 +157,13 @@ class OneStackConfig(StackConfig):
             )
 
 
+@refuse_wrong_kinds
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderOnlyConfig(OneStackConfig):
     """The sizes and parts of a decoder-only Transformer."""
 
 
+@refuse_wrong_kinds
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderOnlyConfig(OneStackConfig):
     """The sizes and parts of an encoder-only Transformer."""
@@ -176,6 +180,7 @@ class EncoderOnlyConfig(OneStackConfig):
             )
 
 
+@refuse_wrong_kinds
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RNNConfig:
     """The sizes and parts of the recurrent model."""

@@ -11,6 +11,7 @@ from regard.call.shapes import Dimensions, as_autocast, require_dense, without_a
 from regard.errors import ArgumentError, ShapeError
 from regard.functional import RECURRENT, Attended
 from regard.kernels.recurrence import Recurrence, fault_of
+from regard.kinds import refuse_wrong_kinds
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.linear_recurrent import GivenRecurrence
@@ -54,6 +55,7 @@ def linear_attention(
     removal: Removal | None = ..., scale: float | None = ..., state: Tensor | None = ...,
     return_weights: bool, return_state: bool = ...,
 ) -> Tensor | Attended | Recurred: ...  # fmt: skip
+@refuse_wrong_kinds
 def linear_attention(
     query: Float[Tensor, "..."],
     key: Float[Tensor, "..."],

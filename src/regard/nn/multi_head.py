@@ -19,12 +19,14 @@ from regard.call.shapes import require_dense
 from regard.errors import ArgumentError, ShapeError, require
 from regard.functional import AnyNormalization, Attended, attention
 from regard.kernels.base import BackendName
+from regard.kinds import refuse_wrong_kinds
 from regard.maps.attention_map import AttentionMap
 from regard.nn.cache import KeyValue, Past
 from regard.nn.head_norms import AcrossHeads, HeadNorm, norm_of_heads, normed
 from regard.tensors.ranges import require_dropout, require_one_of, require_sizes
 
 
+@refuse_wrong_kinds
 class MultiHeadAttention(nn.Module):
     r"""$\mathrm{MHA}(x, y) = W_o\,[O_1; \ldots; O_H]$ with $O_h = \mathrm{attention}(W_q^h x, W_k^h y, W_v^h y)$.
 

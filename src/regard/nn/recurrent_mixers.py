@@ -16,6 +16,7 @@ from regard.call.masks.basic import Causal, as_mask, causal
 from regard.call.shapes import Sizes
 from regard.errors import ArgumentError
 from regard.functional import Attended
+from regard.kinds import refuse_wrong_kinds
 from regard.maps.sources.values import widened
 from regard.nn.cache import Past, RecurrentState
 from regard.nn.head_norms import normed
@@ -303,6 +304,7 @@ class Mamba2(RecurrentMixer):
         return self.out(normed(self.norm, output.unflatten(-1, (self.groups, -1))).flatten(-2))
 
 
+@refuse_wrong_kinds
 class LightningAttention(RecurrentMixer):
     r"""$S_t = \lambda S_{t-1} + k_t v_t^\top$ with a constant $\lambda$ a head: a memory that fades at its own rate.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from regard.errors import ArgumentError, NonFiniteError
+from regard.kinds import refuse_wrong_kinds
 from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import FONT_POINTS, LINE, AxisLabel, measured, short_title, widest
 from regard.views.colours import LIGHT, Theme
@@ -39,6 +40,7 @@ SIDE = 6.0
 """The longer side of a small model's picture in inches, after enlarging by whole dots."""
 
 
+@refuse_wrong_kinds
 def model_grid(
     maps: Maps,
     *,

@@ -22,6 +22,7 @@ from regard.call.shapes import (
     take,
 )
 from regard.errors import ArgumentError, ShapeError, require
+from regard.kinds import refuse_wrong_kinds
 from regard.tensors.guards import can_look, has_values, is_compiling, offset_and_shape
 
 
@@ -50,6 +51,7 @@ def lengths(valid: Integer[Tensor, "..."] | int, *, per_query: bool = False) -> 
     return Lengths(tensor, per_query)
 
 
+@refuse_wrong_kinds
 def padding(ids: Tensor, pad_id: int | None = None) -> Mask:
     """Attend to real tokens only.
 

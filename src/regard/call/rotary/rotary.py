@@ -19,6 +19,7 @@ from torch import Tensor
 from regard.call.rotary.scalings import Scaling, has_fixed_numbers, plain_frequencies
 from regard.call.shapes import counted
 from regard.errors import ArgumentError, ShapeError, require_whole
+from regard.kinds import refuse_wrong_kinds
 from regard.lazy import Displayed
 from regard.tensors.guards import KeptPlace, where_kept
 
@@ -70,6 +71,7 @@ MOST_KEPT = 4_096
 """The sines and cosines of so many positions are cached: 2 MiB for heads of 128."""
 
 
+@refuse_wrong_kinds
 @dataclass(frozen=True, slots=True)
 class Rotary(Displayed):
     r"""Rotate plane i of a vector at position p by the angle $p \, \theta_i$, $\theta_i = base^{-2i/R}$.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.call.shapes import index_tensor
 from regard.errors import ArgumentError, ShapeError
+from regard.kinds import refuse_wrong_kinds
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.source import LinearSource, Statistic
@@ -24,6 +25,7 @@ from regard.watching.report import given_up, layers_of, maps_of_layers, require_
 TokenTexts = Sequence[str] | Sequence[Sequence[str]]
 
 
+@refuse_wrong_kinds
 @torch.no_grad()
 def head_table(
     maps: Maps, tokens: TokenTexts | None = None, *, ids: Tensor | None = None, skip: Names = ()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
+from regard.kinds import refuse_wrong_kinds
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions as checked_positions
 from regard.maps.sources.combined import shares_of_sizes
@@ -21,6 +22,7 @@ SEVERAL = (
 )
 
 
+@refuse_wrong_kinds
 def rollout(
     maps: Maps,
     positions: int | Sequence[int] | Tensor,

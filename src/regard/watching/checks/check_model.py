@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.kinds import refuse_wrong_kinds
 from regard.tensors.undisturbed import evaluated
 from regard.watching.checks.checked import Checked, as_one
 from regard.watching.checks.given_subject import GivenSubject
@@ -18,6 +19,7 @@ from regard.watching.checks.trials import Trials
 from regard.watching.watch import Seen, watch
 
 
+@refuse_wrong_kinds
 def check(
     model: nn.Module,
     batch: Any = None,

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.harness import Row, compare
 from regard.models.config import DecoderOnlyConfig
-from regard.models.decoder_only import DecoderOnly
+from regard.models.one_stack import DecoderOnly
 from regard.tasks.runs.run import recompute_layers
 
 TITLE = "Memory of large corpora and of long stacks"
@@ -79,7 +79,7 @@ def of_corpora() -> Iterator[str]:
 STACK = """
 import json, resource, sys, torch
 from regard.models.config import DecoderOnlyConfig
-from regard.models.decoder_only import DecoderOnly
+from regard.models.one_stack import DecoderOnly
 from regard.tasks.runs.run import recompute_layers
 model = DecoderOnly(DecoderOnlyConfig(dim=256, num_layers=12, num_heads=4, dropout=0.1), vocab_size=1000)
 if sys.argv[1] == "recomputed":

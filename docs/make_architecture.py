@@ -21,7 +21,7 @@ PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 GROUND = ("errors", "lazy", "tensors", "version")
 """What every room may import; drawn as the ground that all stand on, without arrows."""
 ROOMS = {
-    "files": ("safe files: atomic, locked, sealed, mapped into memory", "pass"),
+    "files": ("safe files: atomic, locked, with checksums", "pass"),
     "call": ("what is asked: scores, masks, biases, rotary positions, normalizations; checks of shapes", "pass"),
     "kernels": ("who computes it: the frozen call; fused kernels, tiles, the reference", "compute"),
     "maps": (

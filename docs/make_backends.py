@@ -1,8 +1,9 @@
-"""Write docs/backends.md: which backend runs what, asked of the backends themselves.
+"""Write the table of docs/kernels.md: which backend runs what, asked of the backends themselves.
 
 python docs/make_backends.py
 """
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,10 @@ import torch
 import regard
 from regard.functional import make_call
 from regard.kernels import BACKENDS
-from regard.tensors.guards import look
+from regard.tensors.guards import run_state
 
-PAGE = Path(__file__).with_name("backends.md")
-HEAD = """# Which backend runs what
-
-Made by `python docs/make_backends.py`, which asks each backend's `why_not`; a test keeps it current. On the CPU, with
-gradients recorded. `backend=None` takes the first column that says yes.
-"""
+PAGE = Path(__file__).with_name("kernels.md")
+TABLE = re.compile(r"^\| \| fused.*?(?=\n## )", re.DOTALL | re.MULTILINE)
 
 
 def cases() -> dict[str, dict[str, object]]:
@@ -77,12 +74,17 @@ def table() -> str:
         call, _ = make_call(x, x, x, **{**given, **options})
         cells = []
         for backend in BACKENDS.values():
-            why = backend.why_not(replace(call, normalization=call.normalization.base), look(x))
+            why = backend.why_not(replace(call, normalization=call.normalization.base), run_state(x))
             cells.append("yes" if why is None else f"no [{reasons.setdefault(why, len(reasons) + 1)}]")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     notes = [f"{number}. {why}" for why, number in reasons.items()]
-    return "\n".join([HEAD, *lines, "", *notes]) + "\n"
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def page() -> str:
+    """The page as it is, with the table of now."""
+    return TABLE.sub(lambda _: table(), PAGE.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
-    PAGE.write_text(table(), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")

@@ -26,18 +26,9 @@ LIMITS: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS}
 # -- tables ------------------------------------------------------------------------------------------
 
 
-class Alignment(NamedTuple):
-    """The least that a search asks of a map."""
-
-    weights: Tensor
-
-    def dense(self) -> Tensor:
-        return self.weights
-
-
 class Answer(NamedTuple):
     logits: Tensor
-    alignment: Alignment | None
+    alignment: None
     state: list[tuple[int, ...]]
 
 
@@ -51,8 +42,8 @@ def random_row(size: int, prefix: tuple[int, ...]) -> Tensor:
 class Table:
     """Logits that depend on the source's first token and the whole prefix; the state is the prefixes themselves."""
 
-    def __init__(self, vocab: int, *, spread: float = 2.0, eos_bonus: float = 0.0, has_alignment: bool = True) -> None:
-        self.vocab, self.spread, self.eos_bonus, self.has_alignment = vocab, spread, eos_bonus, has_alignment
+    def __init__(self, vocab: int, *, spread: float = 2.0, eos_bonus: float = 0.0) -> None:
+        self.vocab, self.spread, self.eos_bonus = vocab, spread, eos_bonus
 
     def logits(self, prefix: tuple[int, ...]) -> Tensor:
         """Of the token after a prefix that begins with the source's first token."""
@@ -60,18 +51,13 @@ class Table:
         logits[EOS] += self.eos_bonus
         return logits
 
-    def attended(self, prefix: tuple[int, ...], width: int) -> Tensor:
-        return random_row(2 * width, prefix).view(2, 1, width).softmax(-1)
-
     def start(self, source: Tensor, source_lengths: Tensor) -> list[tuple[int, ...]]:
-        self.width = source.shape[1]
         return [(int(first),) for first in source[:, 0]]
 
     def step(self, state: list[tuple[int, ...]], tokens: Tensor) -> Answer:
         after = [(*prefix, token) for prefix, token in zip(state, tokens.tolist(), strict=True)]
-        weights = torch.stack([self.attended(prefix, self.width) for prefix in after])
         logits = torch.stack([self.logits(prefix) for prefix in after])
-        return Answer(logits, Alignment(weights) if self.has_alignment else None, after)
+        return Answer(logits, None, after)
 
     def reorder(self, state: list[tuple[int, ...]], index: Tensor) -> list[tuple[int, ...]]:
         return [state[i] for i in index.tolist()]
@@ -132,18 +118,6 @@ def test_stopping_early_loses_no_better_answer(penalty: float) -> None:
         score, tokens = table.best_answers(first, 5, penalty)[0]
         assert hypothesis.tokens == tokens
         assert hypothesis.score == pytest.approx(score, abs=1e-6)
-
-
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_poor_answers_that_end_early_do_not_stop_a_good_one(penalty: float) -> None:
-    """At every step but the last the end mark comes second, far behind: the beam fills up with bad answers."""
-    table, good = Table(5), [3, 4, 3, 0, 4, 3, EOS]
-    preferred = nn.functional.one_hot(torch.tensor(good), 5).double()
-    table.logits = lambda prefix: (
-        9.0 * preferred[min(len(prefix) - 2, 6)] + 2.0 * nn.functional.one_hot(torch.tensor(EOS), 5)
-    )
-    (found,) = beam_search(table, *sources(3), **LIMITS, max_steps=9, beam=Beam(3, length_penalty=penalty))
-    assert found[0].tokens == good
 
 
 def test_a_search_without_length_penalty_stops_as_soon_as_it_is_certain() -> None:
@@ -216,25 +190,6 @@ def test_a_narrow_beam_does_what_it_says(
             assert hypothesis.score == pytest.approx(score, abs=1e-5)
 
 
-def test_hypotheses_that_end_take_no_place_of_those_that_go_on() -> None:
-    """At the second step two of the three best continuations end. The fourth goes on and becomes the second best."""
-    table = Table(10)
-    start, a, b, c, d = (), (3,), (4,), (3, 5), (3, 6)
-    chances = {start: {3: 0.55, 4: 0.45}, a: {EOS: 0.5, 5: 0.27, 6: 0.23}, b: {EOS: 0.3}, c: {}, d: {EOS: 1 - 1e-9}}
-
-    def logits(prefix: tuple[int, ...]) -> Tensor:
-        known = chances.get(prefix[2:], {})
-        rest = (1 - sum(known.values())) / (10 - len(known))
-        return torch.tensor([known.get(token, max(rest, 1e-12)) for token in range(10)], dtype=torch.float64).log()
-
-    table.logits = logits
-    options: dict[str, Any] = {"size": 2, "num_best": 2, "length_penalty": 0.0}
-    (found,) = beam_search(table, *sources(3), **LIMITS, max_steps=6, beam=Beam(**options))
-    assert tokens_of(found) == [[3, EOS], [3, 6, EOS]]
-    expected = narrow_beam(table, 3, steps=6, size=2, num_best=2, penalty=0.0)
-    assert tokens_of(found) == [tokens for _, tokens in expected]
-
-
 @settings(max_examples=20)
 @given(
     vocab=st.integers(3, 9), steps=st.integers(1, 7), penalty=st.sampled_from([0.0, 1.0]),
@@ -243,44 +198,13 @@ def test_hypotheses_that_end_take_no_place_of_those_that_go_on() -> None:
 def test_a_beam_of_one_is_greedy(vocab: int, steps: int, penalty: float, firsts: list[int]) -> None:
     table = Table(vocab)
     given = sources(*firsts)
-    best = greedy(table, *given, **LIMITS, max_steps=steps, alignments=True)
+    best = greedy(table, *given, **LIMITS, max_steps=steps)
     beams = beam_search(
-        table, *given, **LIMITS, max_steps=steps, beam=Beam(1, length_penalty=penalty), alignments=True
+        table, *given, **LIMITS, max_steps=steps, beam=Beam(1, length_penalty=penalty)
     )  # fmt: skip
     assert tokens_of(best) == [beam[0].tokens for beam in beams]
     for one, (two,) in zip(best, beams, strict=True):
         assert one.score / len(one.tokens) ** penalty == pytest.approx(two.score, abs=1e-6)
-        assert two.alignment is not None
-        assert one.alignment.equal(two.alignment)
-
-
-def test_greedy_takes_the_most_probable_token_at_every_step() -> None:
-    table, firsts = Table(5), range(3, 23)
-    for first, hypothesis in zip(
-        firsts, greedy(table, *sources(*firsts), **LIMITS, max_steps=6), strict=True
-    ):  # fmt: skip
-        tokens: list[int] = []
-        while len(tokens) < 6 and EOS not in tokens:
-            tokens.append(int(table.logits((first, BOS, *tokens)).argmax()))
-        assert hypothesis.tokens == tokens
-        assert hypothesis.score == pytest.approx(table.log_probability(first, tokens), abs=1e-6)
-
-
-@settings(max_examples=20)
-@given(
-    size=st.integers(1, 5), steps=st.integers(1, 7), firsts=st.lists(st.integers(3, 99), min_size=1, max_size=6),
-    eos_bonus=st.sampled_from([-3.0, 0.0, 2.0]),
-)  # fmt: skip
-def test_alignments_follow_the_beams(size: int, steps: int, firsts: list[int], eos_bonus: float) -> None:
-    table = Table(5, eos_bonus=eos_bonus)
-    found = beam_search(
-        table, *sources(*firsts), **LIMITS, max_steps=steps, beam=Beam(size, num_best=size), alignments=True
-    )  # fmt: skip
-    for first, hypotheses in zip(firsts, found, strict=True):
-        for hypothesis in hypotheses:
-            prefixes = [(first, BOS, *hypothesis.tokens[:t]) for t in range(len(hypothesis.tokens))]
-            rows = torch.stack([table.attended(prefix, 3).mean(0)[0] for prefix in prefixes])
-            assert hypothesis.alignment.equal(rows)
 
 
 @settings(max_examples=20)
@@ -295,43 +219,6 @@ def test_sources_do_not_touch_each_other(size: int, steps: int, firsts: list[int
         assert [h.score for h in hypotheses] == [h.score for h in alone]
     singly = [greedy(table, *sources(first), **LIMITS, max_steps=steps)[0] for first in firsts]
     assert tokens_of(greedy(table, *sources(*firsts), **LIMITS, max_steps=steps)) == tokens_of(singly)
-
-
-@settings(max_examples=20)
-@given(size=st.integers(1, 6), steps=st.integers(1, 6), penalty=st.sampled_from([0.0, 1.0]), first=st.integers(3, 99))
-def test_the_best_are_different_and_sorted(size: int, steps: int, penalty: float, first: int) -> None:
-    (found,) = beam_search(
-        Table(5), *sources(first), **LIMITS, max_steps=steps, beam=Beam(size, num_best=size, length_penalty=penalty)
-    )
-    ended = [h.score for h in found if h.tokens[-1] == EOS]
-    cut = [h.score for h in found if h.tokens[-1] != EOS]
-    assert [h.score for h in found] == sorted(ended, reverse=True) + sorted(cut, reverse=True)
-    assert len({tuple(h.tokens) for h in found}) == len(found)
-    assert all(EOS not in h.tokens[:-1] and 1 <= len(h.tokens) <= steps for h in found)
-    assert all(len(h.tokens) == steps for h in found if h.tokens[-1] != EOS)
-
-
-def test_an_answer_that_never_ends_is_cut_off() -> None:
-    table = Table(4, eos_bonus=-99.0)
-    (best,) = greedy(table, *sources(3), **LIMITS, max_steps=5, alignments=True)
-    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam=Beam(3, num_best=2), alignments=True)
-    assert [len(h.tokens) for h in (best, *beam)] == [5, 5, 5]
-    assert all(EOS not in h.tokens for h in (best, *beam))
-    assert [tuple(h.alignment.shape) for h in (best, *beam)] == [(5, 3)] * 3
-    assert beam[0].score == pytest.approx(table.log_probability(3, beam[0].tokens) / 5, abs=1e-6)
-
-
-def test_an_answer_may_be_the_end_mark_alone() -> None:
-    table = Table(4, eos_bonus=99.0)
-    (best,) = greedy(table, *sources(3), **LIMITS, max_steps=5, alignments=True)
-    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam=Beam(3), alignments=True)
-    assert best.tokens == beam[0].tokens == [EOS]
-    assert best.alignment.shape == beam[0].alignment.shape == (1, 3)
-
-
-def test_a_vocabulary_smaller_than_the_beam() -> None:
-    (found,) = beam_search(Table(3), *sources(3), **LIMITS, max_steps=2, beam=Beam(7, num_best=7))
-    assert sorted(tokens_of(found)) == sorted([[2], [0, 2], [1, 2], [0, 0], [0, 1], [1, 0], [1, 1]])
 
 
 def test_sources_that_are_done_leave_the_batch() -> None:
@@ -350,19 +237,6 @@ def test_sources_that_are_done_leave_the_batch() -> None:
     found = beam_search(table, *sources(*ends_at), **LIMITS, max_steps=8, beam=Beam(2, length_penalty=0.0))
     assert [len(beam[0].tokens) for beam in found] == [1] * 9 + [6]
     assert rows == [10, 2, 2, 2, 2, 2]  # At the first step a source has one hypothesis.
-
-
-def test_without_alignments_none_is_asked_for() -> None:
-    table = Table(4, has_alignment=False)
-    assert greedy(table, *sources(3), **LIMITS, max_steps=5, alignments=True)[0].alignment is None
-    assert beam_search(table, *sources(3), **LIMITS, max_steps=5, alignments=True)[0][0].alignment is None
-    assert greedy(Table(4), *sources(3), **LIMITS, max_steps=5)[0].alignment is None
-    assert beam_search(Table(4), *sources(3), **LIMITS, max_steps=5)[0][0].alignment is None
-
-
-def test_arguments_outside_their_range() -> None:
-    with pytest.raises(ArgumentError, match="max_steps must be at least 1, got 0"):
-        beam_search(Table(4), *sources(3), **LIMITS, max_steps=0)
 
 
 @pytest.mark.parametrize(
@@ -417,13 +291,11 @@ def padded_sources() -> tuple[Tensor, Tensor]:
     return torch.randint(3, VOCAB, (5, SOURCE)), torch.tensor([6, 1, 4, 6, 2])
 
 
-def teacher_forced(model: Any, source: Tensor, length: Tensor, tokens: list[int]) -> tuple[float, Tensor]:
+def teacher_forced(model: Any, source: Tensor, length: Tensor, tokens: list[int]) -> float:
     target = torch.tensor([[BOS, *tokens[:-1]]])
     with torch.no_grad():
         log_probs = model(source[None], length[None], target).log_softmax(-1)[0]
-        maps = model.attend(source[None], length[None], target)
-    total = float(log_probs[torch.arange(len(tokens)), torch.tensor(tokens)].sum())
-    return total, maps[model.alignment_names[-1]].dense()[0].mean(0)
+    return float(log_probs[torch.arange(len(tokens)), torch.tensor(tokens)].sum())
 
 
 @every_model
@@ -442,21 +314,17 @@ def test_cached_greedy_is_uncached_greedy(make: Callable[[], nn.Module], seed: i
 
 @every_model
 @pytest.mark.parametrize("seed", range(2))
-def test_scores_and_alignments_are_the_models_own(make: Callable[[], nn.Module], seed: int) -> None:
+def test_scores_are_the_models_own(make: Callable[[], nn.Module], seed: int) -> None:
     model = untrained(make, seed)
     source, lengths = padded_sources()
-    limits: dict[str, Any] = LIMITS | {"max_steps": STEPS, "alignments": True}
+    limits: dict[str, Any] = LIMITS | {"max_steps": STEPS}
     best = [[h] for h in greedy(model, source, lengths, **limits)]
     beams = beam_search(model, source, lengths, beam=Beam(4, num_best=3, length_penalty=0.7), **limits)
     for found, penalty in ((best, 0.0), (beams, 0.7)):
         for hypotheses, sentence, length in zip(found, source, lengths, strict=True):
             for hypothesis in hypotheses:
-                total, attended = teacher_forced(model, sentence, length, hypothesis.tokens)
+                total = teacher_forced(model, sentence, length, hypothesis.tokens)
                 assert hypothesis.score == pytest.approx(total / len(hypothesis.tokens) ** penalty, abs=1e-9)
-                torch.testing.assert_close(hypothesis.alignment, attended, rtol=0, atol=1e-9)
-                rows = torch.ones(len(hypothesis.tokens), dtype=torch.float64)
-                torch.testing.assert_close(hypothesis.alignment.sum(-1), rows, rtol=0, atol=1e-9)
-                assert not hypothesis.alignment[:, length:].any()
     assert len({len(h.tokens) for hypotheses in beams for h in hypotheses}) > 1 or seed  # answers do differ
 
 
@@ -472,15 +340,6 @@ def test_a_batch_decodes_as_its_sentences_do_alone(make: Callable[[], nn.Module]
         given = source[b : b + 1, :n], lengths[b : b + 1]
         assert tokens_of(beam_search(model, *given, **beam)[0]) == tokens_of(together[b])
         assert greedy(model, *given, **LIMITS, max_steps=STEPS)[0].tokens == best[b].tokens
-
-
-@every_model
-def test_a_models_beam_of_one_is_greedy(make: Callable[[], nn.Module]) -> None:
-    model = untrained(make, 7)
-    given = padded_sources()
-    limits: dict[str, Any] = LIMITS | {"max_steps": STEPS}
-    beams = beam_search(model, *given, beam=Beam(1, length_penalty=0.0), **limits)
-    assert [beam[0].tokens for beam in beams] == tokens_of(greedy(model, *given, **limits))
 
 
 @every_model
@@ -515,16 +374,10 @@ def test_reordering_within_a_source_copies_no_memory(make: Callable[[], nn.Modul
 
 
 @every_model
-def test_decoding_records_no_gradients(make: Callable[[], nn.Module]) -> None:
-    found = greedy(untrained(make, 5), *padded_sources(), **LIMITS, max_steps=2, alignments=True)
-    assert not found[0].alignment.requires_grad
-
-
-@every_model
 def test_bfloat16_decodes(make: Callable[[], nn.Module]) -> None:
     model = untrained(make, 5).bfloat16()
-    found = beam_search(model, *padded_sources(), **LIMITS, max_steps=STEPS, beam=Beam(3), alignments=True)
-    assert all(h.alignment.dtype == torch.float32 and len(h.tokens) <= STEPS for (h,) in found)
+    found = beam_search(model, *padded_sources(), **LIMITS, max_steps=STEPS, beam=Beam(3))
+    assert all(len(h.tokens) <= STEPS for (h,) in found)
 
 
 @pytest.mark.parametrize("search", [greedy, beam_search])

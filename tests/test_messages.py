@@ -16,6 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from regard.cli import main as program
+from regard.cli.commands import COMMANDS
+from regard.cli.train import TRAINERS
 from regard.models.config import DecoderOnlyConfig, TransformerConfig
 from regard.tasks import FitConfig, LanguageModelConfig, TranslationConfig, train_language_model, train_translation
 
@@ -44,6 +46,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "one.txt").write_text("one line\n")
     (folder / "book.txt").write_text("a line of a book\n" * 200)
     (folder / "file").write_text("a file\n")
+    (folder / "empty.tsv").write_text("")
+    (folder / "broken.toml").write_text("steps =\n")
     for name, task in (("poetry", "poetry"), ("book", "language-model")):
         (folder / f"{name}.toml").write_text(f'task = "{task}"\n')
     (folder / "rows.jsonl").write_text('{"id": "a", "text": "one"}\n{"id": "a", "text": "two"}\n')
@@ -108,27 +112,34 @@ def test_no_message_has_the_name_of_a_setting_in_python() -> None:
     assert not [case.said for case in CASES if re.search(r"\b[a-z]+_[a-z]+\b", case.said)]
 
 
-def test_the_first_table_needs_no_torch(place: Path) -> None:
-    """In a process of its own; `tests/test_start.py` counts the modules."""
+COUNT = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from regard.cli.main import run_command
+found = {}
+for line in json.load(sys.stdin):
+    said = io.TextIOWrapper(io.BytesIO())
+    with redirect_stdout(said), redirect_stderr(said):
+        status = run_command(line)
+    found[" ".join(line)] = (status, len(sys.modules), "torch" in sys.modules)
+json.dump(found, sys.stdout)
+"""
+
+
+def test_help_and_the_first_table_need_no_torch(place: Path) -> None:
+    """Counted in modules, which do not depend on the machine; `python -m benchmarks start` has the seconds."""
     text = PAGE.read_text(encoding="utf-8").split("## After it")[0]
     early = [shlex.split(typed) for typed, _ in re.findall(r"^\| `regard (.+?)` \| (.+) \|$", text, re.M)]
-    code = """
-import io, json, sys
-from contextlib import redirect_stderr
-from regard.cli.main import run_command
-for line in json.load(sys.stdin):
-    with redirect_stderr(io.TextIOWrapper(io.BytesIO())):
-        status = run_command(line)
-    assert status == 2, line
-    assert "torch" not in sys.modules, line
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    tasks = [["train", task, "--help"] for task in TRAINERS]
+    help_ = [["--version"], ["--help"], *tasks, *([name, "--help"] for name in COMMANDS)]
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps(early),
-        cwd=place,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+        [sys.executable, "-c", COUNT], input=json.dumps([*help_, *early]), cwd=place,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    statuses = [*((" ".join(line), 0) for line in help_), *((" ".join(line), 2) for line in early)]
+    assert {line: status for line, (status, _, _) in found.items()} == dict(statuses)
+    assert [line for line, (_, _, is_loaded) in found.items() if is_loaded] == []
+    assert found["--version"][1] < 130, "json and io of this test among them"
+    assert max(found[" ".join(line)][1] for line in help_) < 450

@@ -1,7 +1,6 @@
 """Every command says of a folder that it does not read what the folder is; of a cache, it reads the snapshot."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,85 +11,47 @@ from regard.errors import RunFolderError
 from regard.files.model_folder import is_huggingface, snapshot_of
 from tests import each_once
 
-CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40}
-ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "org/base"}
+CONFIG: dict[str, object] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40}
+ADAPTER: dict[str, object] = {"peft_type": "LORA", "base_model_name_or_path": "org/base"}
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
 
 
-def make(folder: Path, **files: object) -> Path:
-    """A folder of files; `__` stands for a dot, and a mapping is written as JSON."""
+Files = dict[str, bytes | dict[str, object]]
+"""The content of each file, by its path in a folder; a mapping is written as JSON."""
+
+
+def make(folder: Path, files: Files) -> Path:
     folder.mkdir(parents=True)
     for name, content in files.items():
-        raw = content if isinstance(content, bytes) else json.dumps(content).encode()
-        (folder / name.replace("__", ".")).write_bytes(raw)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     return folder
 
 
-def adapter(folder: Path) -> Path:
-    return make(folder, adapter_config__json=ADAPTER, adapter_model__safetensors=b"")
-
-
-def adapter_with_config(folder: Path) -> Path:
-    return make(folder, config__json=CONFIG, adapter_config__json=ADAPTER, adapter_model__safetensors=b"")
-
-
-def gguf(folder: Path) -> Path:
-    return make(folder, config__json=CONFIG, model__gguf=b"GGUF")
-
-
-def onnx(folder: Path) -> Path:
-    return make(folder, config__json=CONFIG, model__onnx=b"\x08")
-
-
-def ctranslate2(folder: Path) -> Path:
-    return make(folder, config__json={"bos_token": "<s>"}, model__bin=b"", engine__json={})
-
-
-def pipeline(folder: Path) -> Path:
-    return make(folder, model_index__json={})
-
-
-def tensorflow(folder: Path) -> Path:
-    return make(folder, config__json=CONFIG, tf_model__h5=b"")
-
-
-def caches(folder: Path) -> Path:
-    make(folder / "models--org--name" / "snapshots" / "abc", config__json=CONFIG)
-    return folder
-
-
-def statistics(folder: Path) -> Path:
-    make(folder / "totals").joinpath("0.parquet").write_bytes(b"")
-    return folder
-
-
-def runs(folder: Path) -> Path:
-    make(folder / "mine", config__json={}, train__log=b"")
-    return folder
-
-
-def no_type(folder: Path) -> Path:
-    return make(folder, config__json={"vocab_size": 40}, model__safetensors=b"")
-
-
-def pointer(folder: Path) -> Path:
-    return make(folder, config__json=CONFIG, model__safetensors=POINTER)
-
-
-KINDS: dict[Callable[[Path], Path], str] = {
-    adapter: r"an adapter \(peft_type 'LORA'\) of 'org/base', not a whole model",
-    adapter_with_config: r"an adapter \(peft_type 'LORA'\)",
-    gguf: r"holds GGUF \(model\.gguf\)",
-    onnx: r"holds ONNX \(model\.onnx\) and no model\.safetensors",
-    ctranslate2: "a model for CTranslate2",
-    pipeline: "a pipeline of diffusers",
-    tensorflow: r"weights of TensorFlow \(tf_model\.h5\)",
-    caches: "Hugging Face's cache of several models",
-    statistics: "statistics that `regard measure` made",
-    runs: "is no run: give one of those in it, such as .*mine",
-    pointer: r"model\.safetensors is a pointer of Git LFS",
-    no_type: "neither the model_type of a Hugging Face model nor the task of a run",
-}
+OF_ADAPTER: Files = {"adapter_config.json": ADAPTER, "adapter_model.safetensors": b""}
+KINDS: dict[str, tuple[Files, str]] = {
+    "adapter": (OF_ADAPTER, r"an adapter \(peft_type 'LORA'\) of 'org/base', not a whole model"),
+    "adapter_with_config": ({"config.json": CONFIG, **OF_ADAPTER}, r"an adapter \(peft_type 'LORA'\)"),
+    "gguf": ({"config.json": CONFIG, "model.gguf": b"GGUF"}, r"holds GGUF \(model\.gguf\)"),
+    "onnx": ({"config.json": CONFIG, "model.onnx": b"\x08"}, r"holds ONNX \(model\.onnx\) and no model\.safetensors"),
+    "ctranslate2": (
+        {"config.json": {"bos_token": "<s>"}, "model.bin": b"", "engine.json": {}}, "a model for CTranslate2"
+    ),
+    "pipeline": ({"model_index.json": {}}, "a pipeline of diffusers"),
+    "tensorflow": ({"config.json": CONFIG, "tf_model.h5": b""}, r"weights of TensorFlow \(tf_model\.h5\)"),
+    "caches": (
+        {"models--org--name/snapshots/abc/config.json": CONFIG}, "Hugging Face's cache of several models"
+    ),
+    "statistics": ({"totals/0.parquet": b""}, "statistics that `regard measure` made"),
+    "runs": ({"mine/config.json": {}, "mine/train.log": b""}, "is no run: give one of those in it, such as .*mine"),
+    "pointer": (
+        {"config.json": CONFIG, "model.safetensors": POINTER}, r"model\.safetensors is a pointer of Git LFS"
+    ),
+    "no_type": (
+        {"config.json": {"vocab_size": 40}, "model.safetensors": b""},
+        "neither the model_type of a Hugging Face model nor the task of a run",
+    ),
+}  # fmt: skip
 DOORS = {
     "view": ["view", "FOLDER", "--tokens", "2", "3", "--out", "pictures"],
     "check": ["check", "FOLDER"],
@@ -109,8 +70,8 @@ def test_every_door_says_the_kind_of_a_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lines.txt").write_text("a b\n")
-    for kind, says in KINDS.items():
-        folder = kind(Path(kind.__name__))
+    for kind, (files, says) in KINDS.items():
+        folder = make(Path(kind), files)
         with pytest.raises(RunFolderError, match=says):
             is_huggingface(folder)
         assert run_command([folder.name if word == "FOLDER" else word for word in DOORS[door]]) == 2
@@ -118,7 +79,7 @@ def test_every_door_says_the_kind_of_a_folder(
         with pytest.raises(RunFolderError, match=says):
             raise RunFolderError(said)
         assert said.count("\n") == 1
-    assert {path.name for path in Path().iterdir()} == {kind.__name__ for kind in KINDS} | {"lines.txt"}
+    assert {path.name for path in Path().iterdir()} == {*KINDS, "lines.txt"}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +92,9 @@ def test_an_absent_tokenizer_is_said_before_the_weights_are_read(
     """They are larger than those whose reading is announced, and no weights at all."""
     monkeypatch.chdir(tmp_path)
     Path("lines.txt").write_text("a b\n")
-    folder = make(Path("folder"), config__json={**CONFIG, "model_type": family}, generation_config__json={})
+    folder = make(
+        Path("folder"), {"config.json": {**CONFIG, "model_type": family}, "generation_config.json": {}}
+    )  # fmt: skip
     with (folder / "model.safetensors").open("wb") as file:
         file.truncate(2 * LARGE)
     command = ["a b" if word in "23" else word for word in DOORS[door] if word != "--tokens"]
@@ -147,12 +110,14 @@ def test_an_absent_tokenizer_is_said_before_the_weights_are_read(
 
 def test_a_folder_of_a_cache_is_its_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = tmp_path / "models--org--name"
-    first = make(cache / "snapshots" / "abc", config__json={**CONFIG, "model_type": "next9"}, model__safetensors=b"")
+    first = make(
+        cache / "snapshots" / "abc", {"config.json": {**CONFIG, "model_type": "next9"}, "model.safetensors": b""}
+    )
     assert snapshot_of(cache) == first
     assert snapshot_of(first) == first
     assert run_command(["generate", str(cache), "a"]) == 2
     assert f"{first} has no tokenizer that regard reads" in capsys.readouterr().err
-    second = make(cache / "snapshots" / "def")
+    second = make(cache / "snapshots" / "def", {})
     with pytest.raises(RunFolderError, match=r"give one of its snapshots \(abc, def\)"):
         snapshot_of(cache)
     (cache / "refs").mkdir()

@@ -23,8 +23,8 @@ MOMENTS = {
     "learning a vocabulary": ("tests.iterate", "spool", 1),
     "writing a tokenizer": ("open", "source_tokenizer.json.", 1),
     "naming a tokenizer": ("os.rename", "target_tokenizer.json.", 1),
-    "writing tokens": ("open", "train.tokens.", 1),
-    "naming the tokens": ("os.rename", "valid.tokens.", 1),
+    "writing tokens": ("open", "tokens.npy.", 1),
+    "naming the tokens": ("os.rename", "tokens.npy.", 1),
     "writing the best model": ("open", ".best.safetensors.", 1),
     "writing the last state": ("open", ".last.safetensors.", 1),
     "naming a checkpoint": ("os.rename", ".last.safetensors.", 2),
@@ -100,39 +100,31 @@ def test_it_ends_and_says_how_to_go_on(
     check_it_can_be_gone_on_with(call, data, out, err)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        # The validation of step 10 is finished, and so is the next step.
+        ([signal.SIGINT], "stopped by SIGINT after step 11, which is saved"),
+        ([signal.SIGTERM], "stopped by SIGTERM after step 11, which is saved"),
+        ([signal.SIGINT, signal.SIGINT], "interrupted; go on with: "),
+    ],
+)
 def test_in_the_middle_of_a_validation(
-    call: Call, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    call: Call, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: list[signal.Signals], said: str
 ) -> None:
-    real = loop._Run.judge
+    real, before = loop._Run.judge, signal.getsignal(numbers[0])
 
     def noisy(run: Any, metrics: Any) -> bool:
         monkeypatch.setattr(loop._Run, "judge", real)
-        os.kill(os.getpid(), number)
+        for number in numbers:
+            os.kill(os.getpid(), number)
         return real(run, metrics)
 
     monkeypatch.setattr(loop._Run, "judge", noisy)
     status, _, err = call(*command(data, tmp_path / "run"))
-    assert status == 128 + number, err
-    assert "after step 11, which is saved" in err  # the validation of step 10 is finished, and so is the next step
-    check_it_can_be_gone_on_with(call, data, tmp_path / "run", err)
-
-
-def test_a_second_ctrl_c_says_how_to_go_on_too(
-    call: Call, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = loop._Run.judge
-
-    def twice(run: Any, metrics: Any) -> bool:
-        monkeypatch.setattr(loop._Run, "judge", real)
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        return real(run, metrics)
-
-    monkeypatch.setattr(loop._Run, "judge", twice)
-    status, _, err = call(*command(data, tmp_path / "run"))
-    assert status == 130
-    assert err.splitlines()[-1].startswith("regard: interrupted; go on with: ")
+    assert status == 128 + numbers[0], err
+    assert signal.getsignal(numbers[0]) is before
+    assert err.splitlines()[-1].startswith(f"regard: {said}")
     check_it_can_be_gone_on_with(call, data, tmp_path / "run", err)
 
 

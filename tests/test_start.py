@@ -1,6 +1,5 @@
 """The first seconds of the program: what it loads before its work, and Ctrl-C and SIGTERM in them."""
 
-import json
 import os
 import re
 import signal
@@ -10,77 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-WITHOUT_TORCH = [
-    "--version",
-    "--help",
-    "train --help",
-    "train translation --help",
-    "train language-model --help",
-    *(
-        f"{name} --help"
-        for name in [
-            "translate",
-            "generate",
-            "align",
-            "evaluate",
-            "view",
-            "measure",
-            "atlas",
-            "serve",
-            "check",
-            "export",
-            "demo",
-        ]
-    ),
-    "trian",
-    "translate run --bem 4",
-    "train --data pairs.tsv",
-    "train --data pairs.tsv --out run --stepz 3",
-    "train --data pairs.tsv --out run --transformer.num-heads 3",
-    "train --config absent.toml",
-    "generate",
-    "generate absent --temperature hot",
-    "generate absent",
-    "translate absent sentence",
-    "evaluate absent --data pairs.tsv",
-    "export absent --to ctranslate2 --out exported",
-]
-"""Commands that ask for help, or that are wrong."""
-COUNT = """
-import io, json, sys
-from contextlib import redirect_stderr, redirect_stdout
-from regard.cli.main import run_command
-found = {}
-for line in json.load(sys.stdin):
-    said = io.TextIOWrapper(io.BytesIO())
-    with redirect_stdout(said), redirect_stderr(said):
-        status = run_command(line.split())
-    found[line] = (status, len(sys.modules), "torch" in sys.modules or "numpy" in sys.modules)
-json.dump(found, sys.stdout)
-"""
-
-
-def test_help_and_errors_in_flags_need_no_torch(tmp_path: Path) -> None:
-    """Counted in modules, which do not depend on the machine; `python -m benchmarks start` has the seconds."""
-    done = subprocess.run(
-        [sys.executable, "-c", COUNT],
-        input=json.dumps(WITHOUT_TORCH),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    asks_for_help = {line: line.startswith("--") or line.endswith("--help") for line in WITHOUT_TORCH}
-    assert {line: status for line, (status, _, _) in found.items()} == {
-        line: 0 if helps else 2 for line, helps in asks_for_help.items()
-    }
-    assert [line for line, (_, _, torch) in found.items() if torch] == []
-    assert found["--version"][1] < 130, "json and io of this test among them"
-    assert max(count for _, count, _ in found.values()) < 450
-    assert not list(tmp_path.iterdir())
 
 
 def begun(*arguments: str, cwd: Path) -> subprocess.Popen[str]:

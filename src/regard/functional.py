@@ -23,11 +23,10 @@ from regard.kernels.fused import as_sdpa
 from regard.kinds import refuse_wrong_kinds
 from regard.lazy import Displayed, displayed
 from regard.maps.attention_map import AttentionMap
-from regard.maps.loop import one_loop
-from regard.maps.loop.triton_statistics import said_of_triton
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.factors import Factors, needs_gradient, tensors_of_call
-from regard.tensors.guards import State, has_values, is_overridden, is_recorded, look
+from regard.maps.statistics.tiles import explained
+from regard.tensors.guards import State, has_values, is_overridden, is_recorded, run_state
 from regard.tensors.tensor_tree import tensors_mapped
 
 ScoreName = Literal[
@@ -151,7 +150,7 @@ def attention(
         )
     if keep_values and not return_weights:
         raise ArgumentError("keep_values=True is for the map that return_weights=True asks for")
-    state = look(query)
+    state = run_state(query)
     if state.is_cast:
         query, key, value = as_autocast(query, key, value)
     call, values = make_call(
@@ -177,7 +176,7 @@ def run_call(
     state: State | None = None,
 ) -> Tensor | Attended:
     """Run a call of `make_call` with its canonical values; `value` are the caller's."""
-    at = look(call.query) if state is None else state
+    at = run_state(call.query) if state is None else state
     chosen = choose_backend(call, backend, at)
     is_graph = (at.is_compiling and chosen.name == "fused") or (at.is_traced and backend is None)
     if is_graph and not return_weights:
@@ -200,7 +199,7 @@ def run_call(
 
 
 def _with_snapshot(call: Call) -> Call:
-    if call.is_plain:
+    if call.holds_own_parts:
         return call
     from regard.kernels.snapshot import with_snapshot
 
@@ -229,7 +228,7 @@ def make_call(
     """Check everything once and freeze the call. Also returns the canonical value."""
     if not isinstance(dropout, float | int) or not 0.0 <= dropout < 1.0:
         raise ArgumentError(f"dropout must be a number in [0, 1), got {dropout!r}")
-    state = look(query) if state is None else state
+    state = run_state(query) if state is None else state
     query, key, value, sizes = canonical(query, key, value, state=state)
     chosen = score if isinstance(score, Score) else as_score(score)
     weighing = normalization if isinstance(normalization, Normalization) else as_normalization(normalization)
@@ -260,16 +259,19 @@ class Explanation(Displayed):
     extra_bytes: int
     """The memory that grows with T x S; 0 for backends without any."""
     refused: dict[str, str]
-    statistics: str | None = None
-    """The implementation of joint statistics of the weights, where it depends on installed packages."""
+    statistics: str
+    """The reader of several statistics of the weights together."""
+    not_read_by: dict[str, str]
+    """The readers before it, and the reasons against them."""
 
     def __str__(self) -> str:
         lines = [
             f"{self.backend}: {self.reason}",
             f"  {self.flops:.3g} FLOPs, {self.extra_bytes:.3g} bytes for T x S weights",
         ]
-        lines += [] if self.statistics is None else [f"  statistics of its weights: {self.statistics}"]
-        return "\n".join(lines + [f"  not {name}: {why}" for name, why in self.refused.items()])
+        lines += [f"  not {name}: {why}" for name, why in self.refused.items()]
+        lines += [f"  statistics of its weights together: by {self.statistics}"]
+        return "\n".join(lines + [f"  not by {name}: {why}" for name, why in self.not_read_by.items()])
 
 
 def explain(
@@ -295,8 +297,12 @@ def explain(
       512 FLOPs, 0 bytes for T x S weights
       not fused: the fused kernels have no dropout whose weights could be read
       not reference: 'tiled' came first
+      statistics of its weights together: by tiles
+      not by kernels of our own (Triton): it runs on cuda
+      not by calls of the attention's kernel: several statistics share a pass
+      not by one loop over each row (numba): its 16 weights are fewer than 1,048,576
     """
-    state = look(query)
+    state = run_state(query)
     call, value = make_call(
         query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout, state=state
     )
@@ -304,13 +310,15 @@ def explain(
     refused = {name: why for name, other in BACKENDS.items() if (why := _why_not(other, chosen, call, state))}
     pairs = call.sizes.flat_batch * call.sizes.heads * call.sizes.queries * call.sizes.keys
     reason = "named by the caller" if backend else "chosen: the first that runs this call"
+    reader, not_read_by = explained(CallSource(Factors.given(call, None), Size(call.sizes.map_shape), chosen))
     return Explanation(
         backend=chosen.name,
         reason=reason,
         flops=2 * pairs * (call.query.shape[-1] + value.shape[-1]),
         extra_bytes=pairs * call.compute_dtype.itemsize if chosen.name == "reference" else 0,
         refused=refused,
-        statistics=said_of_triton(call) or one_loop.said_of(call),
+        statistics=reader,
+        not_read_by=not_read_by,
     )
 
 

@@ -1,8 +1,8 @@
 """lxt has the rules of AttnLRP for whole models: inside of attention they are those of `regard.watching.attn_lrp`.
 
-Its rules have no epsilon (in `lxt.efficient`) or one without a sign (in `lxt.explicit`); ours has the sign of the
-output. They are compared in float64 with an epsilon that does not matter. For vision transformers lxt has another rule
-inside of attention, CP-LRP, which gives queries and keys nothing: there its values get twice what ours give them.
+Its rules have no epsilon; ours has one with the sign of the output. They are compared in float64 with an epsilon that
+does not matter. For vision transformers lxt has another rule inside of attention, CP-LRP, which gives queries and keys
+nothing: there its values get twice what ours give them.
 """
 
 import importlib
@@ -28,7 +28,6 @@ for operator in ("nms", "qnms"):
         OPERATORS.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 transformers = pytest.importorskip("transformers")
 lxt = pytest.importorskip("lxt.efficient")
-lf = pytest.importorskip("lxt.explicit.functional")
 
 TINY = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 GROUPED = {**TINY, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -110,50 +109,6 @@ def test_each_layer_of_a_model_that_lxt_patches(name: str, monkeypatch: pytest.M
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9 * float(theirs.abs().max()))
 
 
-class OurRule(torch.autograd.Function):
-    """Attention whose backward pass has our relevance, divided by what it belongs to, as lxt passes it on."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
-        output, weights = regard.attention(query, key, value, **options, return_weights=True, keep_values=True)
-        ctx.weights = weights
-        ctx.save_for_backward(query, key, value, output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output = ctx.saved_tensors
-        found = attn_lrp(ctx.weights, grad * output, epsilon=EPSILON)
-        of_key, of_value = (of_key_heads(one, key.shape[1]) for one in (found.key, found.value))
-        return found.query / query, of_key / key, of_value / value, None
-
-
-def our_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
-) -> tuple[Tensor, None]:
-    mask = regard.causal() if attention_mask is None else attention_mask
-    output = OurRule.apply(query, key, value, {"mask": mask, "score": regard.ScaledDot(others.get("scaling"))})
-    return output.transpose(1, 2).contiguous(), None
-
-
-@pytest.mark.parametrize("name", CAUSAL_MODELS)
-def test_the_relevance_of_the_input_with_our_rule_in_place_of_theirs(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The whole method: lxt's rules for all other layers, and ours inside of attention."""
-    model, found = made(name, CAUSAL_MODELS[name][0], **CAUSAL_MODELS[name][1]), []
-    for attend in (None, our_attention):
-        with monkeypatch.context() as patch:
-            if attend is not None:
-                patch.setitem(patched(name).ALL_ATTENTION_FUNCTIONS, "sdpa", attend)
-            embedded = model.get_input_embeddings()(tokens()).detach().requires_grad_()
-            logits = model(inputs_embeds=embedded, use_cache=False).logits
-            logits[:, -1].max(-1).values.sum().backward()
-            found.append(relevance_of(embedded).sum(-1))
-    theirs, mine = found
-    torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8 * float(theirs.abs().max()))
-
-
 def test_the_layers_of_bert_which_lxt_writes_anew() -> None:
     model = made("bert", "BertForSequenceClassification", **TINY)
     parts: dict[str, list[Tensor]] = {"query": [], "key": [], "value": [], "self": []}
@@ -215,28 +170,3 @@ def test_vision_transformers_have_another_rule_inside_of_attention(monkeypatch: 
         theirs = relevance_of(value)
         assert float(theirs.abs().max()) > 1e-9
         torch.testing.assert_close(2 * found.value, theirs, rtol=1e-6, atol=1e-9 * float(theirs.abs().max()))
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_the_explicit_rules_one_after_the_other(is_causal: bool, has_bias: bool) -> None:
-    """lxt.explicit writes each rule out: two products, a softmax, and the sum of a score and its bias."""
-    q, k, v = (torch.randn(2, 3, 7, 5).double().requires_grad_() for _ in range(3))
-    bias = torch.randn(1, 3, 7, 7).double().requires_grad_() if has_bias else None
-    scores = lf.matmul(q, k.mT, False, EPSILON)
-    scores = scores if bias is None else lf.add2(scores, bias.expand(2, -1, -1, -1), False, EPSILON)
-    allowed = torch.ones(7, 7, dtype=torch.bool).tril() if is_causal else torch.ones(7, 7, dtype=torch.bool)
-    p = lf.softmax(scores.masked_fill(~allowed, -torch.inf), -1)
-    p.retain_grad()
-    output = lf.matmul(p, v, False, EPSILON)
-    given = torch.randn_like(output) * output.detach()
-    output.backward(given)
-    mine, weights = regard.attention(
-        *(one.detach() for one in (q, k, v)), score=regard.ScaledDot(1.0), mask=regard.causal() if is_causal else None,
-        bias=None if bias is None else bias.detach(), return_weights=True, keep_values=True,
-    )  # fmt: skip
-    torch.testing.assert_close(mine, output.detach())
-    found = attn_lrp(weights, given, epsilon=EPSILON)
-    torch.testing.assert_close(found.weights.dense(), p.grad, rtol=1e-6, atol=1e-9)
-    for one, theirs in ((found.query, q.grad), (found.key, k.grad), (found.value, v.grad)):
-        torch.testing.assert_close(one, theirs, rtol=1e-6, atol=1e-9)

@@ -18,7 +18,7 @@ from regard.call.shapes import Sizes
 from regard.errors import BackendError
 from regard.functional import Attended, make_call
 from regard.kernels import BACKENDS
-from regard.tensors.guards import look
+from regard.tensors.guards import run_state
 from tests.core.random_calls import (
     DTYPES,
     EVERYDAY,
@@ -210,7 +210,7 @@ def a_way_reads_every_layout(name: str, layouts: Sequence[str], dtype: torch.dty
         call, value = make_call(
             *vectors, score=regard.ScaledDot(), normalization=regard.Softmax(), mask=mask, bias=None, dropout=0.0
         )
-        if way.why_not(call, look(call.query)) is not None:
+        if way.why_not(call, run_state(call.query)) is not None:
             return False
         output, state = way.run(call, value)
         grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -31,18 +30,6 @@ def test_the_masked_softmax_is_torchs(shape: tuple[int, ...]) -> None:
             regard.call.normalizations.masked_softmax(given, keep).double(), expected, atol=1e-6, rtol=1e-6
         )
     torch.testing.assert_close(regard.call.normalizations.masked_softmax(scores), scores.softmax(-1))
-
-
-def test_valid_lengths_as_in_the_textbook() -> None:
-    """d2l.masked_softmax(X, valid_lens), with one length per sequence and one per query."""
-    scores = torch.rand(2, 2, 4)
-    of_sequence = regard.call.normalizations.masked_softmax(scores, regard.lengths(torch.tensor([2, 3])))
-    assert (of_sequence[0, :, 2:] == 0).all()
-    assert (of_sequence[1, :, 3:] == 0).all()
-    of_query = regard.call.normalizations.masked_softmax(scores, regard.lengths(torch.tensor([[1, 3], [2, 4]])))
-    assert (of_query > 0).sum(-1).tolist() == [[1, 3], [2, 4]]
-    for weights in (of_sequence, of_query):
-        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2))
 
 
 def test_a_row_without_keys_is_zero_and_has_a_gradient() -> None:
@@ -153,11 +140,3 @@ def test_normalizations_that_are_none(wrong: Any) -> None:
 def test_scores_that_are_no_score(wrong: Any) -> None:
     with pytest.raises(ArgumentError, match="score="):
         regard.attention(*torch.zeros(3, 2, 2), score=wrong)
-
-
-def test_numpy_masks_are_read_where_arrays_are() -> None:
-    keep = np.array([[True, False], [True, True]])
-    assert regard.call.normalizations.masked_softmax(np.zeros((2, 2)), torch.from_numpy(keep)).tolist() == [
-        [1, 0],
-        [0.5, 0.5],
-    ]

@@ -8,51 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.call.shapes import Sizes
 from regard.errors import ShapeError
 from tests.core.contracts import every_rendering_asks_the_predicate, part
 from tests.core.random_calls import combined
 from tests.fuzz.core.parts import Sides
-
-
-def sizes(queries: int, keys: int, *, batch: tuple[int, ...] = (), heads: int = 1) -> Sizes:
-    return Sizes(batch, heads, heads, queries, keys, len(batch) > 0)
-
-
-def dense(mask: regard.Mask, *args: int, **options: Any) -> list[Any]:
-    return mask.dense(sizes(*args, **options)).int().squeeze().tolist()
-
-
-def test_causal_aligns_the_last_query_with_the_last_key() -> None:
-    assert dense(regard.causal(), 2, 4) == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    assert dense(regard.causal(), 3, 2) == [[0, 0], [1, 0], [1, 1]]
-
-
-def test_causal_with_an_offset() -> None:
-    assert dense(regard.causal(0), 2, 4) == [[1, 0, 0, 0], [1, 1, 0, 0]]
-    per_sequence = regard.causal(torch.tensor([0, 2])).dense(sizes(1, 3, batch=(2,)))
-    assert per_sequence.int().squeeze().tolist() == [[1, 0, 0], [1, 1, 1]]
-    windows = regard.window(2, offset=torch.tensor([0, 2])).dense(sizes(1, 3, batch=(2,)))
-    assert windows.int().squeeze().tolist() == [[1, 0, 0], [0, 1, 1]]
-
-
-def test_lengths_of_zero_leave_no_key() -> None:
-    assert regard.lengths(torch.tensor([0, 2])).dense(sizes(1, 2, batch=(2,))).int().squeeze().tolist() == [
-        [0, 0],
-        [1, 1],
-    ]
-
-
-def test_lengths_per_query_are_told_by_their_shape() -> None:
-    n = torch.tensor([[1, 3]])
-    assert dense(regard.lengths(n), 2, 3, batch=(1,)) == [[1, 0, 0], [1, 1, 1]]
-    assert dense(regard.lengths(n[0], per_query=True), 2, 3) == [[1, 0, 0], [1, 1, 1]]
-
-
-def test_padding_from_tokens_and_from_bools_agree() -> None:
-    tokens = torch.tensor([[5, 0, 7]])
-    one, other = regard.padding(tokens, pad_id=0), regard.padding(tokens != 0)
-    assert dense(one, 2, 3, batch=(1,)) == dense(other, 2, 3, batch=(1,)) == [1, 0, 1]
 
 
 def test_true_means_keep_for_a_tensor() -> None:

@@ -80,84 +80,31 @@ def cases() -> Iterator[tuple[str, Callable[[], Changed]]]:
 
     yield "a loop variable", loop_variable
 
-    def written(
-        kind: Callable[[Tensor], Any], tensor: Tensor, change: Callable[[Tensor], object], is_right: bool = True
-    ) -> Callable[[], Changed]:
-        def made() -> Changed:
-            own = tensor.clone()
-            return Changed(kind(own), lambda: change(own), is_right)
-
-        return made
-
     def masked(mask: Callable[[Tensor], Any]) -> Callable[[Tensor], dict[str, Any]]:
         return lambda tensor: {"mask": mask(tensor)}
 
-    lengths, keep, ids = torch.tensor([3, 20]), torch.rand(2, LENGTH) < 0.5, torch.arange(LENGTH).expand(2, -1) // 7
-    yield "lengths", written(masked(regard.lengths), lengths, lambda n: n.add_(1))
-    yield (
-        "lengths and causal",
-        written(masked(lambda n: regard.lengths(n) & regard.causal()), lengths, lambda n: n.add_(1)),
-    )
-    per_query = torch.randint(1, LENGTH, (2, LENGTH))
-    yield "lengths per query", written(masked(regard.lengths), per_query, lambda n: n.data.add_(1))
-    yield "padding", written(masked(regard.padding), keep, lambda t: t.logical_not_())
-    yield "documents", written(masked(regard.documents), ids, lambda t: t.zero_())
-    yield "offsets", written(masked(regard.causal), torch.tensor([0, 4]), lambda t: t.add_(5))
-    yield "blocks", written(masked(lambda t: regard.blocks(t, 7)), torch.rand(5, 5) < 0.5, lambda t: t.logical_not_())
-    dense = torch.rand(2, 1, LENGTH, LENGTH) < 0.5
-    yield "a bool tensor", written(masked(lambda t: t), dense, lambda t: t.data.logical_not_())
-    yield (
-        "one of several",
-        written(masked(lambda t: ~basic.as_mask(t) | regard.causal()), dense, lambda t: t.logical_not_()),
-    )
-    bias = torch.randn(2, 2, LENGTH, LENGTH)
-    yield "a frozen bias", written(lambda t: {"bias": t}, bias, lambda t: t.data.mul_(2))
-    yield (
-        "a large frozen bias",
-        written(lambda t: {"bias": t}, torch.randn(2, 2, LENGTH, 256)[..., :LENGTH], lambda t: t.mul_(2)),
-    )
-    yield "slopes", written(lambda t: {"bias": regard.ALiBi(t)}, torch.tensor([0.5, 0.1]), lambda t: t.data.mul_(2))
-    yield (
-        "sinks",
-        written(
-            lambda t: {"normalization": regard.SoftmaxWithSink(t)}, torch.tensor([0.5, 0.1]), lambda t: t.data.mul_(20)
-        ),
-    )
+    keep, dense = torch.rand(2, LENGTH) < 0.5, torch.rand(2, 1, LENGTH, LENGTH) < 0.5
+    large, bias = torch.randn(2, 2, LENGTH, 256)[..., :LENGTH], torch.randn(2, 2, LENGTH, LENGTH)
+    ids, numbers = torch.arange(LENGTH).expand(2, -1) // 7, torch.tensor([0.5, 0.1])
+    written: dict[str, tuple[Callable[[Tensor], Any], Tensor, Callable[[Tensor], object]]] = {
+        "lengths": (masked(regard.lengths), torch.tensor([3, 20]), lambda n: n.add_(1)),
+        "offsets": (masked(regard.causal), torch.tensor([0, 4]), lambda n: n.add_(5)),
+        "documents": (masked(regard.documents), ids, lambda t: t.zero_()),
+        "padding": (masked(regard.padding), keep, lambda t: t.logical_not_()),
+        "blocks": (masked(lambda t: regard.blocks(t, 7)), torch.rand(5, 5) < 0.5, lambda t: t.logical_not_()),
+        "a bool tensor": (masked(lambda t: t), dense, lambda t: t.data.logical_not_()),
+        "one of several": (masked(lambda t: ~basic.as_mask(t) | regard.causal()), dense, lambda t: t.logical_not_()),
+        "a frozen bias": (lambda t: {"bias": t}, bias, lambda t: t.data.mul_(2)),
+        "a large frozen bias": (lambda t: {"bias": t}, large, lambda t: t.mul_(2)),
+        "slopes": (lambda t: {"bias": regard.ALiBi(t)}, numbers, lambda t: t.data.mul_(2)),
+        "sinks": (lambda t: {"normalization": regard.SoftmaxWithSink(t)}, numbers, lambda t: t.data.mul_(20)),
+    }
 
-    def stepped(
-        made: Callable[[nn.Parameter], dict[str, Any]], shape: tuple[int, ...], is_right: bool = True, **how: Any
-    ) -> Callable[[], Changed]:
-        def build() -> Changed:
-            parameter = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
+    def made(kind: Callable[[Tensor], Any], tensor: Tensor, change: Callable[[Tensor], object]) -> Changed:
+        own = tensor.clone()
+        return Changed(kind(own), lambda: change(own), True)
 
-            def change() -> None:
-                parameter.grad = torch.ones_like(parameter)
-                torch.optim.AdamW([parameter], lr=1.0, **how).step()
-
-            return Changed(made(parameter), change, is_right)
-
-        return build
-
-    for fused in (False, True):
-        yield f"a learned bias, fused={fused}", stepped(lambda p: {"bias": p}, (1, 2, LENGTH, LENGTH), fused=fused)
-        yield f"a learned table, fused={fused}", stepped(lambda p: {"bias": regard.T5Bias(p)}, (32, 2), fused=fused)
-        yield (
-            f"a sink beside a function, fused={fused}",
-            stepped(
-                lambda p: {"score": lambda q, k: q @ k.mT, "normalization": regard.SoftmaxWithSink(p)},
-                (2,),
-                fused=fused,
-            ),
-        )
-        scores: dict[str, tuple[Callable[[nn.Parameter], Any], tuple[int, ...]]] = {
-            "an additive score": (regard.Additive, (8,)),
-            "a soft-capped score": (lambda p: regard.SoftCapped(regard.Additive(p), 2.0), (8,)),
-            "a bilinear score": (regard.Bilinear, (8, 8)),
-            "a function's parameter": (lambda p: lambda q, k: (q * p) @ k.mT, (8,)),
-        }
-        for name, (made, shape) in scores.items():
-            kind = partial(lambda p, made: {"score": made(p)}, made=made)
-            yield f"{name}, fused={fused}", stepped(kind, shape, is_right=False, fused=fused)
+    yield from ((name, partial(made, *row)) for name, row in written.items())
 
     def own_score() -> Changed:
         score = OwnScore()

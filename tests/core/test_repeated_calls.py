@@ -115,18 +115,6 @@ def test_layouts_of_masks_without_tensors_alone_are_cached() -> None:
     assert (info.currsize, info.hits) == (1, 2)
 
 
-def test_numbers_of_a_mask_are_read_in_each_call() -> None:
-    q, n = torch.randn(2, 2, 6, 8), torch.tensor([6, 6])
-    mask = regard.lengths(n)
-    with torch.no_grad():
-        for valid in ([6, 6], [2, 6], [0, 1], [6, 6], [9, -1]):
-            n[:] = torch.tensor(valid)
-            output = regard.attention(q, q, q, mask=mask)
-            dense = (torch.arange(6) < n[:, None])[:, None, None]
-            expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=dense)
-            torch.testing.assert_close(output, expected)
-
-
 def test_what_calls_of_one_shape_differ_in() -> None:
     """One call after another, each of which must not be taken for the one before it."""
     q = torch.randn(1, 2, 6, 8)
@@ -149,15 +137,6 @@ def test_calls_of_no_sequence() -> None:
         assert_same(first, third)
 
 
-def test_a_gradient_after_calls_without_one() -> None:
-    q = torch.randn(1, 2, 6, 8)
-    with torch.no_grad():
-        regard.attention(q, q, q), regard.attention(q, q, q)
-    leaf = q.clone().requires_grad_()
-    (grad,) = torch.autograd.grad(regard.attention(leaf, leaf, leaf).sum(), leaf)
-    assert grad.abs().sum() > 0
-
-
 def output_and_gradients(*tensors: Tensor, **options: Any) -> list[Tensor]:
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     output = regard.attention(*leaves, **options)
@@ -174,26 +153,6 @@ def test_a_cache_changes_no_bit_of_a_gradient(dtype: torch.dtype, case: Case) ->
     first, _, third = (output_and_gradients(*case.tensors(), **case.options()) for _ in range(3))
     for one, other in zip(first, third, strict=True):
         assert torch.equal(one, other)
-
-
-def test_a_gradient_knows_the_lengths_of_its_own_call() -> None:
-    q, n = torch.randn(2, 2, 6, 8, dtype=torch.float64), torch.tensor([6, 2])
-    mask = regard.lengths(n)
-    regard.attention(q, q, q, mask=mask)
-    leaf = q.clone().requires_grad_()
-    output = regard.attention(leaf, q, q, mask=mask)
-    n[:] = 1
-    (grad,) = torch.autograd.grad(output.square().sum(), leaf)
-    again = q.clone().requires_grad_()
-    expected = regard.attention(again, q, q, mask=regard.lengths(torch.tensor([6, 2])), backend="tiled")
-    torch.testing.assert_close(grad, torch.autograd.grad(expected.square().sum(), again)[0])
-
-
-@pytest.mark.parametrize("mask", ["none", "causal", "lengths", "both"])
-def test_second_derivatives(mask: str) -> None:
-    tensors = [torch.randn(2, 2, 9, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    chosen = MASKS[mask]()
-    assert torch.autograd.gradgradcheck(lambda *given: regard.attention(*given, mask=chosen), tensors, fast_mode=True)
 
 
 @pytest.mark.usefixtures("nothing_cached")

@@ -4,28 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
 from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, BackendError, ShapeError
-from tests.core import contracts
-from tests.core.random_calls import EVERYDAY, SCORES, Case, cases
-
-OTHERS = [name for name in SCORES if name not in ("dot", "scaled", "additive")]
-
-
-@pytest.mark.parametrize("backend", EVERYDAY)
-@pytest.mark.parametrize("name", OTHERS)
-def test_each_score_is_its_formula(name: str, backend: str) -> None:
-    @settings(max_examples=12)
-    @given(case=cases(scores=(name,)))
-    def check(case: Case) -> None:
-        contracts.output_and_weights_are_the_formula(case.to(torch.float64), backend)
-        if name != "boxcar":  # flat: it has no gradient to compare
-            contracts.gradients_are_those_of_the_formula(case, backend)
-
-    check()
 
 
 @pytest.mark.parametrize("backend", ["tiled", "reference"])

@@ -18,7 +18,7 @@ import regard.nn
 from regard.functional import Attended
 from regard.kernels import tiled
 from regard.models.config import EncoderOnlyConfig, TransformerConfig
-from regard.models.encoder_only import EncoderOnly
+from regard.models.one_stack import EncoderOnly
 from regard.models.transformer import Transformer
 from tests import by_day
 

@@ -4,12 +4,10 @@ import errno
 import inspect
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import MISSING, fields
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +31,7 @@ from tests import forked
 from tests.conftest import Call
 from tests.consumers.corpus_example import examples_of_the_page
 from tests.corpus.conftest import SMALL, bytes_of, documents, measure_into, snapshots, write_jsonl
-from tests.torchrun import environment, torchrun
+from tests.torchrun import environment
 
 SHARDS = 9
 ENGINE = (*forked.IMPORTED, "regard.corpus.engine", "transformers.models.gpt2.modeling_gpt2")
@@ -147,23 +145,6 @@ def test_ranks_of_torchrun_write_the_same_bytes(stats: Path, gpt2: Path, docs: P
     again = forked.run(*command(gpt2, docs, tmp_path / "out"))
     assert again.returncode == 2
     assert "already holds statistics" in again.stderr
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_a_killed_process_loses_nothing(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:
-    out, draw = tmp_path / "out", random.Random(0)
-    for count in (1, 3, 5):
-        process = forked.Forked(*command(gpt2, docs, out, "--resume"), imported=ENGINE)
-        deadline = time.monotonic() + 60
-        while len(list((out / "_done").glob("*.json"))) < count and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        time.sleep(draw.random() / 20)
-        process.kill()
-        process.wait()
-    measure_into(out, gpt2, docs, "--resume")
-    assert bytes_of(out) == bytes_of(stats)
-    assert not [path for path in out.rglob("*") if path.name.endswith(".tmp")]
 
 
 def test_a_process_killed_before_the_settings_were_written_loses_nothing(
@@ -395,14 +376,6 @@ def test_ray_that_is_not_installed_is_told(
         2, "regard: ray is not installed; it comes with the extra 'ray': pip install 'regard[ray]'\n"
     )  # fmt: skip
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_torchrun_itself(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:
-    words = torchrun("-m", "regard", *command(gpt2, docs, tmp_path / "out"))
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert bytes_of(tmp_path / "out") == bytes_of(stats)
 
 
 def test_the_queries_of_the_page_run_on_the_files(stats: Path) -> None:

@@ -17,7 +17,7 @@ from regard.errors import ArgumentError, NotSeenError
 from regard.tasks.viewing.choice import Choice
 from regard.tasks.viewing.foreign_model import ForeignModel
 from regard.tasks.viewing.view_input import ViewInput
-from regard.views.html.token_lists import layer_names
+from regard.views.html.contents import layer_names
 from regard.watching.analysis.head_table import BY_QUERY
 from tests.corpus.conftest import PLACES, documents, save_words
 from tests.families.architectures import library
@@ -210,22 +210,6 @@ def test_an_engine_may_derive_a_class() -> None:
     assert (made.pool, made.model) == ("a pool", "gpt2")
     with pytest.raises(AttributeError):
         made.text = "other"
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"statistics": ["entropi"]}, "or module:function; got 'entropi', perhaps entropy"),
-        ({"statistics": ["first", "first"]}, "each once"),
-        ({"statistics": []}, "one or more"),
-        ({"max_tokens": 1}, "max_tokens must be at least 2, got 1"),
-        ({"keys": 0}, "keys must be at least 1, got 0"),
-        ({"threads": 0}, "threads must be at least 1, got 0"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        Measure("gpt2", **settings)
 
 
 def test_tables_that_do_not_fit_are_refused(gpt2: Path) -> None:

@@ -51,13 +51,3 @@ def test_the_name_of_an_entry_exists_and_is_about_the_term(term: str, meaning: s
     """The docstring uses the term, or two words of its meaning."""
     text = stems(own_text(name))
     assert stems(term) & text or len(stems(meaning) & text) >= 2, f"{name} says nothing of {term}"
-
-
-def test_a_name_of_something_else_is_seen() -> None:
-    meaning = next(meaning for term, meaning, _ in ENTRIES if term == "rotary")
-    assert len(stems(meaning) & stems(own_text("regard.AttentionMap.entropy"))) < 2
-
-
-def test_a_name_that_is_gone_is_seen() -> None:
-    with pytest.raises(AttributeError):
-        named("regard.AttentionMap.gone")

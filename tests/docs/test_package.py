@@ -1,12 +1,7 @@
 """What an installation has that is no Python: the page, its script and its style, and the mark for type checkers."""
 
 import re
-import tarfile
 import tomllib
-import zipfile
-from pathlib import Path
-
-import pytest
 
 from tests import ROOT, package
 
@@ -35,25 +30,6 @@ def test_a_licence_a_command_and_every_package_are_packed() -> None:
     # setuptools packs folders that have an __init__.py.
     folders = {(ROOT / "src" / "regard" / name).parent for name in package.sources()}
     assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
-
-
-@pytest.mark.parametrize("lost", ["py.typed", "views/html/page.js", "views/widget/widget.js"])
-def test_a_planted_loss_is_seen(lost: str, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "regard.whl", "w") as wheel:
-        for name in package.sources():
-            if name != lost:
-                wheel.write(ROOT / "src" / "regard" / name, f"regard/{name}")
-    assert package.lacking(tmp_path / "regard.whl", package.sources()) == [f"regard/{lost}"]
-    with tarfile.open(tmp_path / "regard.tar.gz", "w") as sdist:
-        for name in package.sources():
-            if name != lost:
-                sdist.add(ROOT / "src" / "regard" / name, f"regard-1/src/regard/{name}")
-    assert package.lacking(tmp_path / "regard.tar.gz", package.sources()) == [
-        "LICENSE",
-        "README.md",
-        "pyproject.toml",
-        f"src/regard/{lost}",
-    ]
 
 
 def test_the_table_of_extras_is_that_of_the_package() -> None:

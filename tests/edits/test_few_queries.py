@@ -6,21 +6,23 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 import regard
 from regard.edits import AddBias, Edit, Knockout, Reweight
-from regard.edits.knockout import KnockedOutBlock
+from regard.edits.of_scores import KnockedOutBlock
 from regard.kernels import fused
 from regard.kernels.fused_plan import Plan, plan
+from tests.modules import module
 
 LENGTH = 150
 
-
-class Attend(nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+Attend = module(
+    lambda m, q, k, v, mask=None: F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+    )
+)
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,22 +1,19 @@
 """What the later of two edits does to what the earlier one replaced, and where numbers and edges of a text are."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 import regard
 from regard.call.shapes import Sizes
 from regard.edits import Knockout, ReplaceWeights, Reweight
-from regard.edits.base import of_keys
-from regard.edits.call_place import CallPlace
-from regard.edits.knockout import KnockedOutEdges
+from regard.edits.base import CallPlace, of_keys
+from regard.edits.of_scores import KnockedOutEdges
+from tests.modules import module
 
 HEADS, LENGTH = 2, 4
 
-
-class Attend(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(x, x, x)
+Attend = module(lambda m, x: F.scaled_dot_product_attention(x, x, x))
 
 
 def vectors() -> Tensor:

@@ -12,6 +12,7 @@ import regard
 from regard.edits import AddBias, Edit, Knockout, ReplaceWeights, Reweight, ScaleHeads
 from regard.errors import ArgumentError
 from tests.edits import eager
+from tests.modules import module
 
 N, T, S, E, H = 2, 6, 8, 12, 4
 CHAIN: list[Edit] = [
@@ -122,9 +123,7 @@ def test_our_own_modules_and_other_normalizations() -> None:
     assert "cut key 2, head 0" in str(run.report())
     assert float(seen["", 0].dense()[:, 0, :, 2].max()) == 0.0
 
-    class Sparse(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return regard.attention(x, x, x, normalization=regard.Sparsemax())
+    Sparse = module(lambda m, x: regard.attention(x, x, x, normalization=regard.Sparsemax()))
 
     model, x = Sparse(), x[:, None]
     with regard.edit(model, {"": Knockout(keys=[0, 1])}), regard.watch(model) as seen:
@@ -138,9 +137,7 @@ def test_our_own_modules_and_other_normalizations() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_under_autocast_and_in_half_precision(dtype: torch.dtype) -> None:
-    class Block(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    Block = module(lambda m, x: F.scaled_dot_product_attention(x, x, x, is_causal=True))
 
     x = torch.randn(1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
     edits: list[Edit] = [Reweight([0, 3], 6.0), ScaleHeads(1, 0.5), ReplaceWeights(torch.eye(9), heads=0, queries=8)]
@@ -213,9 +210,7 @@ def test_linear_attention_is_refused_at_the_end_and_named_beside_what_was_edited
 def test_flex_attention_is_refused() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
-    class Flex(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return flex_attention(x, x, x)
+    Flex = module(lambda m, x: flex_attention(x, x, x))
 
     x = torch.randn(1, 1, 4, 8)
     match, model = "attends by flex_attention, which can be watched, but not edited", Flex()
@@ -228,9 +223,7 @@ def test_operators_of_others_are_refused() -> None:
     def flash(q: Tensor) -> Tensor:
         return q.clone()
 
-    class Foreign(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return flash(x)
+    Foreign = module(lambda m, x: flash(x))
 
     match = "was not reached by any call: torch.ops.edits_of_others.flash, an operator that cannot be looked into"
     with pytest.raises(ArgumentError, match=match), regard.edit(Foreign(), {"": Knockout(keys=0)}) as run:

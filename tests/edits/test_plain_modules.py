@@ -20,6 +20,7 @@ from regard.edits import AddBias, Edit, Knockout, ReplaceWeights, Reweight, Scal
 from regard.errors import ArgumentError, NotSeenError, RegardError, ShapeError
 from regard.watching.hooks.observers import this_thread
 from tests.edits import eager
+from tests.modules import module
 
 B, H, G, T, D = 2, 4, 2, 7, 3
 
@@ -188,9 +189,7 @@ def test_an_edit_that_reaches_nothing_leaves_the_bits_and_is_an_error(model: Two
     assert run.report().plans == {"first": {"unchanged": 1}}
 
 
-class Kernel(nn.Module):
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
-        return F.scaled_dot_product_attention(query, key, value, **given)
+Kernel = module(lambda m, query, key, value, **given: F.scaled_dot_product_attention(query, key, value, **given))
 
 
 @pytest.mark.parametrize(("is_causal", "is_learned"), [(False, False), (True, False), (False, True)])

@@ -1,7 +1,6 @@
 """CTranslate2 searches unless told otherwise, where it is installed and can; a line says where it cannot."""
 
 import errno
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from regard.cli import engines
 from regard.cli.engines import CTranslate2Search, EngineFlags, OwnSearch
 from regard.cli.main import run_command
 from regard.errors import ArgumentError
@@ -20,19 +18,13 @@ from regard.tasks.exports import engine, kept_export
 from regard.tasks.exports.engine import refuse_run, searching_by_ctranslate2
 from regard.tasks.generation.config import Beam
 from regard.tasks.runs.run_folder import ENGINE
+from regard.tasks.training.distributed import usable_cores
 from regard.tasks.translation.translator import Translator
 from tests.exports.exported_runs import LINES, PAIRS, Runs
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 Capture = pytest.CaptureFixture[str]
 SAYS = "regard's own search: "
-
-
-@pytest.fixture
-def run(run_of: Runs, tmp_path: Path) -> Path:
-    """A run of one's own, without an export."""
-    shutil.copytree(run_of("pre"), tmp_path / "run", ignore=shutil.ignore_patterns(ENGINE))
-    return tmp_path / "run"
 
 
 def answered(capsys: Capture, *command: object) -> tuple[str, list[str]]:
@@ -129,7 +121,7 @@ def test_one_thread_for_each_core_with_one_batch_each(run: Path, monkeypatch: py
     translator = Translator.load(run, device="cpu")
     with pytest.raises(AttributeError), CTranslate2Search("float32", insists=True).searching(translator, run):
         pass
-    assert (seen[0]["inter_threads"], seen[0]["intra_threads"]) == (engines.usable_cores(), 1)
+    assert (seen[0]["inter_threads"], seen[0]["intra_threads"]) == (usable_cores(), 1)
 
 
 # -- sentences that are too long for the export ----------------------------------------------------------------
@@ -163,34 +155,6 @@ class Subclassed(nn.LayerNorm):
     """A layer of a class of one's own."""
 
 
-def hooked(model: Any) -> None:
-    model.decoder[0].feed_forward.register_forward_hook(lambda *_: None)
-
-
-def parametrised(model: Any) -> None:
-    parametrize.register_parametrization(model.decoder[0].feed_forward.up, "weight", Doubling())
-
-
-def subclassed(model: Any) -> None:
-    model.decoder_norm.__class__ = Subclassed
-
-
-def adapted(model: Any) -> None:
-    model.decoder[0].feed_forward.adapter = nn.Linear(2, 2)
-
-
-def rescaled(model: Any) -> None:
-    model.source_embedding.scale = 7.0
-
-
-def another_epsilon(model: Any) -> None:
-    model.decoder_norm.eps = 0.5
-
-
-def another_forward(model: Any) -> None:
-    model.encoder[0].forward = model.encoder[0].forward
-
-
 class LoRA(nn.Module):
     """A low-rank adapter around a layer, as PEFT injects it."""
 
@@ -208,12 +172,24 @@ def injected(model: Any) -> None:
     model.decoder[0].feed_forward.up = LoRA(model.decoder[0].feed_forward.up)
 
 
-@pytest.mark.parametrize(
-    "change", [hooked, parametrised, subclassed, adapted, injected, rescaled, another_epsilon, another_forward]
-)
-def test_a_model_that_is_more_than_its_weights_is_not_exported(change: Callable[[Any], None], run: Path) -> None:
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "hooked": lambda model: model.decoder[0].feed_forward.register_forward_hook(lambda *_: None),
+    "parametrised": lambda model: parametrize.register_parametrization(
+        model.decoder[0].feed_forward.up, "weight", Doubling()
+    ),
+    "subclassed": lambda model: setattr(model.decoder_norm, "__class__", Subclassed),
+    "adapted": lambda model: setattr(model.decoder[0].feed_forward, "adapter", nn.Linear(2, 2)),
+    "injected": injected,
+    "rescaled": lambda model: setattr(model.source_embedding, "scale", 7.0),
+    "another epsilon": lambda model: setattr(model.decoder_norm, "eps", 0.5),
+    "another forward": lambda model: setattr(model.encoder[0], "forward", model.encoder[0].forward),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_model_that_is_more_than_its_weights_is_not_exported(name: str, run: Path) -> None:
     translator = Translator.load(run, device="cpu")
-    change(translator.model)
+    CHANGES[name](translator.model)
     with (
         pytest.raises(ArgumentError, match="another model than the one that was loaded"),
         searching_by_ctranslate2(translator, run, precision="float32", threads=1),
@@ -235,9 +211,11 @@ def replaced(model: Any) -> None:
     model.load_state_dict({name: 2 * tensor for name, tensor in model.state_dict().items()})
 
 
-@pytest.mark.parametrize("change", [hooked, parametrised, subclassed, injected, stepped, replaced])
+@pytest.mark.parametrize(
+    "change", [*(CHANGES[name] for name in ("hooked", "parametrised", "subclassed", "injected")), stepped, replaced]
+)
 def test_a_model_that_changes_under_its_engine_goes_by_its_modules_and_says_so(
-    change: Callable[[Any], None], run: Path
+    change: Callable[[Any], object], run: Path
 ) -> None:
     translator, told = Translator.load(run, device="cpu"), list[str]()
     with searching_by_ctranslate2(translator, run, precision="float32", threads=1, or_own=told.append):

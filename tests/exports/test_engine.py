@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,13 +27,6 @@ from tests.exports.exported_runs import LINES, TINY, Runs
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 BEAMS = (Beam(1), Beam(4, num_best=2), Beam(3, num_best=3, length_penalty=0.0), Beam(5, length_penalty=2.0))
-
-
-@pytest.fixture
-def run(run_of: Runs, tmp_path: Path) -> Path:
-    """A run of one's own, without an export."""
-    shutil.copytree(run_of("pre"), tmp_path / "run", ignore=shutil.ignore_patterns(ENGINE))
-    return tmp_path / "run"
 
 
 def use(run: Path, **changes: Any) -> Any:
@@ -113,17 +105,6 @@ def test_int8_is_near_and_our_own_model_shows_its_attention(run_of: Runs) -> Non
     is_exact = cpu.exists() and "vnni" in cpu.read_text() and "ONEDNN_MAX_CPU_ISA" not in os.environ
     assert theirs.score == pytest.approx(ours.score, abs=0.05 if is_exact else 0.5)
     torch.testing.assert_close(theirs.alignment, ours.alignment)
-
-
-def test_a_sentence_longer_than_the_exports_positions_is_a_bad_line(run_of: Runs) -> None:
-    translator = Translator.load(run_of("pre"), device="cpu")
-    longer = " ".join(["1 times 2"] * 600)
-    options: dict[str, Any] = {"max_length": 5_000, "beam": Beam(1)}
-    with searching_by_ctranslate2(translator, run_of("pre"), precision="float32", threads=1):
-        (found,) = translator.translate([longer], bad_lines="skip", **options)
-        long = " ".join(["1 times 2"] * 250)
-        assert next(translator.translate([long], **options)).problem is None  # twice as many tokens would not fit
-    assert "the model takes 1024 at most" in (found.problem or "")
 
 
 # -- the export that is kept ------------------------------------------------------------------------------------
@@ -262,23 +243,6 @@ def test_a_file_in_order_with_blank_and_bad_lines_and_resumed(
     assert "was begun with engine ctranslate2" in capsys.readouterr().err
     assert run_command(resumed) == 0
     assert (tmp_path / "again").read_bytes() == (tmp_path / "whole").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--precision", "int8", "--engine", "regard"], "--precision int8 is CTranslate2's"),
-        (["--engine", "marian"], "--engine"),
-        (["--precision", "bf16"], "--precision"),
-    ],
-)
-def test_what_the_engine_cannot_do_is_one_line(
-    more: list[str], message: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(["translate", str(run), "1 times 2", "--engine", "ctranslate2", *more]) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert (said.out, len(said.err.splitlines())) == ("", 1)
 
 
 def refuse_int8(*_: Any, **__: Any) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
-from regard.models.config import RNNConfig
 from regard.models.transformer import Transformer
 from regard.tasks.exports import export_run
 from regard.tasks.exports.ctranslate2 import to_ctranslate2
@@ -21,11 +20,8 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.text.codec import Marks
 from regard.tasks.text.pretrained import pretrained_tokenizers
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
-from regard.tasks.training.fit_config import FitConfig
-from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
-from tests.exports.exported_runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, Runs, ours
+from tests.exports.exported_runs import EXPRESSIBLE, LINES, STEPS, TINY, Runs, ours
 
 # -- Hugging Face -------------------------------------------------------------------------------------------
 
@@ -186,16 +182,3 @@ def test_a_full_folder_another_model_and_a_missing_library(
     with pytest.raises(MissingExtraError, match=r"regard\[train\]"):
         export_run(run, to="ctranslate2", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:
-    data = tmp_path / "pairs.tsv"
-    data.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
-    config = TranslationConfig(
-        data=(data,), valid=(data,), out=tmp_path / "run", model="rnn", device="cpu", precision="float32",
-        fit=FitConfig(steps=1), rnn=RNNConfig(embedding_dim=8, hidden_dim=8, attention_dim=8), vocab_size=300,
-        batch_tokens=400,
-    )  # fmt: skip
-    train_translation(config)
-    with pytest.raises(ArgumentError, match="only the Transformer"):
-        export_run(config.out, to="huggingface", out=tmp_path / "out")

@@ -18,18 +18,11 @@ FORECAST = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2]
 SECTIONS = {"text_config": {"rope_parameters": ROTATED}}
 HEAD = {"head_dim": 16}
 
-NECK = {
-    "backbone_config": {"out_indices": [1, 2], "num_hidden_layers": 2}, "neck_hidden_sizes": [8, 8],
-    "reassemble_factors": [4, 2], "head_hidden_size": 8, "fusion_hidden_size": 8,
-}  # fmt: skip
 BY_RT_RESNET = {
     "backbone_config": {"_only": True, "model_type": "rt_detr_resnet", "out_indices": [2, 3, 4]},
     "encoder_in_channels": [512, 1024, 2048], "decoder_in_channels": [64, 64, 64], "num_queries": 10,
 }  # fmt: skip
 SAM = {"vision_config": {"output_channels": 64, "num_pos_feats": 32}}
-SAM2: dict[str, Any] = {
-    "backbone_config": {"hidden_size": 8, "global_attention_blocks": [5]}, "backbone_channel_list": [64, 32, 16, 8],
-}  # fmt: skip
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "align": {"projection_dim": 640},
@@ -39,13 +32,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cohere_compass": {"text_config": BOTH_ROTATED},
     "cohere_compass_text": BOTH_ROTATED,
     "conditional_detr": BY_RESNET,
-    "d_fine": {"backbone_config": {"_only": True, "model_type": "hgnet_v2"}, "encoder_in_channels": [512, 1024, 2048]},
     "dab-detr": BY_RESNET,
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8}},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"]}},
     "deformable_detr": BY_RESNET,
-    "deimv2": {"encoder_in_channels": [64, 128, 256]},
     "depth_anything": {
         "backbone_config": {"out_indices": [1, 2], "num_hidden_layers": 2, "reshape_hidden_states": False,
                             "apply_layernorm": True},
@@ -54,14 +44,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "detr": BY_RESNET,
     "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
-    "dots3_note": {"adapter_input_size": 64},
-    "ernie4_5_vl_moe": {"text_config": {"rope_parameters": ROTATED}},
     "esm": {"vocab_size": 100, "pad_token_id": 1, "mask_token_id": 32},
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1},
     "fastspeech2_conformer_with_hifigan": {
         "vocoder_config": {"model_in_dim": 80}, "model_config": {"num_mel_bins": 80},
     },
-    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
     "glm4v_text": {"rope_parameters": ROTATED},
     "glm4v_moe_text": {"rope_parameters": HALF_ROTATED},
     "glm4v": SECTIONS,
@@ -74,17 +61,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "glm_ocr_text": {"rope_parameters": ROTATED},
     "glm5_next": {"text_config": {"index_topk": 16}},
     "glm5_next_text": {"index_topk": 16},
-    "granite4_vision": {"deepstack_layer_map": [[0, 0], [1, 1]], "spatial_target_layers": [0, 1]},
-    "granite_speech5_ctc": {"encoder_config": {"context_size": 16}},
-    "granite_speech5_encoder": {"context_size": 16},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "num_local_experts": 4, "num_experts_per_tok": 2},
     "grounding-dino": {"backbone_config": {"_only": True, **{k: v for k, v in RESNET.items() if k != "_only"}},
                        "num_queries": 10},
     "hiera": {"image_size": [64, 64], "embed_dim": 16, "depths": [1, 1, 1, 1]},
     "hunyuan_v1_dense": HEAD,
     "hunyuan_v1_moe": {**HEAD, "num_experts": 4, "moe_topk": 2},
-    "hunyuan_vl": {"text_config": {**HEAD, "rope_parameters": {**ROTATED, "xdrope_section": [2, 2, 2, 2]}}},
-    "hunyuan_vl_text": HEAD,
     "informer": {**FORECAST},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
               "use_mamba_kernels": False},
@@ -92,7 +74,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lilt": {"hidden_size": 48, "channel_shrink_ratio": 4, "num_attention_heads": 4},
     "longcat_flash": {"qk_head_dim": 32, "head_dim": 16},
-    "lw_detr": {"backbone_config": {"out_indices": [1, 2]}, "projector_scale_factors": [1.0]},
     "mamba2": {"num_heads": 4, "head_dim": 32, "n_groups": 1},
     "ministral": HEAD,
     "mistral4": {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
@@ -100,20 +81,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mobilebert": {"hidden_size": 64, "intra_bottleneck_size": 32, "true_hidden_size": 32, "embedding_size": 32},
     "moonshine_streaming": {"num_key_value_heads": 4},
     "nemotron": {"num_key_value_heads": 2, **HEAD},
-    "omdet-turbo": {**BY_RESNET, "vision_features_channels": [8, 16, 16]},
     "reformer": {
         "hidden_size": 64, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [32, 32], "attn_layers": ["local", "lsh"],
         "num_buckets": 2, "is_decoder": False, "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4,
     },
-    "seggpt": {"merge_index": 0, "intermediate_hidden_state_indices": [1], "num_hidden_layers": 2},
     "swinv2": {"pretrained_window_sizes": [0, 0, 0, 0]},
     "table-transformer": BY_RESNET,
     "time_series_transformer": FORECAST,
     "blip-2": {"image_token_index": 100},
     "instructblip": {"image_token_index": 100},
-    "prompt_depth_anything": NECK,
-    "tipsv2_dpt": NECK,
-    "zoedepth": NECK,
     "rt_detr": BY_RT_RESNET,
     "rt_detr_v2": BY_RT_RESNET,
     "mask2former": {"backbone_config": RESNET},
@@ -129,9 +105,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"num_hidden_layers": 3, "attention_window_size": 4},
     "sam": SAM,
     "sam_hq": SAM,
-    "sam2": {"vision_config": SAM2},
-    "sam2_vision_model": SAM2,
-    "sam2_hiera_det_model": SAM2["backbone_config"],
     "shieldgemma2": {"mm_tokens_per_image": 4, "yes_token_index": 5, "no_token_index": 6},
     "xmod": {"default_language": "en_XX"},
 }  # fmt: skip
@@ -148,8 +121,6 @@ PATCHES = {
 
 INPUTS: dict[str, dict[str, Any]] = {
     "audio-spectrogram-transformer": {"input_values": lambda f: f.normal(2, 1024, 128)},
-    "blip_2_qformer": {"query_embeds": lambda f: f.normal(2, 6, 64)},
-    "clap": {"input_features": lambda f: f.normal(2, 1, 64, 64)},
     "decision_transformer": {
         "states": lambda f: f.normal(2, 5, f.config.state_dim), "actions": lambda f: f.normal(2, 5, f.config.act_dim),
         "rewards": lambda f: f.normal(2, 5, 1), "returns_to_go": lambda f: f.normal(2, 5, 1),
@@ -159,8 +130,6 @@ INPUTS: dict[str, dict[str, Any]] = {
     "gemma3n_audio": {"audio_mel": lambda f: f.normal(2, 48, 128),
                       "audio_mel_mask": torch.zeros(2, 48, dtype=torch.bool)},
     "instructblip": {"qformer_input_ids": lambda f: f.tokens(6)},
-    "instructblipvideo": {"qformer_input_ids": lambda f: f.tokens(6)},
-    "lightglue": {"pixel_values": lambda f: f.normal(2, 2, 1, 64, 64)},
     "lxmert": {"visual_feats": lambda f: f.normal(2, 5, f.config.visual_feat_dim),
                "visual_pos": lambda f: f.normal(2, 5, 4)},
     "oneformer": {"task_inputs": lambda f: f.normal(2, 77)},

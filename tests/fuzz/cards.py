@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard.maps.loop import triton_plan
-from regard.maps.loop.triton_statistics import said_of_triton
+from regard.maps.statistics.tiles import explained
 from regard.tensors.triton_use import is_interpreted
 from tests.fuzz.core.masks import random_mask
 from tests.fuzz.core.parts import Sides
@@ -55,7 +55,7 @@ def case(drawn: Drawn) -> None:
             patch.setattr(triton_plan, name, value)
         triton_plan.plan_of.cache_clear()
         weights = regard.attention(q, k, k, return_weights=True, **options).weights
-        if "kernels" not in str(said_of_triton(weights.source.softmax_call().call)):
+        if "kernels" not in explained(weights.source)[0]:
             return
         dense = regard.attention(
             *(t.double() for t in (q, k, k)), backend="reference", return_weights=True, **options

@@ -1,6 +1,8 @@
 """What every ground draws with: hypothesis draws, so that a failure shrinks to its smallest case."""
 
+import sys
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any, TypeVar
 
 import torch
@@ -47,3 +49,34 @@ class Drawn:
     def bools(self, *shape: int, share: float = 0.6) -> Tensor:
         """Bools, of which this share is True."""
         return torch.rand(shape, generator=self.generator) < share
+
+
+class Covering(Drawn):
+    """Draws without hypothesis, and at each place in the code the named choice that was drawn there least so far.
+
+    A search meets a choice by chance; so many cases as a place has choices meet all of them. Of numbers and types the
+    first choice, which is the plainest, is drawn mostly: what a named choice does shows beside plain ones.
+    """
+
+    def __init__(self, counts: dict[Any, list[int]], seed: int) -> None:
+        self.counts, self.random = counts, Random(seed)
+        super().__init__(lambda strategy: self._refuse())
+
+    def _refuse(self) -> None:
+        raise TypeError("only numbers, choices and permutations are drawn here")
+
+    def number(self, least: int, most: int) -> int:
+        return self.random.randint(least, most)
+
+    def shuffled(self, choices: Sequence[T]) -> list[T]:
+        return self.random.sample(list(choices), len(choices))
+
+    def of(self, choices: Sequence[T]) -> T:
+        place = sys._getframe(1)
+        names = tuple(getattr(one, "__qualname__", one) for one in choices)
+        if not all(isinstance(one, str) for one in names):
+            return choices[0] if self.random.random() < 0.6 else self.random.choice(choices)
+        counts = self.counts.setdefault((place.f_code.co_filename, place.f_lineno, names), [0] * len(choices))
+        least = self.random.choice([n for n, count in enumerate(counts) if count == min(counts)])
+        counts[least] += 1
+        return choices[least]

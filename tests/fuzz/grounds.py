@@ -39,7 +39,6 @@ GROUNDS = {
         Ground("lifetimes", "tests.fuzz.lifetimes.ground:case"),
         Ground("files", "tests.fuzz.files.ground:case", memory_bytes=8 << 30),
         Ground("recurrences", "tests.fuzz.recurrences:case"),
-        Ground("pairs", "tests.fuzz.pairs:case"),
         Ground("positions", "tests.fuzz.positions:case"),
         Ground("text", "tests.fuzz.text.ground:case"),
         Ground("requests", "tests.fuzz.serving.requests:case"),

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import hypothesis
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.errors import Unsatisfiable
+from hypothesis.errors import Unsatisfiable, UnsatisfiedAssumption
 
-from tests.fuzz.drawing import Drawn
+from tests.fuzz.drawing import Covering, Drawn
 
 Case = Callable[[Drawn], None]
 """Draws one case and checks it; an exception is a failure."""
@@ -60,6 +61,25 @@ def search(ground: str, case: Case, seed: int, cases: int, known: set[str] | Non
     if known is not None and _kind(error) not in known:
         error = _first_error(case, seed, cases, [Phase.generate, Phase.shrink]) or error
     return runs, Failure(ground, seed, _kind(error), _text(error))
+
+
+def cover(case: Case, cases: int) -> list[tuple[str, ...]]:
+    """Run so many cases, each of choices that were drawn least so far; tables of which some choice was never drawn."""
+    counts: dict[Any, list[int]] = {}
+
+    @settings(
+        max_examples=1, phases=[Phase.generate], database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    @hypothesis.given(st.none())
+    def run(nothing: None) -> None:
+        counts.clear()
+        for seed in range(cases):
+            torch.manual_seed(0)
+            with suppress(UnsatisfiedAssumption):
+                case(Covering(counts, seed))
+
+    run()
+    return [names for (_, _, names), drawn in counts.items() if len(names) > 4 and 0 in drawn]
 
 
 def _first_error(case: Case, seed: int, cases: int, phases: list[Phase]) -> BaseException | None:

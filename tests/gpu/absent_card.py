@@ -57,6 +57,7 @@ def absent_card(capability: int) -> Iterator[AbsentCard]:
         patch.setattr(triton_use, "_FAILED", set())
         patch.setattr(triton_use, "capability_of", lambda device: divmod(capability, 10))
         patch.setattr("regard.maps.loop.triton_statistics.runs_triton", lambda device, name: True)
+        patch.setattr("regard.maps.loop.triton_statistics.TritonRows.devices", {"cpu"})
         patch.setattr("regard.watching.kept.rebuilding.can_look", lambda tensor: False)
         for module in (triton_columns, triton_ranks, triton_rows):
             for name in ("read_rows", "join_parts", "rank_groups", "read_columns", "pool_keys"):

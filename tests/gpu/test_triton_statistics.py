@@ -12,9 +12,9 @@ from torch import Tensor
 
 import regard
 from regard.maps.loop import triton_plan, triton_statistics
-from regard.maps.statistics import tiles
 from tests.gpu.checked_statistics import USUAL, check
 from tests.gpu.planted import planted
+from tests.maps.dense_maps import answers_of
 
 pytest.importorskip("triton", reason="Triton comes with the builds of torch for CUDA: make interpret")
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -49,16 +49,7 @@ Calls = list[bool]
 @pytest.fixture(scope="module", autouse=True)
 def answered() -> Iterator[Calls]:
     """Whether the kernel has answered, each time that it was asked. Small blocks make many of few keys."""
-    found: Calls = []
-    real = triton_statistics.in_kernels
-
-    def watched(*asked: Any) -> Any:
-        answers = real(*asked)
-        found.append(answers is not None)
-        return answers
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "in_kernels", watched)
+    with answers_of(triton_statistics.TritonRows) as found, pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_plan, "row_tile", lambda *asked: triton_plan.KernelTile(32, 16, 4))
         patch.setattr(triton_plan, "column_tile", lambda *asked, **how: triton_plan.KernelTile(16, 32, 4))
         triton_plan.plan_of.cache_clear()
@@ -260,7 +251,7 @@ def test_what_goes_by_tiles_and_explain_says_so(answered: Calls) -> None:
             weights = regard.attention(q, q, q, mask=mask, return_weights=True).weights
         assert asked(weights, *USUAL) == [reason is None]
         said = str(regard.explain(q, q, q, mask=mask))
-        assert "statistics of its weights: by kernels of our own (Triton)" in said or reason is not None
+        assert "together: by kernels of our own (Triton)" in said or reason is not None
         assert reason is None or reason in said
     assert asked(weights, *USUAL, "top_p_count") == [False]
     assert asked(weights.average(), *USUAL) == [False]

@@ -13,10 +13,10 @@ from regard.call.masks.patterns import Window
 from regard.call.shapes import Sizes
 from regard.functional import make_call
 from regard.watching.checks import facts
-from regard.watching.checks.facts import facts_of
+from regard.watching.checks.facts import facts_of, spans_of_call
 from regard.watching.checks.finding import Finding
-from regard.watching.checks.mask_kind import kind_of
-from regard.watching.checks.visible import visible
+from regard.watching.kept.mask_kind import kind_of
+from regard.watching.kept.mask_reading import read_mask
 from regard.watching.watch import Seen
 
 B, H, T, D = 2, 3, 7, 5
@@ -59,7 +59,7 @@ def kind(mask: regard.Mask | Tensor | None, queries: int = T, keys: int = T, bat
             x, y, y, score=regard.ScaledDot(), normalization=regard.Softmax(), mask=mask, bias=None, dropout=0.0
         )
         assert call.mask is not None
-        given = str(kind_of(visible(call, None)))
+        given = str(kind_of(spans_of_call(call, None)))
         dense = call.allowed(call.mask, range(queries), range(keys))
     seen = watched(Attention(), inputs(queries, batch), inputs(keys, batch), mask=dense)
     found = str(facts_of(seen.calls[0]).mask)
@@ -95,6 +95,7 @@ KINDS: list[tuple[str, regard.Mask | None, str]] = [
     ("image", regard.causal() | (regard.documents(ids(0, 1, 2, 2, 2, 3, 4))),
      "causal, with blocks of both directions"),
     ("upside down", ~regard.causal(), "inverted"),
+    ("holes", regard.causal() & (regard.lengths(1) | regard.call.masks.strided(2)), "dense of no known kind"),
     ("strided", regard.call.masks.strided(2), "dense of no known kind"),
     ("chosen", regard.chosen(torch.tensor([[0, -1], [0, 1], [0, 2], [1, 3], [0, 1], [3, 5], [0, 6]])),
      "2 of the causal keys, chosen for each query; 1 key chosen by no query"),
@@ -139,6 +140,8 @@ def test_a_kind_says_what_the_mask_says(seed: int) -> None:
     mask = patterns[upto(6)]()
     if upto(2):
         mask = mask & regard.lengths(torch.randint(1, keys + 1, (B,), generator=pick))
+    if not upto(4):
+        mask = mask & (torch.rand(1, 1, queries, 1, generator=pick) < 0.7)
     found = kind(mask, queries, keys)
     x = inputs(queries)[:, None]
     y = inputs(keys)[:, None]
@@ -147,21 +150,24 @@ def test_a_kind_says_what_the_mask_says(seed: int) -> None:
     )
     assert call.mask is not None
     dense = call.allowed(call.mask, range(queries), range(keys)).expand(B, 1, queries, keys)
-    told = kind_of(visible(call, None))
+    read = read_mask(call.allowed(call.mask, range(queries), range(keys)), call.sizes)
+    again = torch.ones_like(dense) if read.mask is None else read.mask.dense(call.sizes).expand_as(dense)
+    assert torch.equal(dense, again), found
+    told = kind_of(spans_of_call(call, None))
     away = torch.arange(keys) - (torch.arange(queries) + told.offset)[:, None]
     places = away > 0
     assert bool(told.ahead) == bool((dense & places).any()), found
     shown = dense.any(-2, keepdim=True)
-    again = {
+    rebuilt = {
         "none": lambda: torch.ones(queries, keys, dtype=torch.bool),
         "causal": lambda: ~places,
         "causal from the first key": lambda: ~places,
         "window to both sides": lambda: (told.ahead - told.size < away) & (away <= told.ahead),
         "window": lambda: ~places & (away > -told.size),
     }.get(told.pattern)
-    if again is not None:
+    if rebuilt is not None:
         live = dense.any(-1, keepdim=True)
-        assert torch.equal(dense, again() & shown & live), found
+        assert torch.equal(dense, rebuilt() & shown & live), found
 
 
 def dense_shares(weights: Tensor, keep: Tensor | None = None, offset: int = 0) -> tuple[float, float]:

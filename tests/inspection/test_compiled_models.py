@@ -12,13 +12,12 @@ from torch.nn.functional import scaled_dot_product_attention
 import regard
 from regard.edits import Knockout
 from regard.watching import measure_mixing
+from tests.inspection.huggingface_families import FAMILIES
+from tests.modules import module
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-
-class Attend(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return scaled_dot_product_attention(x, x, x)
+Attend = module(lambda m, x: scaled_dot_product_attention(x, x, x))
 
 
 def counting() -> tuple[Callable[..., Any], list[object]]:
@@ -31,32 +30,18 @@ def counting() -> tuple[Callable[..., Any], list[object]]:
     return backend, graphs
 
 
-def gpt2() -> tuple[nn.Module, str]:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=16, bos_token_id=1, eos_token_id=2
-    )
-    return transformers.GPT2LMHeadModel(config).eval(), "transformer.h.1.attn"
+def encoder() -> nn.Module:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 32, batch_first=True), 2).eval()
 
 
-def llama() -> tuple[nn.Module, str]:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4
-    )
-    return transformers.LlamaForCausalLM(config).eval(), "model.layers.1.self_attn"
-
-
-def encoder() -> tuple[nn.Module, str]:
-    layer = nn.TransformerEncoderLayer(32, 4, 32, batch_first=True)
-    return nn.TransformerEncoder(layer, 2).eval(), "layers.1.self_attn"
-
-
-@pytest.mark.parametrize("make", [gpt2, llama, encoder])
-def test_the_maps_of_a_compiled_model_are_those_of_the_model(make: Callable[[], tuple[nn.Module, str]]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("gpt2", "transformer.h.1.attn"), ("llama", "model.layers.1.self_attn"), ("encoder", "layers.1.self_attn")],
+)
+def test_the_maps_of_a_compiled_model_are_those_of_the_model(kind: str, name: str) -> None:
     torch.manual_seed(0)
-    model, name = make()
-    given = torch.randn(2, 9, 32) if make is encoder else torch.randint(3, 50, (2, 9))
+    model = encoder() if kind == "encoder" else FAMILIES[kind].build()
+    given = torch.randn(2, 9, 32) if kind == "encoder" else torch.randint(3, 50, (2, 9))
 
     def run(one: nn.Module) -> Tensor:
         output = one(given)
@@ -125,13 +110,7 @@ def test_edits_and_functions_reach_compiled_models() -> None:
 
 
 def test_another_run_of_a_compiled_model_is_measured() -> None:
-    class Across(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(5, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x.mT).mT
+    Across = module(lambda m, x: m.layer(x.mT).mT, lambda: {"layer": nn.Linear(5, 5)})
 
     backend, graphs = counting()
     compiled: Any = torch.compile(nn.Sequential(Attend(), Across()), backend=backend)
@@ -155,31 +134,13 @@ def test_an_error_leaves_the_stance_and_the_warnings_as_they_were() -> None:
     assert len(graphs) == 1
 
 
-def test_attention_in_exported_and_aot_compiled_programs() -> None:
-    """`regard.attention` is torch's own function in a graph: seen in a program, and named in compiled code."""
-
-    class Own(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return regard.attention(x, x, x, mask=regard.causal())
-
-    class Holder(nn.Module):
-        def __init__(self, function: Any) -> None:
-            super().__init__()
-            self.function = function
-
-        def forward(self, x: Tensor) -> Any:
-            return self.function(x)
-
-    x = torch.randn(1, 2, 5, 4)
-    program = torch.export.export(Own(), (x,)).module()
-    with torch.no_grad(), regard.watch(program) as seen, regard.watch(Own()) as plain:
-        expected = plain.modules[""](x)
-        torch.testing.assert_close(program(x), expected)
-    torch.testing.assert_close(seen[""].dense(), plain[""].dense())
-
-    holder = Holder(torch.compile(Own().forward, backend="aot_eager", fullgraph=True))
+def test_attention_in_aot_compiled_code_is_named() -> None:
+    """`regard.attention` is torch's own function in a graph."""
+    Own = module(lambda m, x: regard.attention(x, x, x, mask=regard.causal()))
+    compiled = torch.compile(Own().forward, backend="aot_eager", fullgraph=True)
+    holder, x = module(lambda m, x: m.function(x), lambda: {"function": compiled})(), torch.randn(1, 2, 5, 4)
     with torch.no_grad():
-        torch.testing.assert_close(holder(x), expected)
+        torch.testing.assert_close(holder(x), Own()(x))
         with regard.watch(holder) as hidden:
             holder(x)
     assert "an operator that cannot be looked into" in str(hidden.report())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
+from tests.modules import module
 
 # torch's own passes call what torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -33,14 +34,15 @@ class WrittenOut(Fused):
         return ((query @ key.mT).softmax(-1) @ value).transpose(1, 2).flatten(2)
 
 
-class Both(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = Fused(), WrittenOut()
-
+class Ours(Fused):
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x))
+        return regard.attention(*self.heads(x), mask=regard.causal()).transpose(1, 2).flatten(2)
 
+
+Both = module(
+    lambda m, x: m.third(m.second(m.first(x))),
+    lambda: {"first": Fused(), "second": WrittenOut(), "third": Ours()},
+)
 
 FORMS: dict[str, Callable[[Any], Any]] = {
     "as it is": lambda program: program.module(),
@@ -62,8 +64,8 @@ def test_the_maps_of_an_exported_program_are_those_of_the_model(form: str) -> No
             model(x)
     assert torch.equal(before, during)
     assert not seen.report().missed
-    assert len(seen) == len(whole) == 2
+    assert len(seen) == len(whole) == 3
     for weights, expected in zip(seen.maps, whole.maps, strict=True):
         torch.testing.assert_close(weights.dense(), expected.dense(), rtol=0, atol=1e-6)
-    names = ["first", "second"] if form == "with its modules" else ["", ""]
+    names = ["first", "second", "third"] if form == "with its modules" else [""] * 3
     assert [name for name, _ in seen] == names

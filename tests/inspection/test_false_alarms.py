@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
+from tests.modules import module
 
 
 class AttentionCore(nn.Module):
@@ -73,27 +74,6 @@ def test_attention_beside_attention_that_was_seen_is_named() -> None:
 
 
 def test_a_projection_is_no_gap_where_no_attention_around_it_was_seen() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.core, self.after = AttentionCore(), AttentionOutput()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.after(self.core(x), x)
+    Model = module(lambda m, x: m.after(m.core(x), x), lambda: {"core": AttentionCore(), "after": AttentionOutput()})
 
     assert missed(Model(), torch.randn(2, 5, 8)) == []
-
-
-# transformers calls what torch has deprecated; nothing of it is ours.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_lxmert_is_seen_whole() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LxmertConfig(
-        vocab_size=61, hidden_size=32, num_attention_heads=4, intermediate_size=48, l_layers=2, x_layers=2, r_layers=2,
-        visual_feat_dim=8,
-    )  # fmt: skip
-    model = transformers.LxmertModel(config).eval()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(torch.randint(0, 61, (2, 11)), visual_feats=torch.randn(2, 5, 8), visual_pos=torch.rand(2, 5, 4))
-    assert len(seen) == 12
-    assert not seen.report().missed

@@ -13,6 +13,7 @@ from regard.errors import ShapeError
 from regard.watching import head_table, rollout
 from tests.families import architectures, examine
 from tests.inspection.huggingface_families import Family, tokens
+from tests.modules import module
 
 B, H, T, D = 3, 4, 7, 5
 
@@ -50,9 +51,7 @@ class Folds(nn.Module):
         return self.out(heads.transpose(1, 2).flatten(2))
 
 
-class Inner(nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.bmm((torch.bmm(q, k.mT) / D**0.5).softmax(-1), v)
+Inner = module(lambda m, q, k, v: torch.bmm((torch.bmm(q, k.mT) / D**0.5).softmax(-1), v))
 
 
 class FoldsOutside(Folds):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import regard
 from tests.maps.naive_recurrence import Given, step_by_step
+from tests.modules import module
 
 transformers = pytest.importorskip("transformers")
 
@@ -30,9 +31,7 @@ def home_of(name: str, function: Callable[..., Any]) -> Iterator[nn.Module]:
     stand_in.__name__, stand_in.__signature__ = name, signature(function)  # type: ignore[attr-defined]
     setattr(home, name, stand_in)
 
-    class Layer(nn.Module):
-        def forward(self, given: dict[str, Any]) -> Any:
-            return getattr(home, name)(**given)
+    Layer = module(lambda m, given: getattr(home, name)(**given))
 
     Layer.__module__ = home.__name__
     try:
@@ -212,9 +211,7 @@ def test_packed_sequences_of_fla_are_refused_by_name() -> None:
 
     home.chunk_gla = chunk_gla
 
-    class Layer(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return home.chunk_gla(x, x, x, x, cu_seqlens=torch.tensor([0, 2, 4]))
+    Layer = module(lambda m, x: home.chunk_gla(x, x, x, x, cu_seqlens=torch.tensor([0, 2, 4])))
 
     Layer.__module__ = home.__name__
     with torch.no_grad(), regard.watch(Layer()) as seen:

@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from tests.inspection.huggingface_families import FAMILIES, LLAMA, Family, greedy, tokens
+from tests.modules import module
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -243,17 +244,13 @@ def test_two_calls_a_step_are_two_maps() -> None:
         same(joined.dense(), at_once[path, number].dense())
 
 
-class Twice(nn.Module):
-    """Two softmaxes of other queries and keys, one after the other, as differential attention has them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, q: Tensor, past: Tensor, causal: bool) -> Tensor:
-        return torch.cat([
-            F.scaled_dot_product_attention(f(q), f(past), past, is_causal=causal) for f in (self.first, self.second)
-        ])  # fmt: skip
+Twice = module(
+    lambda m, q, past, causal: torch.cat(
+        [F.scaled_dot_product_attention(f(q), f(past), past, is_causal=causal) for f in (m.first, m.second)]
+    ),
+    lambda: {"first": nn.Linear(6, 6), "second": nn.Linear(6, 6)},
+)
+"""Two softmaxes of other queries and keys, one after the other, as differential attention has them."""
 
 
 def test_two_calls_a_step_of_other_keys() -> None:
@@ -315,9 +312,7 @@ def test_a_cache_that_changes_keys_is_refused() -> None:
 
 
 def test_meta_tensors_have_no_keys_to_compare() -> None:
-    class Attends(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(x, x, x)
+    Attends = module(lambda m, x: F.scaled_dot_product_attention(x, x, x))
 
     with torch.no_grad(), regard.watch(Attends()) as seen:
         for n in (2, 3):
@@ -326,11 +321,8 @@ def test_meta_tensors_have_no_keys_to_compare() -> None:
         seen.joined("")
 
 
-class Cached(nn.Module):
-    """Attention over keys that are handed in."""
-
-    def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, k)
+Cached = module(lambda m, q, k: F.scaled_dot_product_attention(q, k, k))
+"""Attention over keys that are handed in."""
 
 
 def test_fingerprints_wait_for_a_second_call_or_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:

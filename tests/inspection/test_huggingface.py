@@ -1,14 +1,13 @@
 """Families of Hugging Face models, each against the weights that its own eager attention reports."""
 
 from itertools import product
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import regard
-from regard.watching.watch import Seen
 from tests.inspection.huggingface_families import Family
 
 pytest.importorskip("transformers")
@@ -97,35 +96,6 @@ def test_bigbird_in_full() -> None:
         torch.testing.assert_close(weights.dense(), expected, rtol=0, atol=1e-6)
 
 
-def generated(name: str, inputs: dict[str, Any], **settings: Any) -> tuple[Any, Any, Seen]:
-    model = FAMILIES[name].build()
-    options = greedy(**settings)
-    with torch.no_grad():
-        plain = model.generate(**inputs, **options)
-        with regard.watch(model) as seen:
-            watched = model.generate(**inputs, **options)
-    assert torch.equal(plain, watched)
-    return model, plain, seen
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("padding", [None, "left"])
-def test_steps_of_a_generation_are_the_rows_of_the_whole(padding: str | None, cache: str) -> None:
-    settings = {} if cache == "dynamic" else {"cache_implementation": "static", "disable_compile": True}
-    inputs = tokens(padding)
-    model, ids, seen = generated("llama", inputs, **settings)
-    name = "model.layers.1.self_attn"
-    assert len(seen.calls_of(name)) == 5
-    keep = torch.ones_like(ids[:, :-1])
-    if padding:
-        keep[1, :4] = 0
-    with torch.no_grad(), regard.watch(model) as whole:
-        model(input_ids=ids[:, :-1], attention_mask=keep)
-    steps, expected = seen.joined(name).dense(), whole[name].dense()
-    torch.testing.assert_close(steps[..., : expected.shape[-1]], expected, rtol=0, atol=1e-5)
-    assert (steps[..., expected.shape[-1] :] == 0).all()
-
-
 @pytest.mark.parametrize("keep", ["factors", "cpu", "summary", regard.Summarize("received", "entropy")])
 @pytest.mark.parametrize("name", ["gpt2", "t5", "gpt-j"])
 def test_every_mode_of_keeping_under_generate(name: str, keep: Any) -> None:
@@ -147,26 +117,6 @@ def test_every_mode_of_keeping_under_generate(name: str, keep: Any) -> None:
         steps, expected = seen.joined(path), whole.joined(path)
         torch.testing.assert_close(steps.received(), expected.received(), rtol=0, atol=1e-5)
         torch.testing.assert_close(steps.entropy(), expected.entropy(), rtol=0, atol=1e-5)
-
-
-def test_steps_share_the_last_keys() -> None:
-    _, _, seen = generated("llama", tokens(None))
-    keys = {
-        cast(Any, m.source).call.key.untyped_storage().data_ptr() for m in seen.calls_of("model.layers.0.self_attn")
-    }
-    assert len(keys) == 1
-
-
-def test_beams_that_change_places_keep_their_own_keys() -> None:
-    _, _, seen = generated("gpt2", tokens(None), num_beams=2)
-    for weights in seen.calls_of("transformer.h.1.attn"):
-        assert torch.allclose(weights.dense().sum(-1), torch.ones(()), atol=1e-5)
-
-
-def test_generation_with_an_encoder() -> None:
-    _, _, seen = generated("bart", tokens())
-    assert len(seen.calls_of("model.decoder.layers.0.encoder_attn")) == 5
-    assert seen["model.encoder.layers.0.self_attn"].shape == (2, 4, LENGTH, LENGTH)
 
 
 def test_window_and_padding_masks_are_not_held_dense() -> None:

@@ -12,7 +12,7 @@ import regard
 from regard.call.masks.basic import Causal, Padding, Predicate
 from regard.call.masks.patterns import Window
 from regard.errors import ArgumentError
-from regard.huggingface.forward import forward
+from regard.huggingface.enable import forward
 from regard.huggingface.masks import LazyMask, lazy_mask
 
 pytest.importorskip("transformers")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.huggingface.forward import forward
+from regard.huggingface.enable import forward
 from regard.huggingface.masks import lazy_mask
 from tests.transformers_version import places
 

@@ -16,6 +16,7 @@ from regard.errors import NotSeenError
 from regard.watching.readers.kernel_arguments import KERNELS, XFORMERS
 from tests import ROOT
 from tests.inspection import kernel_stand_ins as stand_ins
+from tests.modules import module
 
 BOUND = 64 * torch.finfo(torch.float32).eps
 """Sums of at most 20 terms near 1, in two orders, through an exponential."""
@@ -197,13 +198,10 @@ def test_varlen_attn_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_xformers_and_transformer_engine_are_named_as_not_seen() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.engine, self.layer = stand_ins.DotProductAttention(), of("xformers.ops")
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return self.engine(q, k, v) + self.layer("memory_efficient_attention", q, k, v)
+    Model = module(
+        lambda m, q, k, v: m.engine(q, k, v) + m.layer("memory_efficient_attention", q, k, v),
+        lambda: {"engine": stand_ins.DotProductAttention(), "layer": of("xformers.ops")},
+    )
 
     with torch.no_grad(), regard.watch(model := Model()) as seen:
         model(*vectors(2, 5, groups=4))

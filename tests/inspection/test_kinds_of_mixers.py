@@ -12,6 +12,7 @@ import regard
 from regard.errors import NotSeenError, ShapeError
 from regard.watching import compare, head_table, relevance, rollout
 from regard.watching.readers.convolution_calls import Convolution
+from tests.modules import module
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -98,6 +99,8 @@ def test_attention_over_depth_and_convolutions_beside_attention_are_no_layers() 
 
 
 def test_streams_and_cross_attention_have_their_kinds() -> None:
+    seen, _, _ = watched("lxmert")
+    assert (len(seen), seen.report().missed) == (12, ())
     kinds = watched("deepseek_v4")[0].report().kinds
     assert kinds["layers.0"] == "mixture of streams"
     seen, _, _ = watched("t5")
@@ -161,9 +164,7 @@ def test_mamba_against_its_hidden_attention() -> None:
     home: Any = ModuleType("home_of_scan")
     home.mamba_selective_scan, sys.modules[home.__name__] = mamba.mamba_selective_scan, home
 
-    class Scan(nn.Module):
-        def forward(self, **given: Tensor) -> Any:
-            return home.mamba_selective_scan(**given, return_last_state=True)
+    Scan = module(lambda m, **given: home.mamba_selective_scan(**given, return_last_state=True))
 
     Scan.__module__ = home.__name__
     batch, channels, length, states = 2, 3, 9, 4

@@ -124,6 +124,19 @@ def test_a_fault_stops_or_warns_and_holds_no_tensors() -> None:
     assert [one.observed for one in monitor.audited if one.observed is not None] == []
 
 
+@pytest.mark.parametrize("told", ["padding", "documents"])
+def test_the_audit_is_told_of_the_batch(told: str) -> None:
+    model, x = encoder(), torch.randn(2, 6, 8)
+    monitor = AttentionMonitor(causal=False)
+    of = {"padding": torch.arange(6) < torch.tensor([[6], [4]]), "documents": torch.arange(6)[None] // 3}
+    monitor.begin(model, 1, **{told: of[told]})
+    model(x)
+    with pytest.raises(AssertionError, match=f"{told}="):
+        monitor.end()
+    assert monitor.audited is not None
+    assert {one.reason for one in monitor.audited.errors} == {told}
+
+
 def test_numbers_out_of_range_are_refused() -> None:
     for options in ({"every": 0}, {"sequences": 0}, {"on_fault": "ignore"}):
         with pytest.raises(ArgumentError, match="needs every and sequences"):

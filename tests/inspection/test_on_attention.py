@@ -12,17 +12,15 @@ from torch.nn import functional as F
 import regard
 from regard.errors import ArgumentError, FunctionError, NotSeenError
 from tests import ROOT
+from tests.inspection.huggingface_families import LLAMA, Family
+from tests.modules import module
 
 LAYERS, PROMPT, NEW, BUDGET, WINDOW = 3, 23, 15, 14, 4
 
 
 def llama() -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval().double()
+    settings = {**LLAMA, "num_hidden_layers": LAYERS, "max_position_embeddings": 128}
+    return Family("LlamaForCausalLM", "LlamaConfig", settings).build().double()
 
 
 def prompt() -> Tensor:
@@ -107,9 +105,7 @@ def test_maps_and_vectors_are_those_of_the_call() -> None:
 
 @pytest.mark.parametrize("how", ["by place", "by name"])
 def test_regard_attention_by_place_and_by_name(how: str) -> None:
-    class Own(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return regard.attention(x, x, value=x) if how == "by name" else regard.attention(x, x, x)
+    Own = module(lambda m, x: regard.attention(x, x, value=x) if how == "by name" else regard.attention(x, x, x))
 
     shapes: list[Any] = []
     with regard.on_attention(Own(), lambda name, weights, *vectors: shapes.append([t.shape for t in vectors])) as hook:

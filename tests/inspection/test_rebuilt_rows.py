@@ -19,6 +19,7 @@ from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.readers import kernel_lse, multi_head_calls, sdpa_calls
 from regard.watching.readers.flex_calls import BlockLists
 from regard.watching.running.module_kinds import ran_fused
+from tests.modules import module
 
 # torch warns that FlexAttention runs uncompiled, and its compiler imports what it has deprecated itself.
 pytestmark = [
@@ -35,9 +36,7 @@ class Sdpa(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, **options)
 
 
-class WrittenOut(nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        return (q @ k.mT / D**0.5).softmax(-1) @ v
+WrittenOut = module(lambda m, q, k, v, **options: (q @ k.mT / D**0.5).softmax(-1) @ v)
 
 
 class Flex(nn.Module):
@@ -50,15 +49,10 @@ class Own(nn.Module):
         return regard.attention(q, k, v, **options)
 
 
-class Layers(nn.Module):
-    """Several calls, to see that one wrong map loses no other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = Sdpa(), Sdpa()
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.first(q, k, v) + self.second(q, k, v, is_causal=True)
+Layers = module(
+    lambda m, q, k, v: m.first(q, k, v) + m.second(q, k, v, is_causal=True), lambda: {"first": Sdpa(), "second": Sdpa()}
+)
+"""Several calls, to see that one wrong map loses no other."""
 
 
 def vectors(keys: int = S, groups: int = H, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -354,13 +348,10 @@ def test_learned_queries_and_masks_are_marked(what: str) -> None:
 
 
 def test_flex_functions_that_changed_are_refused() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bias = nn.Parameter(torch.randn(T))
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + self.bias[j])
+    Model = module(
+        lambda m, q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + m.bias[j]),
+        lambda: {"bias": nn.Parameter(torch.randn(T))},
+    )
 
     model, given = Model(), vectors(T)
     with regard.watch(model) as seen:
@@ -378,13 +369,9 @@ def test_compiled_flex_is_decided_by_its_block_lists() -> None:
     mask = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, size, size, device="cpu", BLOCK_SIZE=block)
     mask.mask_mod = lambda b, h, i, j: (i >= j) & (j % 2 == 0)  # The full block below the diagonal does not ask it.
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attend = torch.compile(flex_attention)
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return self.attend(q, k, v, block_mask=mask)
+    Model = module(
+        lambda m, q, k, v: m.attend(q, k, v, block_mask=mask), lambda: {"attend": torch.compile(flex_attention)}
+    )
 
     model = Model()
     with torch.no_grad(), regard.watch(model) as seen:
@@ -462,14 +449,9 @@ def test_a_mask_of_torch_is_decided_without_importing_its_module() -> None:
 
 def test_compiled_flex_runs_with_a_scale_that_varies() -> None:
     """torch's compiler makes a symbol of a number that differs from that of the call before."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attend = torch.compile(flex_attention, backend="aot_eager")
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return self.attend(q, k, v)
+    Model = module(
+        lambda m, q, k, v: m.attend(q, k, v), lambda: {"attend": torch.compile(flex_attention, backend="aot_eager")}
+    )
 
     torch._dynamo.reset()
     model = Model()

@@ -21,6 +21,7 @@ from regard.watching.hooks.observers import FUNCTIONS, this_thread
 from regard.watching.readers import kernel_lse as lse_module
 from regard.watching.watch import Seen
 from tests import each_once
+from tests.modules import module
 
 B, H, T, D = 2, 3, 7, 5
 
@@ -113,7 +114,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "scale": {"scale": 0.7},
 }
 RECOGNISED = {"none", "causal flag", "bool, T x S", "padding", "causal and padding", "left padding", "window",
-              "window both ways", "added, per key", "-inf", "finfo.min", "scale"}  # fmt: skip
+              "window both ways", "added, per key", "-inf", "finfo.min", "scale",
+              "rows of -inf", "rows of False"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -178,10 +180,7 @@ def test_a_row_of_several_low_numbers_is_even_over_the_largest() -> None:
     close(seen[""][0, 0, 2], torch.tensor([0.5, 0, 0.5, 0, 0, 0, 0]))
 
 
-class Raw(nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, **settings: Any) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, **settings)
-
+Raw = module(lambda m, q, k, v, **settings: F.scaled_dot_product_attention(q, k, v, **settings))
 
 SHAPES = {
     "2-D": ((T, D), (9, D)),
@@ -267,16 +266,8 @@ def test_a_module_in_two_places_has_its_first_name() -> None:
     assert list(seen) == [("0", 0), ("0", 1)]
 
 
-class Methods(nn.Module):
-    """Calls a method of its part, and a part that is in no list of modules."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = Attend()
-        self.hidden = [Attend()]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.hidden[0](self.part.forward(x))
+Methods = module(lambda m, x: m.hidden[0](m.part.forward(x)), lambda: {"part": Attend(), "hidden": [Attend()]})
+"""Calls a method of its part, and a part that is in no list of modules."""
 
 
 def test_methods_and_unregistered_parts() -> None:
@@ -356,15 +347,10 @@ def test_what_was_not_seen_is_said() -> None:
     assert repr(seen) == "Seen(Two: 1 map of 1 module)"
 
 
-class OddAttention(nn.Module):
-    """Attends by a formula that nobody observes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(x @ x.mT * self.scale) @ x
+OddAttention = module(
+    lambda m, x: torch.sigmoid(x @ x.mT * m.scale) @ x, lambda: {"scale": nn.Parameter(torch.ones(()))}
+)
+"""Attends by a formula that nobody observes."""
 
 
 def test_a_module_that_attends_out_of_sight_is_reported() -> None:
@@ -536,9 +522,7 @@ def test_last_queries_with_no_key_are_no_wrong_lse(monkeypatch: pytest.MonkeyPat
     allowed = torch.ones(6, 6, dtype=torch.bool).tril()
     allowed[-1] = False
 
-    class Masked(nn.Module):
-        def forward(self, q: Tensor) -> Tensor:
-            return nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=allowed)
+    Masked = module(lambda m, q: nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=allowed))
 
     with torch.no_grad(), regard.watch(model := Masked()) as seen:
         model(q)
@@ -826,13 +810,7 @@ def test_a_generator_that_another_thread_ends_leaves_the_next_watch_as_it_should
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_blocks(reentrant: bool) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Two()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.block, x, use_reentrant=reentrant)
+    Checkpointed = module(lambda m, x: checkpoint(m.block, x, use_reentrant=reentrant), lambda: {"block": Two()})
 
     model, inputs = Checkpointed(), x().requires_grad_()
     model(inputs).sum().backward()
@@ -892,10 +870,7 @@ def test_an_empty_batch_has_a_map() -> None:
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
 def test_a_transform_of_a_watched_model_is_the_same(transform: Any) -> None:
-    class Own(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            found: Tensor = regard.attention(x, x, x)
-            return found
+    Own = module(lambda m, x: regard.attention(x, x, x))
 
     x, model = torch.randn(1, 2, 4, 8), Own()
     expected = transform(lambda z: model(z).sum())(x)

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 import regard
 from regard.watching.hooks.observers import this_thread
 from regard.watching.readers.kernel_lse import KERNELS, KernelLse, run_with_lse
+from tests.modules import module
 
 ATTEND: Any = F.scaled_dot_product_attention
 B, H, T, D = 1, 4, 96, 32
@@ -148,10 +149,7 @@ def test_the_operator_is_named_as_torch_names_it() -> None:
 
 # -- modules without frames ------------------------------------------------------------------------------
 
-
-class Attend(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ATTEND(x, x, x)
+Attend = module(lambda m, x: ATTEND(x, x, x))
 
 
 class Stopped(BaseException):
@@ -213,13 +211,10 @@ def test_plain_modules_are_looked_at_while_our_mode_is_off(monkeypatch: pytest.M
 
     monkeypatch.setattr(mode, "__torch_function__", counted)
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.plain = nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, D))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return ATTEND(self.plain(x), x, x)
+    Model = module(
+        lambda m, x: ATTEND(m.plain(x), x, x),
+        lambda: {"plain": nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, D))},
+    )
 
     model, x = Model(), vectors()[0]
     with torch.no_grad(), regard.watch(model) as seen:
@@ -229,13 +224,7 @@ def test_plain_modules_are_looked_at_while_our_mode_is_off(monkeypatch: pytest.M
 
 
 def test_a_method_of_a_module_of_ours_is_a_call_of_that_module() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attend = regard.nn.MultiHeadAttention(D, H)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.attend.extend(x, None)[0]
+    Model = module(lambda m, x: m.attend.extend(x, None)[0], lambda: {"attend": regard.nn.MultiHeadAttention(D, H)})
 
     with torch.no_grad(), regard.watch(model := Model()) as seen:
         model(torch.randn(2, 5, D))
@@ -311,9 +300,7 @@ def test_copies_are_kept_by_maps_alone_and_travel() -> None:
 
 
 def test_other_queries_of_the_same_keys_go_on_with_a_late_call() -> None:
-    class Asks(nn.Module):
-        def forward(self, query: Tensor, key: Tensor) -> Tensor:
-            return ATTEND(query, key, key)
+    Asks = module(lambda m, query, key: ATTEND(query, key, key))
 
     class Model(nn.Module):
         def __init__(self) -> None:

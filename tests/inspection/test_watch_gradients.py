@@ -16,6 +16,7 @@ from regard.errors import ArgumentError, GradientError, NotSeenError, Overwritte
 from regard.maps.attention_map import AttentionMap
 from tests.inspection.test_watch import MASKS, TRIL, Attend, B, D, H, T, Two, dense, x
 from tests.largest import Largest
+from tests.modules import module
 
 FLOAT64 = 1e-12
 
@@ -53,25 +54,6 @@ def weights_of(model: Any, inputs: Tensor, mask: Tensor | None = None, **setting
 
 
 # -- maps that carry gradients ---------------------------------------------------------------------------
-
-
-def test_the_loss_of_a_task_and_a_statistic_together() -> None:
-    model, inputs = Two().double(), x().double()
-    with regard.watch(model, grad=True) as seen:
-        output = model(inputs, is_causal=True)
-    found = gradients(output.square().mean() + 0.1 * seen["first", 0].entropy().mean(), model)
-    eager = weights_of(model.first, inputs, causal=True)
-    entropy = -(eager * torch.where(eager > 0, eager, 1.0).log()).sum(-1).mean()
-    agree(found, gradients(model(inputs, is_causal=True).square().mean() + 0.1 * entropy, model))
-
-
-def test_every_call_of_one_module_has_a_map_of_its_own() -> None:
-    model, one, other = Attend().double(), x().double(), x().double()
-    with regard.watch(model, grad=True) as seen:
-        model(one), model(other, is_causal=True)
-    loss = statistics(seen["", 0]) + 3 * statistics(seen["", 1])
-    eager = statistics(weights_of(model, one)) + 3 * statistics(weights_of(model, other, causal=True))
-    agree(gradients(loss, model), gradients(eager, model))
 
 
 def test_in_training_mode_the_map_is_before_dropout() -> None:
@@ -159,17 +141,6 @@ def test_attention_that_a_model_writes_out() -> None:
     softmax = seen.softmax(("", 0))
     found, wanted = softmax.dense(), weights / model.gate
     agree(gradients(found.square().sum(), model), gradients(wanted.square().sum(), model))
-
-
-def test_a_loss_of_a_map_takes_memory_linear_in_the_length() -> None:
-    length = 2048
-    model, inputs = Attend(), torch.randn(1, length, H * D)
-    with Largest() as largest:
-        with regard.watch(model, grad=True) as seen:
-            model(inputs, is_causal=True)
-        loss = seen["", 0].entropy().mean() + seen["", 0].received().square().mean()
-        loss.backward()
-    assert largest.elements < length * length / 2
 
 
 # -- gradients of weights --------------------------------------------------------------------------------
@@ -295,9 +266,7 @@ def test_each_head_of_a_group_has_a_gradient_of_its_own(kv_heads: int) -> None:
 
 
 def test_calls_without_heads_are_not_averaged_over_their_batch() -> None:
-    class Plain(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(x, x, x)
+    Plain = module(lambda m, x: F.scaled_dot_product_attention(x, x, x))
 
     inputs = torch.randn(B, T, 6).double().requires_grad_()
     with regard.watch(Plain(), values=True, gradients=True) as seen:
@@ -411,13 +380,14 @@ def test_given_values_serve_in_place_of_kept_ones() -> None:
     check_gradients(seen["", 0].with_values(value.detach()), *expected)
 
 
-def test_a_gradient_of_weights_takes_memory_linear_in_the_length() -> None:
+def test_losses_of_a_map_and_gradients_of_weights_take_memory_linear_in_the_length() -> None:
     length = 2048
     model, inputs = Attend(), torch.randn(1, length, H * D)
     with Largest() as largest:
-        with regard.watch(model, values=True, gradients=True) as seen:
+        with regard.watch(model, grad=True, values=True, gradients=True) as seen:
             output = model(inputs, is_causal=True)
-        task(output).backward()
+        loss = seen["", 0].entropy().mean() + seen["", 0].received().square().mean()
+        (task(output) + loss).backward()
         with torch.no_grad():
             seen["", 0].gradient().received(), seen["", 0].relevance() @ torch.ones(length, 1)
     assert largest.elements < length * length / 2
@@ -494,12 +464,9 @@ def test_gradients_that_cannot_be() -> None:
 
 
 def test_a_generation_has_no_gradient_of_its_own() -> None:
-    model = Attend()
     keys = torch.randn(1, H, 6, D)
 
-    class Step(nn.Module):
-        def forward(self, q: Tensor, k: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(q, k, k)
+    Step = module(lambda m, q, k: F.scaled_dot_product_attention(q, k, k))
 
     with regard.watch(Step(), values=True, gradients=True) as seen:
         for n in (3, 4, 5):
@@ -508,7 +475,6 @@ def test_a_generation_has_no_gradient_of_its_own() -> None:
         seen.joined("").gradient()
     with pytest.raises(GradientError):
         seen["", 1].gradient()
-    del model
 
 
 def test_values_that_the_model_overwrites_are_noticed() -> None:

@@ -3,16 +3,14 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 import regard
 from regard.watching.analysis.head_table import compare
+from tests.modules import module
 
-
-class Attend(nn.Module):
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+Attend = module(lambda m, x, mask=None: F.scaled_dot_product_attention(x, x, x, attn_mask=mask))
 
 
 def dense(x: Tensor, mask: Tensor | None = None) -> Tensor:

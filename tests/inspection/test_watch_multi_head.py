@@ -15,7 +15,7 @@ from regard.errors import OverwrittenError
 from regard.functional import Attended
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
 from regard.watching.watch import Seen
-from tests import each_once
+from tests.modules import module
 
 # torch says of its own fast path that nested tensors are a prototype.
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
@@ -49,44 +49,6 @@ def watched(
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
-
-
-MASKS: dict[str, Any] = {
-    "none": {},
-    "padding": {"key_padding_mask": PAD},
-    "added padding": {"key_padding_mask": torch.zeros(B, T).masked_fill(PAD, -torch.inf)},
-    "causal": {"attn_mask": CAUSAL},
-    "bool": {"attn_mask": BLOCKED},
-    "bool and padding": {"attn_mask": BLOCKED, "key_padding_mask": PAD},
-    "added and padding": {"attn_mask": torch.randn(T, T), "key_padding_mask": torch.randn(B, T)},
-    "by head": {"attn_mask": torch.randn(B * H, T, T)},
-    "finfo.min": {"key_padding_mask": torch.zeros(B, T).masked_fill(PAD, MIN)},
-}
-
-
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(
-    ("name", "context", "need_weights"),
-    each_once(MASKS, [torch.no_grad, torch.enable_grad, torch.inference_mode], [False, True]),
-)
-def test_masks(name: str, context: type[Any], training: bool, need_weights: bool) -> None:
-    module = nn.MultiheadAttention(E, H, batch_first=True).train(training)
-    x = torch.randn(B, T, E)
-    with torch.no_grad():
-        _, expected = module.train()(x, x, x, average_attn_weights=False, **MASKS[name])
-    module.train(training)
-    seen, _ = watched(module, x, x, x, context=context, need_weights=need_weights, **MASKS[name])
-    close(seen[""].dense(), expected)
-    assert seen.calls[0].error < 1e-6
-    assert seen.calls[0].how == "nn.MultiheadAttention"
-    assert not seen[""].dense().requires_grad
-    assert bool(seen.record.policy.dense_masks) == (name in ("added and padding", "by head"))
-
-
-def test_the_causal_flag_alone_reaches_the_kernel() -> None:
-    module, x = nn.MultiheadAttention(E, H, batch_first=True).train(), torch.randn(B, T, E)
-    seen, _ = watched(module, x, x, x, attn_mask=torch.zeros(T, T), is_causal=True, need_weights=False)
-    close(seen[""].dense(), module(x, x, x, attn_mask=CAUSAL, average_attn_weights=False)[1].detach())
 
 
 def test_dropout_and_autocast() -> None:
@@ -185,18 +147,6 @@ def encoder(**settings: Any) -> nn.TransformerEncoder:
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
 
 
-LAYER_MASKS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "padding": {"src_key_padding_mask": PAD},
-    "left padding": {"src_key_padding_mask": PAD.flip(-1)},
-    "causal": {"mask": CAUSAL},
-    "causal, said": {"mask": CAUSAL, "is_causal": True},
-    "bool and padding": {"mask": BLOCKED, "src_key_padding_mask": PAD},
-    "by head": {"mask": (torch.rand(B * H, T, T) > 0.5) & ~torch.eye(T, dtype=torch.bool)},
-    "added": {"mask": torch.randn(T, T).clamp_min(0) * (1 - torch.eye(T))},
-}
-
-
 def fused_operators(model: nn.Module, *inputs: Tensor, **settings: Any) -> list[str]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         model(*inputs, **settings)
@@ -204,43 +154,14 @@ def fused_operators(model: nn.Module, *inputs: Tensor, **settings: Any) -> list[
     return sorted((event.key for event in profile.key_averages() if event.key in names), reverse=True)
 
 
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("name", LAYER_MASKS)
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_fused_encoder_layers(name: str, norm_first: bool, context: type[Any]) -> None:
-    model, x, settings = encoder(norm_first=norm_first).eval(), torch.randn(B, T, E), LAYER_MASKS[name]
-    seen, _ = watched(model, x, context=context, **settings)
-    assert list(seen) == [("layers.0.self_attn", 0), ("layers.1.self_attn", 0)]
-    assert {call.how for call in seen.calls} == {"nn.TransformerEncoderLayer, fused"}
-    masks: dict[str, Any] = {
-        "attn_mask": settings.get("mask"),
-        "key_padding_mask": settings.get("src_key_padding_mask"),
-    }
-    if name == "added":
-        # The fused layer takes every number that is not 0 for a mask: the map shows what ran.
-        masks["attn_mask"] = masks["attn_mask"] != 0
-    padded = settings.get("src_key_padding_mask", torch.zeros(B, T, dtype=torch.bool))
-    with torch.no_grad():
-        for layer in model.layers:
-            y = layer.norm1(x) if norm_first else x
-            expected = layer.self_attn.train()(y, y, y, average_attn_weights=False, **masks)[1]
-            layer.self_attn.eval()
-            found = seen[f"layers.{list(model.layers).index(layer)}.self_attn"].dense()
-            live = (found != 0).any(-1)
-            expected = expected.nan_to_num(0.0)
-            close(found[live], expected[live])
-            assert not live[padded[:, None].expand_as(live)].any() or not (name == "padding" and not norm_first)
-            assert live[~padded[:, None].expand_as(live)].all() or "left" in name or "bool" in name
-            x = layer(x, src_mask=settings.get("mask"), src_key_padding_mask=settings.get("src_key_padding_mask"))
-
-
 def test_fused_layers_stay_fused() -> None:
     model, x = encoder().eval(), torch.randn(B, T, E)
     with torch.no_grad():
         assert fused_operators(model, x)[0] == "aten::_transformer_encoder_layer_fwd"
-        with regard.watch(model):
+        with regard.watch(model) as seen:
             assert fused_operators(model, x)[0] == "aten::_transformer_encoder_layer_fwd"
             assert fused_operators(model, x, src_key_padding_mask=PAD)[0] == "aten::_transformer_encoder_layer_fwd"
+        assert {call.how for call in seen.calls} == {"nn.TransformerEncoderLayer, fused"}
         alone = model.layers[0].self_attn
         with regard.watch(alone):
             assert fused_operators(alone, x, x, x) == ["aten::_native_multi_head_attention"]
@@ -283,9 +204,7 @@ def test_what_follows_a_fused_layer_is_seen(raises: bool) -> None:
 def test_our_attention_on_every_backend(backend: str, context: type[Any]) -> None:
     mask = regard.window(3) & regard.lengths(torch.tensor([600, 5]))
 
-    class Ours(nn.Module):
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, **settings: Any) -> Tensor:
-            return regard.attention(q, k, v, mask=mask, backend=backend, **settings)
+    Ours = module(lambda m, q, k, v, **settings: regard.attention(q, k, v, mask=mask, backend=backend, **settings))
 
     q, k, v = torch.randn(B, 4, 600, 8), torch.randn(B, 2, 600, 8), torch.randn(B, 2, 600, 8)
     seen, _ = watched(Ours(), q, k, v, context=context)

@@ -1,13 +1,17 @@
 """Every statistic written out once more, on the dense weights in float64, and the comparison with a lazy map."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import regard
 from regard import AttentionMap
+from regard.maps.sources.source import Source
+from regard.maps.statistics.asked import Asked, RowReader
 
 # Of a weight against float64; sums over n weights may be off by so much for each.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 5e-6}
@@ -21,6 +25,28 @@ NORMALIZATIONS = {
     "softpick": regard.call.normalizations.Softpick(),
     "unnormalized": regard.call.normalizations.Unnormalized(),
 }
+
+
+@contextmanager
+def answers_of(reader: type[RowReader]) -> Iterator[list[bool]]:
+    """Whether a reader has answered everything, each time that it was asked."""
+    found: list[bool] = []
+    why_not, read = reader.why_not, reader.read
+
+    def asked(self: Any, source: Source, asked: Asked) -> str | None:
+        reason = why_not(self, source, asked)
+        found.extend([] if reason is None else [False])
+        return reason
+
+    def reading(self: Any, source: Source, asked: Asked) -> Any:
+        answers = read(self, source, asked)
+        found.append(None not in answers)
+        return answers
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "why_not", asked)
+        patch.setattr(reader, "read", reading)
+        yield found
 
 
 def bins(dense: Tensor, rows: int, columns: int, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:

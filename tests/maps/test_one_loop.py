@@ -14,10 +14,11 @@ import regard
 from regard.call.masks import strided
 from regard.maps.loop import one_loop, row_tiles
 from regard.maps.sources.dot_scores import DotScores
+from regard.maps.statistics.asked import MOST_RANKED
 from regard.watching.analysis.head_table import BY_QUERY, query_values
 from tests import each_once
 from tests.core.random_calls import DTYPES, Case, cases
-from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
+from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, answers_of, check
 from tests.maps.test_map_statistics import drawn, weights_of
 
 pytest.importorskip("numba", reason="the loop comes with the extra 'fast'")
@@ -30,17 +31,8 @@ Answered = list[bool]
 @pytest.fixture(scope="module", autouse=True)
 def answered() -> Iterator[Answered]:
     """Whether the loop has answered, each time that it was asked; small maps go through it too."""
-    found: Answered = []
-    real = one_loop.in_one_loop
-
-    def watched(*asked: Any) -> Any:
-        answers = real(*asked)
-        found.append(answers is not None)
-        return answers
-
-    with pytest.MonkeyPatch.context() as patch:
+    with answers_of(one_loop.NumbaRows) as found, pytest.MonkeyPatch.context() as patch:
         patch.setattr(one_loop, "SMALL", 0)
-        patch.setattr("regard.maps.statistics.tiles.in_one_loop", watched)
         yield found
 
 
@@ -540,7 +532,7 @@ def test_what_goes_by_tiles(answered: Answered) -> None:
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert asked(*USUAL, weights=weights) == [True]
     assert asked(*USUAL, "top_p_count", weights=weights) == [False]
-    assert asked("top_keys", "entropy", weights=weights, k=one_loop.MOST_RANKED + 1) == [False]
+    assert asked("top_keys", "entropy", weights=weights, k=MOST_RANKED + 1) == [False]
     assert asked(*USUAL, weights=weights.average()) == [False]
     assert asked(*USUAL, weights=regard.attention(*[q.double()] * 3, return_weights=True).weights) == [False]
     q.requires_grad_()
@@ -564,14 +556,14 @@ def test_without_the_extra_tiles_answer_and_explain_says_so(monkeypatch: pytest.
     with torch.no_grad():
         weights = regard.attention(q, q, q, return_weights=True).weights
         torch.testing.assert_close(weights.summary("received", "top_weight")["received"], weights.received())
-    said = str(regard.explain(q, q, q))
-    assert (
-        "statistics of its weights: by tiles; with numba (pip install 'regard[fast]') by one loop over each row" in said
-    )
+    said = regard.explain(q, q, q)
+    assert said.statistics == "tiles"
+    assert "not by one loop over each row (numba): numba is not installed (pip install 'regard[fast]')" in str(said)
     monkeypatch.setattr(one_loop, "has_numba", lambda: True)
-    assert "statistics of its weights: by one loop over each row" in str(regard.explain(q, q, q))
-    assert "statistics" not in str(regard.explain(q.double(), q.double(), q.double()))
-    assert "statistics" not in str(regard.explain(q, q, q, normalization=regard.Sparsemax()))
+    assert "together: by one loop over each row" in str(regard.explain(q, q, q))
+    assert "a softmax of dot products in float32" in str(regard.explain(*[q.double()] * 3))
+    assert "a softmax of dot products" in str(regard.explain(q, q, q, normalization=regard.Sparsemax()))
+    assert "no scaled dot product" in str(regard.explain(q, q, q, score=regard.Additive(torch.ones(4))))
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 
 import regard
 from regard.call.masks.basic import Lengths
-from regard.models import EncoderOnly, EncoderOnlyConfig, Transformer, TransformerConfig, encoder_only, transformer
+from regard.models import EncoderOnly, EncoderOnlyConfig, Transformer, TransformerConfig, one_stack, transformer
 from regard.models.stack import padding_mask
 
 TOKENS = torch.randint(4, 30, (3, 6), generator=torch.Generator().manual_seed(0))
@@ -37,7 +37,7 @@ def test_the_bits_are_those_of_the_mask(
 ) -> None:
     model = make()
     found = model(lengths)
-    for module in (encoder_only, transformer):
+    for module in (one_stack, transformer):
         monkeypatch.setattr(module, "padding_mask", lambda valid, *_: regard.lengths(valid))
     assert torch.equal(found, model(lengths))
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
+from regard.models import RNNConfig, RNNSeq2Seq, Seq2Seq, Transformer, TransformerConfig
 from regard.tasks.generation.config import Beam
 from tests.searches import beam_search, greedy
 
@@ -55,6 +55,18 @@ def padded_batch(lengths: list[int], target_lengths: list[int]) -> tuple[Tensor,
         source[b, :n] = torch.randint(3, VOCAB, (n,))
         target[b, :m] = torch.randint(3, VOCAB, (m,))
     return source, torch.tensor(lengths), target
+
+
+@every_model
+def test_weights_go_by_their_names_and_half_precision_is_close(make: Callable[[], Any]) -> None:
+    one, two, given = make(), make(), padded_batch([7, 4], [5, 3])
+    assert isinstance(one, Seq2Seq)
+    two.load_state_dict(one.state_dict())
+    expected = one(*given)
+    assert torch.equal(two(*given), expected)
+    half = two.bfloat16()(*given)
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - expected).abs().max() < 0.03 * expected.abs().max()
 
 
 @every_model

@@ -98,13 +98,6 @@ def test_dropout_only_in_training() -> None:
     assert torch.equal(module(query, key), module(query, key))
 
 
-def test_state_dict_round_trip() -> None:
-    one, two = AdditiveAttention(3, 7, 11), AdditiveAttention(3, 7, 11)
-    two.load_state_dict(one.state_dict())
-    query, key = torch.randn(2, 2, 3), torch.randn(2, 5, 7)
-    assert torch.equal(one(query, key), two(query, key))
-
-
 def test_bad_arguments() -> None:
     module = AdditiveAttention(3, 7, 11)
     with pytest.raises(ShapeError, match="query of width 3, got 4"):

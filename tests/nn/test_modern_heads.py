@@ -13,8 +13,7 @@ from regard.call.masks.patterns import window
 from regard.call.normalizations import Sigmoid
 from regard.errors import ArgumentError
 from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig
-from regard.models.decoder_only import DecoderOnly
-from regard.models.encoder_only import EncoderOnly
+from regard.models.one_stack import DecoderOnly, EncoderOnly
 from regard.nn import AcrossHeads, MultiHeadAttention
 
 DIM, HEADS, GROUPS, WIDTH = 24, 4, 2, 6

@@ -15,6 +15,7 @@ from regard.models import DecoderOnlyConfig
 from regard.tasks import FitConfig, train_language_model
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from tests.conftest import Call
+from tests.modules import module
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 MODULE = "tests.probes.test_command"
@@ -32,11 +33,8 @@ def everywhere() -> tuple[nn.Module, Tensor]:
     return SeesAll(), torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
 
 
-class Unscaled(nn.Module):
-    """The same without its scale."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return sdpa(x, x, x, scale=1.0)
+Unscaled = module(lambda m, x: sdpa(x, x, x, scale=1.0))
+"""The same without its scale."""
 
 
 def unscaled() -> tuple[nn.Module, Tensor]:

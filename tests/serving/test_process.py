@@ -21,24 +21,6 @@ from regard.tasks.training.interrupts import Interrupted, ending_at_once
 from tests.serving.conftest import WRITER, Running
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--host", "0.0.0.0"], "give a --token-file"),
-        (["--port", "70000"], "--port must be from 0 to 65535"),
-        (["--max-beam", "0"], "--max-beam must be at least 1"),
-        (["--token-file", "missing"], "cannot read missing (No such file or directory); check --token-file"),
-    ],
-)
-def test_wrong_flags_are_told_in_a_line(
-    server: Running, capsys: pytest.CaptureFixture[str], flags: list[str], message: str, tmp_path: Path
-) -> None:
-    assert run_command(["serve", str(tmp_path), *flags]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
-
-
 def test_a_token_of_other_bytes_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "token").write_bytes(b"\xff\xfe\x00")
     assert run_command(["serve", str(tmp_path), "--token-file", str(tmp_path / "token")]) == 2

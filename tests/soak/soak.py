@@ -2,9 +2,8 @@
 
 Each run of a task is first made undisturbed. Then the same run is begun again and killed, resumed and killed, until it
 comes to its end; and the next one begins, until there were as many kills as were asked for. The moments are drawn from
-the seed, in three ways:
+the seed, in two ways (between these the disk stays as it is):
 
-clock   SIGKILL after some seconds, wherever the process is by then
 event   SIGKILL right before some file is opened, renamed or removed, or a folder made: between any two of these steps
 write   in the middle of a write: from some file event on no file may grow beyond some size (SIGXFSZ, whose default is
         to end the process)
@@ -47,8 +46,8 @@ from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
 
-Way = Literal["clock", "event", "write"]
-WAYS: tuple[Way, ...] = ("clock", "event", "event", "write")
+Way = Literal["event", "write"]
+WAYS: tuple[Way, ...] = ("event", "event", "write")
 EARLY_EVENTS = 25
 WORDS = ["ein", "zwei", "drei", "vier", "fünf", "木々", "звёзды", "sieben"]
 
@@ -108,7 +107,7 @@ def train(kind: str, config: Any) -> None:
 
 
 class Plan(NamedTuple):
-    """How a process is to die: after some seconds, before a file event of that number, or in a write after that."""
+    """How a process is to die: before a file event of that number, or in a write after that."""
 
     way: Way
     amount: float
@@ -125,34 +124,21 @@ class Ended(NamedTuple):
     """File events that there were."""
     last: str
     """The last file of the run that it touched, or nothing."""
-    seconds: float
 
 
 def in_a_process(work: Callable[[], None], folder: Path, plan: Plan | None) -> Ended:
     """Fork, work there, and die as planned."""
     reader, writer = os.pipe()
-    began = time.perf_counter()
     child = os.fork()
     if child == 0:
         os.close(reader)
         _work_and_leave(work, folder, plan, writer)
     os.close(writer)
-    if plan is not None and plan.way == "clock":
-        _kill_after(child, plan.amount)
     with os.fdopen(reader, "rb") as pipe:
         events = pipe.read().decode(errors="replace").splitlines()
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    return Ended(code, len(events), events[-1] if events else "", time.perf_counter() - began)
-
-
-def _kill_after(child: int, seconds: float) -> None:
-    ends = time.perf_counter() + seconds
-    while time.perf_counter() < ends:
-        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            return
-        time.sleep(0.001)
-    os.kill(child, signal.SIGKILL)
+    return Ended(code, len(events), events[-1] if events else "")
 
 
 def _work_and_leave(work: Callable[[], None], folder: Path, plan: Plan | None, writer: int) -> None:
@@ -187,7 +173,7 @@ class _Watch:
             return
         self.count += 1
         os.write(self.writer, f"{event} {path[len(str(self.folder)) :]}\n".encode())
-        if self.plan is None or self.count < self.plan.amount or self.plan.way == "clock":
+        if self.plan is None or self.count < self.plan.amount:
             return
         if self.plan.way == "event":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -298,14 +284,11 @@ def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
 
 
 def _draw(generator: random.Random, whole: Ended) -> Plan:
-    way = generator.choice(WAYS)
-    most = whole.seconds if way == "clock" else float(whole.events)
-    if way != "clock":  # starting and preparing text are few events of many, and are to have their share
-        most = generator.choice([float(EARLY_EVENTS), most])
+    # Starting and preparing text are few events of many, and are to have their share.
+    most = generator.choice([float(EARLY_EVENTS), float(whole.events)])
     # Squared: a run that goes on from the middle has less before it.
-    return Plan(
-        way, (way != "clock") + generator.random() ** 2 * most, generator.choice([0, 1, 40, 400, 4_000, 40_000])
-    )
+    amount, size = 1 + generator.random() ** 2 * most, generator.choice([0, 1, 40, 400, 4_000, 40_000])
+    return Plan(generator.choice(WAYS), amount, size)
 
 
 def main() -> None:

@@ -118,59 +118,6 @@ def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:
     assert names(tmp_path) == ["x"]
 
 
-def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    if sys.platform != "linux":
-        pytest.skip("a small tmpfs is mounted on Linux only")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("this system does not let us mount a small tmpfs")
-    try:
-        path = tmp_path / "x"
-        write_atomically(path, b"o" * 20_000)
-        with pytest.raises(OSError, match=r"No space left on device: '.*x'"):
-            write_atomically(path, bytes(100_000))
-        assert path.read_bytes() == b"o" * 20_000
-        assert names(tmp_path) == ["x"]
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-KILLED = """
-import os, signal, sys, time
-from itertools import cycle
-from pathlib import Path
-from regard.files.atomic import write_atomically
-path = Path(sys.argv[1])
-write_atomically(path, "o" * 3_000_000)
-for number in range(20):
-    before, child = path.stat().st_ino, os.fork()
-    if child == 0:
-        for letter in cycle("abcdefgh"):
-            write_atomically(path, letter * 3_000_000)
-    while path.stat().st_ino == before or not any(path.parent.glob(".x.*.tmp")):  # until it writes
-        time.sleep(0.001)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    content = path.read_text()
-    assert len(content) == 3_000_000, len(content)
-    assert len(set(content)) == 1, set(content)
-print("whole each time")
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows cannot fork a process, nor kill it by SIGKILL")
-def test_a_process_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
-    """Twenty times, at moments that are not chosen; what is left beside is known as temporary."""
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "x")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout == "whole each time\n", done.stderr
-    left = [path for path in tmp_path.iterdir() if path.name != "x"]
-    assert left  # some of them were in the middle of it
-    assert all(map(is_temporary, left))
-
-
 def test_json_that_is_not_ours(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_json(path, {"é": [1, None]})

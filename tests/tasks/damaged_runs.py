@@ -10,6 +10,7 @@ from regard.errors import RegardError
 from regard.tasks.registry import task_of
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.training.checkpoints import Checkpoints
+from regard.tasks.translation.config import TranslationConfig
 from tests.tasks.small_runs import changed
 
 Damage = Callable[[bytes, random.Random], bytes]
@@ -97,6 +98,11 @@ def resumed(run: Path) -> list[tuple[str, bytes]]:
 def snapshot(run: Path) -> dict[str, bytes]:
     """Everything that is in a folder."""
     return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def settings_of(run: Path, **changes: Any) -> TranslationConfig:
+    """Those of a translator's run, which may be a copy of another."""
+    return changed(RunFolder(run).read_config("translation", TranslationConfig), out=run, **changes)
 
 
 def copy_of(run: Path, folder: Path) -> Path:

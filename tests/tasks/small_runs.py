@@ -5,10 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
-
 from regard.models.config import RNNConfig, TransformerConfig
-from regard.tasks import train_translation
 from regard.tasks.config import TrainingConfig
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
@@ -58,15 +55,6 @@ def small_config(folder: Path, **changes: Any) -> TranslationConfig:
         "precision": "float32",
     }
     return TranslationConfig(**with_fit(settings | changes))
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a trained translator of words."""
-    folder = tmp_path_factory.mktemp("small")
-    config = small_config(folder, steps=60, validate_every=60, save_every=60, tokenizer="words", max_length=8)
-    train_translation(config)
-    return folder / "run"
 
 
 def with_fit(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.translation.aligned_words import as_line, word_numbers, words_aligned
 from regard.tasks.translation.options import AlignmentOf
 from tests.conftest import Call
-from tests.tasks.small_runs import PAIRS, run, write_pairs
+from tests.tasks.small_runs import PAIRS, write_pairs
 from tests.tasks.test_read_once import fed
 from tests.tasks.test_translate_options import make
 
-__all__ = ["run"]
 SENTENCES = ["we see two cats", "they see two stars", "Zoë sees 日本", "one cat, two cats"]
 TEXTS = [("we see two", "on voit une"), ("they see", "elles en voient deux")]
 
@@ -61,16 +60,18 @@ def test_tokens_belong_to_words(tokenizer: Any) -> None:
             )
 
 
-def test_align_prints_a_line_for_each_pair_that_training_reads(run: Path, call: Call) -> None:
+def test_align_prints_a_line_for_each_pair_that_training_reads(run_of_words: Path, call: Call) -> None:
     from regard.tasks.translation.translator import Translator
 
-    data = run.parent / "to_align.tsv"
+    data = run_of_words.parent / "to_align.tsv"
     write_pairs(data, PAIRS[:40])
-    translator = Translator.load(run, device="cpu")
+    translator = Translator.load(run_of_words, device="cpu")
     for flags, which in (([], AlignmentOf()), (["--alignment-head", "0"], AlignmentOf(head=0))):
-        status, out, err = call("align", str(run), "--data", str(data), "--device", "cpu", *flags)
+        status, out, err = call("align", str(run_of_words), "--data", str(data), "--device", "cpu", *flags)
         alone = [next(words_aligned(translator, [pair], which)) for pair in PAIRS[:40]]
         assert (status, err) == (0, "")
         assert out.splitlines() == [as_line(links) for links in alone]
-        with fed(run.parent / f"once{len(flags)}.tsv", data.read_bytes()):
-            assert call("align", str(run), "--data", str(run.parent / f"once{len(flags)}.tsv"), *flags)[:2] == (0, out)
+        with fed(run_of_words.parent / f"once{len(flags)}.tsv", data.read_bytes()):
+            assert call(
+                "align", str(run_of_words), "--data", str(run_of_words.parent / f"once{len(flags)}.tsv"), *flags
+            )[:2] == (0, out)

@@ -23,7 +23,7 @@ from regard.tasks.training.interrupts import Interrupted, ending_at_once
 from regard.tasks.translation.corpus import open_corpus, prepare_corpus
 from regard.tasks.translation.train import Validation, run_translation
 from tests.conftest import Call
-from tests.tasks.small_runs import PAIRS, changed, small_config, write_pairs
+from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 
 def prepared(prepare: Callable[..., None], config: Any) -> tuple[RunFolder, list[str]]:
@@ -123,7 +123,7 @@ def test_the_texts_of_json_lines_are_the_text(tmp_path: Path) -> None:
     config = text_config(tmp_path, content, "text.jsonl", documents="paragraphs")
     folder, _ = prepared(prepare_text, config)
     corpus = open_text(folder)
-    assert corpus.train.footer.documents + corpus.valid.footer.documents in (100, 101)  # one is cut
+    assert corpus.train.documents + corpus.valid.documents in (100, 101)  # one is cut
     text = corpus.tokenizer.decode(corpus.train.tokens.tolist())
     assert "line one of 7\nline two\n" in text
     assert "url" not in text
@@ -184,13 +184,6 @@ def _raise(error: Exception) -> None:
 # -- every command ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = small_config(tmp_path_factory.mktemp("corpora"), steps=1)
-    run_translation(changed(config, validate_every=1, save_every=1))
-    return config.out
-
-
 COMMANDS = {
     "evaluate": ("--beam", "1", "--engine", "regard", "--data"),
     "align": ("--data",),
@@ -198,11 +191,11 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_reads_and_counts_alike(call: Call, run: Path, tmp_path: Path, command: str) -> None:
+def test_every_command_reads_and_counts_alike(call: Call, begun_run: Path, tmp_path: Path, command: str) -> None:
     """Three columns are refused with the flag that reads them; a bad line is named, or left out and counted."""
     data = tmp_path / "pairs.tsv"
     data.write_bytes(b"we see one cats\ton y voit un chats\tattributed\nno tab\n" * 2)
-    typed = (command, str(run), *COMMANDS[command], str(data), "--device", "cpu")
+    typed = (command, str(begun_run), *COMMANDS[command], str(data), "--device", "cpu")
     status, _, err = call(*typed)
     advice = "remove the others, or leave them out by --data-format tsv-extra"
     assert (status, err) == (2, f"regard: {data}:1: expected 2 columns, got 3; {advice}\n")
@@ -215,8 +208,8 @@ def test_every_command_reads_and_counts_alike(call: Call, run: Path, tmp_path: P
         assert [bool(line) for line in out.split("\n")[:-1]] == [True, False, True, False]
 
 
-def test_translate_reads_json_lines(call: Call, run: Path, tmp_path: Path) -> None:
-    typed = ("translate", str(run), "--device", "cpu", "--beam", "1", "--engine", "regard")
+def test_translate_reads_json_lines(call: Call, begun_run: Path, tmp_path: Path) -> None:
+    typed = ("translate", str(begun_run), "--device", "cpu", "--beam", "1", "--engine", "regard")
     plain = call(*typed, stdin=b"we see one cats\nwe see six stars\n")
     lines = b'{"source": "we see one cats"}\n{"id": 2, "text": "we see six stars"}\n'
     assert call(*typed, "--data-format", "jsonl", stdin=lines) == plain
@@ -228,7 +221,7 @@ def test_translate_reads_json_lines(call: Call, run: Path, tmp_path: Path) -> No
         assert call(*typed, "--input", str(tmp_path / name))[2].endswith(f"{name}: say its form by --data-format\n")
 
 
-def test_names_and_prompts_that_are_not_utf8_are_told_in_one_line(call: Call, run: Path, tmp_path: Path) -> None:
+def test_names_and_prompts_that_are_not_utf8_are_told_in_one_line(call: Call, begun_run: Path, tmp_path: Path) -> None:
     name = os.fsdecode(os.fsencode(tmp_path / "caf") + b"\xe9.tsv")
     Path(name).write_text("one two\n")
     link = tmp_path / "link"
@@ -236,8 +229,8 @@ def test_names_and_prompts_that_are_not_utf8_are_told_in_one_line(call: Call, ru
     for typed, said in {
         ("train", "--data", name, "--out", f"{tmp_path}/new"): r"--data: expected a name in UTF-8, got b'",
         ("train", "--data", str(link), "--out", name): "--out: expected a name in UTF-8",
-        ("evaluate", str(run), "--data", name): rf"{tmp_path}/caf\udce9.tsv:1: expected a source",
-        ("translate", str(run), "caf\udce9"): "sentence 1: expected UTF-8, got byte 0xe9 at byte 4",
+        ("evaluate", str(begun_run), "--data", name): rf"{tmp_path}/caf\udce9.tsv:1: expected a source",
+        ("translate", str(begun_run), "caf\udce9"): "sentence 1: expected UTF-8, got byte 0xe9 at byte 4",
     }.items():
         status, out, err = call(*typed, "--device", "cpu")
         assert (status, out, err.count("\n"), said in err) == (2, "", 1, True), err

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sacrebleu.metrics.bleu import BLEU
 
-from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.errors import ArgumentError, RunFolderError
 from regard.models.config import DecoderOnlyConfig
 from regard.tasks import Translator, train_translation
 from regard.tasks.generation.config import Beam
@@ -87,8 +87,8 @@ def test_train_and_evaluate_agree(language: str, kind: str, tmp_path: Path) -> N
     assert ("of the tokens of the validation targets are unknown" in log) == (found.unknown > 0)
 
 
-def test_the_figure_is_that_of_sacrebleu_on_texts(translations: Path, tmp_path: Path) -> None:
-    translator, pairs = Translator.load(translations, device="cpu"), pairs_of("zh")[:5] + PAIRS[:5]
+def test_the_figure_is_that_of_sacrebleu_on_texts(run_of_words: Path, tmp_path: Path) -> None:
+    translator, pairs = Translator.load(run_of_words, device="cpu"), pairs_of("zh")[:5] + PAIRS[:5]
     texts = [one.text for one in translator.translate([source for source, _ in pairs])]
     for tokenize in ("13a", "zh"):
         metric = BLEU(tokenize=tokenize)
@@ -125,9 +125,9 @@ def test_a_tokenizer_that_finds_no_spaces_says_so() -> None:
         bleu(chinese, chinese, tokenize="ja-mecab")
 
 
-def test_the_flags_choose_and_the_lines_are_said(call: Call, translations: Path, tmp_path: Path) -> None:
+def test_the_flags_choose_and_the_lines_are_said(call: Call, run_of_words: Path, tmp_path: Path) -> None:
     data = str(write_pairs(tmp_path / "zh.tsv", [("we see two cats", target) for _, target in pairs_of("zh")[:3]]))
-    command = ("evaluate", str(translations), "--data", data, "--beam", "1", "--device", "cpu")
+    command = ("evaluate", str(run_of_words), "--data", data, "--beam", "1", "--device", "cpu")
     status, out, err = call(*command)
     assert (status, "tok:zh" in out) == (0, True)
     assert "13a finds no spaces in this script" in err
@@ -221,15 +221,10 @@ def test_the_limit_is_a_lines_own(endless: Translator, beam: Beam) -> None:
     assert bad.problem == "a prefix of 41 tokens, and the model writes 7 at most"
 
 
-def test_evaluate_counts_cut_translations(endless: Translator) -> None:
-    pairs = [(SHORT, "on voit"), ("they see two", "elles en voient deux")]
-    assert endless.evaluate(pairs, beam=Beam(1), max_length=9).cut_off == 2
-
-
-def test_the_commands_count_them(call: Call, translations: Path, tmp_path: Path) -> None:
+def test_the_commands_count_them(call: Call, run_of_words: Path, tmp_path: Path) -> None:
     lines = tmp_path / "lines.txt"
     lines.write_text("we see two cats\n\nwe see one trees\n")
-    command = ("translate", str(translations), "--input", str(lines), "--device", "cpu", "--max-length", "9")
+    command = ("translate", str(run_of_words), "--input", str(lines), "--device", "cpu", "--max-length", "9")
     for engine in ("regard", "ctranslate2"):
         status, out, err = call(*command, "--engine", engine)
         assert (status, err) == (0, "")
@@ -239,7 +234,7 @@ def test_the_commands_count_them(call: Call, translations: Path, tmp_path: Path)
         assert [len(line.split()) for line in out.splitlines()] == [5, 0, 5]
         assert engine != "regard" or short == "on\n\non\n"  # the beam has a worse one, which ended in time
     data = str(write_pairs(tmp_path / "pairs.tsv", PAIRS[:4]))
-    evaluated = ("evaluate", str(translations), "--data", data, "--device", "cpu")
+    evaluated = ("evaluate", str(run_of_words), "--data", data, "--device", "cpu")
     assert "cut off" not in call(*evaluated)[1]
     assert "cut off\t4\t" in call(*evaluated, "--max-length", "3")[1]
 
@@ -280,16 +275,9 @@ def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         small_config(tmp_path, threads=0)
 
 
-def test_a_refused_run_leaves_no_texts(tmp_path: Path) -> None:
-    config = small_config(tmp_path, batch_tokens=4)
-    with pytest.raises(DataError, match="there is no pair of at most 4 tokens"):
-        train_translation(config)
-    assert not config.out.exists()
-
-
-def test_a_refused_setting_is_told_as_it_was_written(translations: Path, tmp_path: Path) -> None:
+def test_a_refused_setting_is_told_as_it_was_written(tmp_path: Path) -> None:
     other = write_pairs(tmp_path / "other.tsv")
-    config = small_config(translations.parent, **OF_TRANSLATIONS)
+    config = small_config(tmp_path)
     for change, said in (
         ({"data": (other, other)}, rf"has data \S+pairs.tsv, not {other} {other}; it can"),
         ({"warm_start": other}, f"has warm_start none, not {other}; it can"),
@@ -297,14 +285,3 @@ def test_a_refused_setting_is_told_as_it_was_written(translations: Path, tmp_pat
     ):
         with pytest.raises(RunFolderError, match=said):
             runs.check_resumed(replace(config, **change), config)
-
-
-OF_TRANSLATIONS: dict[str, Any] = {"steps": 60, "validate_every": 60, "save_every": 60}
-
-
-@pytest.fixture(scope="module")
-def translations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that knows its pairs."""
-    config = small_config(tmp_path_factory.mktemp("figures"), **OF_TRANSLATIONS, tokenizer="words")
-    train_translation(config)
-    return config.out

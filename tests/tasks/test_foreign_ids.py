@@ -185,18 +185,6 @@ def test_a_model_is_checked(of: str, call: Call, request: pytest.FixtureRequest)
 
 
 @pytest.mark.parametrize("of", ["gpt2", "bart"])
-def test_an_export_refuses_other_folders(of: str, call: Call, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """They read models and ids that `regard train` wrote, so no other vocabulary comes to them."""
-    folder, out = request.getfixturevalue(of), tmp_path / "exported"
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    status, printed, err = call("export", str(folder), "--to", "ctranslate2", "--out", str(out))
-    assert (status, printed, err.count("\n")) == (2, "", 1)
-    assert str(folder) in err
-    assert not out.exists()
-    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize("of", ["gpt2", "bart"])
 def test_heads_are_cut_by_the_names_of_regard_edit(of: str, request: pytest.FixtureRequest) -> None:
     from regard.serving.served import served
     from regard.serving.settings import RequestLimits

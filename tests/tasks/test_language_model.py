@@ -262,26 +262,6 @@ def test_attention_is_drawn(writer: LanguageModel, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"block_length": 0}, "block_length must be at least 2, got 0"),
-        ({"valid_share": 1.0}, "valid_share must be above 0 and below 1, got 1.0"),
-        ({"beta2": 1.0}, "beta2 must be above 0 and below 1"),
-        ({"seed": -1}, "seed must be at least 0"),
-    ],
-)
-def test_settings_that_make_no_sense(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        small_config(tmp_path, **changes)
-
-
-def test_positions_must_hold_a_block(tmp_path: Path) -> None:
-    model = DecoderOnlyConfig(**TINY, positions="learned", max_length=20)
-    with pytest.raises(ArgumentError, match="20 positions and trains on blocks of 32"):
-        train_language_model(small_config(tmp_path, model=model))
-
-
-@pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "expected text, got nothing"),

@@ -10,31 +10,14 @@ import pytest
 from regard.errors import RegardError, RunFolderError
 from regard.tasks.pictures.save import PictureFiles, save_pictures
 from regard.tasks.registry import task_of
-from regard.tasks.runs.run_folder import FOLDERS, RunFolder
+from regard.tasks.runs.run_folder import FOLDERS
 from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.translation.bulk import opened
-from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
-from tests.tasks.damaged_runs import copy_of, snapshot
-from tests.tasks.small_runs import changed, small_config
+from tests.tasks.damaged_runs import settings_of, snapshot
+from tests.tasks.small_runs import small_config
 
 HOWS: dict[str, dict[str, Any]] = {"resume": {"resume": True}, "overwrite": {"overwrite": True}}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = small_config(tmp_path_factory.mktemp("trained"), steps=2, validate_every=1, save_every=1)
-    train_translation(config)
-    return config.out
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    return copy_of(trained, tmp_path / "run")
-
-
-def settings_of(run: Path, **changes: Any) -> TranslationConfig:
-    return changed(RunFolder(run).read_config("translation", TranslationConfig), out=run, **changes)
 
 
 @pytest.fixture
@@ -42,51 +25,51 @@ def strangers(tmp_path: Path) -> Path:
     """A folder of somebody's model, with names like those in ours."""
     folder = tmp_path / "strangers"
     (folder / "step-00000001").mkdir(parents=True)
-    for name in ("model.safetensors", "model-00001-of-00002.safetensors", "model-12345678.safetensors", "train.tokens",
+    for name in ("model.safetensors", "model-00001-of-00002.safetensors", "model-12345678.safetensors", "tokens.npy",
                  ".model.safetensors.12.tmp", "events.out.tfevents.1", "step-00000001/model.safetensors"):  # fmt: skip
         (folder / name).write_text(f"the content of {name}")
     return folder
 
 
 @pytest.mark.parametrize("name", [*FOLDERS, "train.log", "metrics.jsonl"])
-def test_nothing_is_written_or_removed_behind_a_link(run: Path, strangers: Path, name: str) -> None:
-    path, target = run / name, strangers if name in FOLDERS else strangers / "mine"
+def test_nothing_is_written_or_removed_behind_a_link(begun_copy: Path, strangers: Path, name: str) -> None:
+    path, target = begun_copy / name, strangers if name in FOLDERS else strangers / "mine"
     if path.is_dir():
         shutil.copytree(path, strangers, dirs_exist_ok=True)
         shutil.rmtree(path)
     elif path.exists():
         path.rename(target)
     path.symlink_to(target)
-    before, theirs = snapshot(run), snapshot(strangers)
+    before, theirs = snapshot(begun_copy), snapshot(strangers)
     for how in HOWS.values():
         with pytest.raises(RunFolderError, match=rf"run/{name} is a link to .*strangers"):
-            train_translation(settings_of(run, steps=4), **how)
-        assert (snapshot(run), snapshot(strangers)) == (before, theirs)
+            train_translation(settings_of(begun_copy, steps=6), **how)
+        assert (snapshot(begun_copy), snapshot(strangers)) == (before, theirs)
 
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", ["last.safetensors", "config.json", "run.toml"])
-def test_a_link_in_the_place_of_a_file_is_replaced(run: Path, strangers: Path, name: str, how: str) -> None:
-    (run / name).rename(strangers / "mine")
-    (run / name).symlink_to(strangers / "mine")
+def test_a_link_in_the_place_of_a_file_is_replaced(begun_copy: Path, strangers: Path, name: str, how: str) -> None:
+    (begun_copy / name).rename(strangers / "mine")
+    (begun_copy / name).symlink_to(strangers / "mine")
     theirs = snapshot(strangers)
-    train_translation(settings_of(run, steps=4), **HOWS[how])
+    train_translation(settings_of(begun_copy, steps=6), **HOWS[how])
     assert snapshot(strangers) == theirs
-    assert not (run / name).is_symlink()
+    assert not (begun_copy / name).is_symlink()
 
 
-def test_the_run_folder_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:
+def test_the_run_folder_itself_may_be_a_link(begun_copy: Path, tmp_path: Path) -> None:
     now = tmp_path / "now"
-    now.symlink_to(run)
-    train_translation(settings_of(now, steps=4), resume=True)
+    now.symlink_to(begun_copy)
+    train_translation(settings_of(now, steps=6), resume=True)
     train_translation(settings_of(now, steps=2), overwrite=True)
     assert now.is_symlink()
-    assert Checkpoints(run).position("last").step == 2
+    assert Checkpoints(begun_copy).position("last").step == 2
 
 
 FOREIGN = {
     "config.json": '{"model_type": "gpt2", "n_embd": 16}', "model.safetensors": "weights", "tokenizer.json": "{}",
-    "train.log": "a log", "metrics.jsonl": "numbers", "last.safetensors": "theirs", "data/train.tokens": "tokens",
+    "train.log": "a log", "metrics.jsonl": "numbers", "last.safetensors": "theirs", "data/train/tokens.npy": "tokens",
     "tensorboard/events.out.tfevents.1": "curves", "run.toml": "title = 'theirs'",
 }  # fmt: skip
 
@@ -104,49 +87,51 @@ def test_a_folder_without_our_marker_is_nobodys_to_replace(tmp_path: Path, how: 
     assert snapshot(config.out) == before
 
 
-@pytest.mark.parametrize("name", ["best.safetensors", "last.safetensors", "source_tokenizer.json", "run.toml",
-                                  "prepared.json", "train.log", "data/train.tokens"])  # fmt: skip
-def test_a_pipe_in_a_run_folder_is_refused(run: Path, name: str) -> None:
-    config = settings_of(run, steps=4)
-    (run / name).unlink()
-    os.mkfifo(run / name)
+PIPES = ["best.safetensors", "last.safetensors", "source_tokenizer.json", "run.toml", "prepared.json", "train.log"]
+
+
+@pytest.mark.parametrize("name", [*PIPES, "data/train/tokens.npy", "data/train/about.json"])
+def test_a_pipe_in_a_run_folder_is_refused(begun_copy: Path, name: str) -> None:
+    config = settings_of(begun_copy, steps=6)
+    (begun_copy / name).unlink()
+    os.mkfifo(begun_copy / name)
     told = rf"run/{name} is no regular file, and a run has one of that name: move it away"
     with pytest.raises(RunFolderError, match=told):
-        task_of(run).load(run, device="cpu")
+        task_of(begun_copy).load(begun_copy, device="cpu")
     if name != "run.toml":  # without it the folder is none of ours
         for how in HOWS.values():
             with pytest.raises(RunFolderError, match=told):
                 train_translation(config, **how)
 
 
-def test_a_file_or_a_device_in_the_place_of_another(run: Path) -> None:
-    config = settings_of(run, steps=4)
-    shutil.rmtree(run / "data")
-    (run / "data").write_text("mine")
+def test_a_file_or_a_device_in_the_place_of_another(begun_copy: Path) -> None:
+    config = settings_of(begun_copy, steps=6)
+    shutil.rmtree(begun_copy / "data")
+    (begun_copy / "data").write_text("mine")
     with pytest.raises(RunFolderError, match="run/data is a file where a run has a folder"):
         train_translation(config, overwrite=True)
-    (run / "data").unlink()
-    (run / "run.toml").unlink()
-    (run / "run.toml").symlink_to("/dev/zero")
+    (begun_copy / "data").unlink()
+    (begun_copy / "run.toml").unlink()
+    (begun_copy / "run.toml").symlink_to("/dev/zero")
     with pytest.raises(RunFolderError, match=r"run\.toml is no regular file"):
-        task_of(run).load(run, device="cpu")
+        task_of(begun_copy).load(begun_copy, device="cpu")
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_files_of_others_in_the_folders_of_a_run_stay(run: Path, how: str) -> None:
+def test_files_of_others_in_the_folders_of_a_run_stay(begun_copy: Path, how: str) -> None:
     """Training goes on and replaces its checkpoints beside them; the run is replaced around them."""
     theirs = {}
     for folder in ("last", "data", "tensorboard", "."):
         for name in ("model.safetensors", "model-12345678.safetensors", ".notes.12.tmp", "notes.tmp", "mine/a.txt"):
-            path = run / folder / name
+            path = begun_copy / folder / name
             path.parent.mkdir(exist_ok=True, parents=True)
             path.write_text(f"{folder} {name}")
             theirs[path] = path.read_bytes()
-    train_translation(settings_of(run, steps=4), **HOWS[how])
+    train_translation(settings_of(begun_copy, steps=6), **HOWS[how])
     assert {path: path.read_bytes() for path in theirs if path.exists()} == theirs
-    assert Checkpoints(run).position("last").step == 4
-    train_translation(settings_of(run, steps=6), resume=True)
-    assert Checkpoints(run).position("last").step == 6
+    assert Checkpoints(begun_copy).position("last").step == 6
+    train_translation(settings_of(begun_copy, steps=8), resume=True)
+    assert Checkpoints(begun_copy).position("last").step == 8
 
 
 def test_pictures_are_not_written_through_links(tmp_path: Path) -> None:

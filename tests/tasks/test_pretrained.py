@@ -159,38 +159,51 @@ def translated_by_theirs(
     return ids, found
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_marian_translates_as_it_does_there(separate: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    from transformers import MarianTokenizer
-
-    folder = make_marian(tmp_path, separate)
-    names = ["source.spm", "target.spm", "vocab.json", *(["target_vocab.json"] if separate else [])]
-    make: Any = MarianTokenizer
-    tokenizer = make(*(str(folder / name) for name in names), separate_vocabs=separate)
-    recwarn.clear()  # it recommends a package
-    lines = [*SENTENCES, ">>fra<< the old cat"]
-    ids, expected = translated_by_theirs(folder, tokenizer, "MarianMTModel", lines)
-    translator = Translator.load(folder, device="cpu")
-    assert [[*one, 0] for one in translator.source_tokenizer.encode_batch(lines)] == ids
-    limit = 64  # theirs stops at its table of positions
-    found = [one.text for one in translator.translate(lines, beam=Beam(1))]
-    for ours, theirs in zip(found, expected, strict=True):
-        assert len(theirs) > 3
-        assert ours[:limit].replace("\ufffd", "<unk>")[:40] == theirs[:40]
-
-
-def test_bart_translates_as_it_does_there(bart: Path) -> None:
+def fast_tokenizer(folder: Path, **marks: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(bart / "tokenizer.json"), bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
-    ids, expected = translated_by_theirs(bart, tokenizer, "BartForConditionalGeneration", SENTENCES)
-    translator = Translator.load(bart, device="cpu")
-    assert [[*one, 2] for one in translator.source_tokenizer.encode_batch(SENTENCES)] == ids
-    for ours, theirs in zip(translator.translate(SENTENCES, beam=Beam(1)), expected, strict=True):
-        assert ours.text[:40] == theirs.strip()[:40]
+    return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), eos_token="</s>", **marks)
+
+
+def marian_tokenizer(folder: Path) -> Any:
+    from transformers import MarianTokenizer
+
+    separate = (folder / "target_vocab.json").exists()
+    names = ["source.spm", "target.spm", "vocab.json", *(["target_vocab.json"] if separate else [])]
+    make: Any = MarianTokenizer
+    return make(*(str(folder / name) for name in names), separate_vocabs=separate)
+
+
+# The maker of a folder, its tokenizer, the class of its model, its end mark, and lines of its own.
+THERE: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any], str, int, list[str]]] = {
+    "marian": (make_marian, marian_tokenizer, "MarianMTModel", 0, [">>fra<< the old cat"]),
+    "marian, separate": (
+        lambda folder: make_marian(folder, separate=True), marian_tokenizer, "MarianMTModel", 0, [">>fra<< the old cat"]
+    ),
+    "bart": (
+        make_bart, lambda folder: fast_tokenizer(folder, bos_token="<s>", pad_token="<pad>"),
+        "BartForConditionalGeneration", 2, [],
+    ),
+    "t5": (
+        make_t5, lambda folder: fast_tokenizer(folder, pad_token="<pad>", unk_token="<unk>"),
+        "T5ForConditionalGeneration", 1, [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THERE)
+def test_a_folder_translates_as_it_does_there(name: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    make, tokenizer_of, model_class, end, more = THERE[name]
+    folder, lines = make(tmp_path), [*SENTENCES, *more]
+    tokenizer = tokenizer_of(folder)
+    recwarn.clear()  # Marian's recommends a package
+    ids, expected = translated_by_theirs(folder, tokenizer, model_class, lines)
+    translator = Translator.load(folder, device="cpu")
+    assert [[*one, end] for one in translator.source_tokenizer.encode_batch(lines)] == ids
+    for ours, theirs in zip(translator.translate(lines, beam=Beam(1)), expected, strict=True):
         assert len(theirs) > 3
+        assert ours.text[:40] == theirs.strip().replace("<unk>", "\ufffd")[:40]  # theirs stops at its positions
+    assert translator.attend("the old cat").source_labels[-1] == "</s>"
 
 
 @pytest.mark.parametrize("name", ["marian", "bart"])
@@ -217,21 +230,6 @@ def test_the_loss_is_theirs(name: str, request: pytest.FixtureRequest) -> None:
     scores = list(translator.score(pairs))
     assert -sum(one.log_probability for one in scores) == pytest.approx(total, abs=1e-3)
     assert sum(one.tokens for one in scores) == count
-
-
-def test_t5_translates_as_it_does_there(tmp_path: Path) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    folder = make_t5(tmp_path)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
-    )
-    ids, expected = translated_by_theirs(folder, tokenizer, "T5ForConditionalGeneration", SENTENCES)
-    translator = Translator.load(folder, device="cpu")
-    assert [[*one, 1] for one in translator.source_tokenizer.encode_batch(SENTENCES)] == ids
-    for ours, theirs in zip(translator.translate(SENTENCES, beam=Beam(1)), expected, strict=True):
-        assert ours.text[:40] == theirs.strip()[:40]
-    assert translator.attend("the old cat").source_labels[-1] == "</s>"
 
 
 @pytest.mark.parametrize("make", [make_marian, make_t5])

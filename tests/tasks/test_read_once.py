@@ -27,9 +27,7 @@ from regard.tasks.text.tokenizer_recipes import recipe
 from regard.tasks.translation import corpus as translation_corpus
 from regard.tasks.translation.corpus import prepare_corpus
 from tests.conftest import Call
-from tests.tasks.small_runs import PAIRS, run, small_config, write_pairs
-
-__all__ = ["run"]
+from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 MANY = [(f"{source} {n}", f"{target} {n}") for n in range(8) for source, target in PAIRS]
 
@@ -151,7 +149,8 @@ def test_pairs_are_what_the_whole_list_gives(tmp_path: Path, monkeypatch: pytest
     assert len(valid) == 20
     for name, pairs in (("train", train), ("valid", valid)):
         TokenStore.build(tmp_path / name, pairs, *tokenizers)
-        assert digest(tmp_path / name) == found[f"data/{name}.tokens"]
+        for path in (tmp_path / name).iterdir():
+            assert digest(path) == found[f"data/{name}/{path.name}"]
 
 
 def test_every_seed_holds_out_the_same_pairs(tmp_path: Path) -> None:
@@ -159,7 +158,7 @@ def test_every_seed_holds_out_the_same_pairs(tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "a.tsv", MANY)
     first, second = (prepare("pairs", tmp_path / f"run-{seed}", data=(data,), seed=seed) for seed in (0, 7))
     assert first == second
-    assert {"data/valid.tokens", "source_tokenizer.json"} <= set(first)
+    assert {"data/valid/tokens.npy", "source_tokenizer.json"} <= set(first)
 
 
 def number_of(source: str) -> int:
@@ -180,12 +179,13 @@ def test_lines_are_what_the_whole_list_gives(tmp_path: Path, monkeypatch: pytest
     assert digest(tmp_path / "tokenizer.json") == found["tokenizer.json"]
     for name, part in (("train", lines[:first_held_out]), ("valid", lines[first_held_out:])):
         TextStore.build(tmp_path / name, pieces(part, "file"), tokenizer, is_whole=False)
-        assert digest(tmp_path / name) == found[f"data/{name}.tokens"]
+        for path in (tmp_path / name).iterdir():
+            assert digest(path) == found[f"data/{name}/{path.name}"]
 
 
-def test_evaluate_reads_pairs_once(run: Path, call: Call) -> None:
-    data = write_pairs(run.parent / "judged.tsv", PAIRS[:3])
-    command = ("evaluate", str(run), "--device", "cpu", "--data")
+def test_evaluate_reads_pairs_once(run_of_words: Path, call: Call) -> None:
+    data = write_pairs(run_of_words.parent / "judged.tsv", PAIRS[:3])
+    command = ("evaluate", str(run_of_words), "--device", "cpu", "--data")
     status, out, _ = call(*command, str(data))
-    with fed(run.parent / "pipe.tsv", data.read_bytes()):
-        assert call(*command, str(run.parent / "pipe.tsv"))[:2] == (status, out) == (0, out)
+    with fed(run_of_words.parent / "pipe.tsv", data.read_bytes()):
+        assert call(*command, str(run_of_words.parent / "pipe.tsv"))[:2] == (status, out) == (0, out)

@@ -60,20 +60,6 @@ def test_flags_and_files_win_and_the_same_command_goes_on(tmp_path: Path, capsys
     assert len(capsys.readouterr().err.splitlines()[-1:]) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("--recipe nonsense", f"the recipe must be one of {', '.join(TRAINING_RECIPES)}, got"),
-        ("translation --recipe characters", "the recipe characters is for the task language-model"),
-    ],
-)
-def test_a_wrong_recipe_is_refused(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    task, *rest = arguments.split() if not arguments.startswith("--") else ["translation", *arguments.split()]
-    assert run_command(["train", task, *rest, "--data", "x", "--out", "y"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
-
-
 def test_help_says_what_each_was_measured_at(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["train", "translation", "--help"]) == 0
     shown = "".join(capsys.readouterr().out.replace("│", " ").split())

@@ -1,11 +1,10 @@
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.errors import ArgumentError, RunFolderError
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.runs.serialisation import changed, from_plain, to_plain
 from regard.tasks.text.tokenizer_recipes import MOST_PIECES, ByteLevelBPE
@@ -60,37 +59,6 @@ def test_what_is_not_ours_is_refused(change: dict[str, Any], message: str) -> No
 def test_what_is_absent_and_has_no_default() -> None:
     with pytest.raises(RunFolderError, match="data"):
         from_plain(Outer, {}, source=FILE)
-
-
-def test_a_run_is_not_replaced_unasked(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "new" / "run")
-    folder.begin("t", SETTINGS)
-    assert folder.read_config("t", Outer) == SETTINGS
-    (folder.path / "metrics.jsonl").write_text("{}\n")
-    (folder.path / "notes.txt").write_text("the user's own")
-    with pytest.raises(RunFolderError, match="already holds a run"):
-        folder.begin("t", SETTINGS)
-    assert (folder.path / "metrics.jsonl").exists()
-    with suppress(DataError), folder.replacement() as beside:
-        beside.begin("t", SETTINGS)
-        raise DataError("a bad line")
-    assert (folder.path / "metrics.jsonl").exists()
-    assert not beside.path.exists()
-    with folder.replacement() as beside:
-        beside.begin("u", SETTINGS)
-        assert folder.task() == "t"
-    assert folder.task() == "u"
-    assert not (folder.path / "metrics.jsonl").exists()
-    assert (folder.path / "notes.txt").read_text() == "the user's own"
-
-
-def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(RunFolderError, match="is not empty and holds no run"):
-        RunFolder(tmp_path).begin("t", SETTINGS)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-    with pytest.raises(RunFolderError, match="is a file"):
-        RunFolder(tmp_path / "thesis.tex").begin("t", SETTINGS)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import MissingExtraError
 from regard.models.config import DecoderOnlyConfig, TransformerConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model
@@ -166,11 +166,6 @@ def test_the_history_has_every_figure(tmp_path: Path) -> None:
     steps = [record for record in records if record["event"] == "train"]
     assert {"loss", "tokens_per_second", "padding_share", "gradient_norm", "learning_rate"} <= set(steps[0])
     assert steps[-1]["skipped_batches"] == steps[-1]["device_memory_bytes"] == 0
-
-
-def test_settings_that_make_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="pictures must be at least 0, got -1"):
-        small_config(tmp_path, pictures=-1)
 
 
 def test_a_picture_names_the_map_that_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import repeat
@@ -26,7 +24,6 @@ from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import Translator
 from tests import ROOT
-from tests.forked import Forked
 
 SETTINGS: dict[str, Any] = {"model": "abc", "beam": 1}
 LINES = [f"{n:x}" * (n % 3 + 1) for n in range(23)]
@@ -65,7 +62,11 @@ def show(number: int, translation: Translation) -> str:
 
 
 class Killed(BaseException):
-    """What stands for kill -9: nothing catches it."""
+    """What stands for kill -9: nothing catches it, and it has the files as they were at that moment."""
+
+    def __init__(self, target: Path) -> None:
+        super().__init__()
+        self.files = {path: path.read_bytes() for path in target.parent.glob(f"{target.name}.*")}
 
 
 def run(
@@ -88,7 +89,7 @@ def run(
         unfinished.pass_over(lines)
         for count in BulkTranslation(lines, windows, show, bad_lines, skipped or Notes()).written(unfinished):
             if stop_after is not None and count >= stop_after:
-                raise Killed
+                raise Killed(target)
 
 
 @pytest.fixture
@@ -110,9 +111,13 @@ def test_what_was_interrupted_ends_as_if_it_had_not_been(
     translator: Translator, source: Path, whole: bytes, tmp_path: Path, stop_after: int, torn: bytes
 ) -> None:
     target = tmp_path / "out.txt"
-    with pytest.raises(Killed):
+    with pytest.raises(Killed) as killed:
         run(translator, source, target, stop_after=stop_after)
     assert not target.exists()
+    for path in tmp_path.glob("out.txt.*"):
+        path.unlink()
+    for path, content in killed.value.files.items():  # nothing that ends a block has run
+        path.write_bytes(content)
     partial_file = tmp_path / "out.txt.partial"
     with partial_file.open("ab") as file:
         file.write(torn)  # the process died after these were written and before they were recorded
@@ -301,37 +306,3 @@ def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 4_096  # KiB
-
-
-KILLED = """
-import sys
-from tests.tasks.test_unfinished import *
-torch.set_num_threads({threads})
-lines = Lines({source!r})
-windows = answered(tiny(), lines, TranslationOptions(beam=Beam(2)), parse=whole_line, window_lines=WINDOW)
-with opened(Path({target!r}), SETTINGS, resume=True, overwrite=False) as unfinished:
-    unfinished.pass_over(lines)
-    for _ in BulkTranslation(lines, windows, show, "stop").written(unfinished):
-        if json.loads(Path({record!r}).read_text())["lines"] >= {most}:
-            signal.pause()  # a parent that is slow still finds it at work
-"""
-
-
-def test_a_killed_process_loses_nothing(translator: Translator, source: Path, whole: bytes, tmp_path: Path) -> None:
-    """Killed twice, at a moment that is not chosen."""
-    target, record = tmp_path / "out.txt", tmp_path / "out.txt.partial.json"
-    threads = torch.get_num_threads()  # with another number, the last digits of scores may be others
-    for least in (5, 15):
-        given = {"source": str(source), "target": str(target), "record": str(record), "threads": threads}
-        code = KILLED.format(**given, most=least + 5)
-        process = Forked(code, function="tests.forked:execute")
-        deadline = time.monotonic() + 120
-        while not (record.exists() and json.loads(record.read_text())["lines"] >= least):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
-        assert not target.exists()
-    run(translator, source, target, resume=True)
-    assert target.read_bytes() == whole

@@ -83,6 +83,7 @@ BAD_LINES = [
     ("x.tsv", b"\tb\n", "expected a source sentence, got an empty one"),
     ("x.tsv", b"a\t  \n", "expected a target sentence, got an empty one"),
     ("x.tsv", b"caf\xe9\tb\n", "expected UTF-8, got byte 0xe9 at byte 4"),
+    ("x.tsv", b"a\0\tb\n", "expected text in UTF-8, got a NUL byte at byte 2; take it out"),
     ("x.jsonl", b'{"source": "a"}\n', r'got \{"source": str\}'),
     ("x.jsonl", b'{"source": "a", "target": 3}\n', '"target": int'),
     ("x.jsonl", b'["a", "b"]\n', "got a JSON list"),
@@ -106,11 +107,6 @@ def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path: Path, name: str, b
     assert pairs.skipped == 2
     assert pairs.first_skipped is not None
     assert ":2: " in pairs.first_skipped
-
-
-def test_further_columns_are_left_out_when_declared(tmp_path: Path) -> None:
-    path = written(tmp_path, b"a\tb\tby somebody\n" + GOOD)
-    assert list(read_pairs(path, format="tsv-extra")) == [("a", "b"), ("a cat", "eine Katze")]
 
 
 def test_aligned_files_of_unequal_length_are_refused_even_when_skipping(tmp_path: Path) -> None:
@@ -144,20 +140,6 @@ def test_data_without_a_pair_are_refused(tmp_path: Path) -> None:
 def test_no_lines_at_all_are_fine_for_lines(tmp_path: Path) -> None:
     assert list(read_lines(written(tmp_path, b""))) == []
     assert list(read_lines(written(tmp_path, b"\n\n"))) == ["", ""]
-
-
-@pytest.mark.parametrize("bad_lines", ["stop", "skip"])
-def test_damaged_gzip_data_are_named_after_the_lines_before(tmp_path: Path, bad_lines: str) -> None:
-    # Lines that do not compress, so that many come out before the damage.
-    packed = gzip.compress(b"".join(b"%d\t%d\n" % (n * n, n**3) for n in range(20_000)))
-    name = "pairs.tsv.gz"
-    cut = read_pairs(written(tmp_path, packed[: len(packed) // 2], name), bad_lines=bad_lines)  # type: ignore[arg-type]
-    assert next(cut) == ("0", "0")
-    with pytest.raises(DataError, match=r"pairs\.tsv\.gz:\d{4,}: expected more gzip data"):
-        list(cut)
-    spoilt = packed[:-8] + bytes(8)
-    with pytest.raises(DataError, match=r"pairs\.tsv\.gz:20001: expected gzip data by the name, got others"):
-        list(read_pairs(written(tmp_path, spoilt, name)))
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

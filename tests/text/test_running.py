@@ -40,7 +40,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 @pytest.mark.parametrize("documents", ["file", "paragraphs", "lines"])
 def test_a_store_holds_the_text(tokenizer: Tokenizer, documents: Any, tmp_path: Path) -> None:
     whole = documents != "file"
-    store = TextStore.build(tmp_path / "x.tokens", pieces(TEXT, documents), tokenizer, is_whole=whole)
+    store = TextStore.build(tmp_path / "x", pieces(TEXT, documents), tokenizer, is_whole=whole)
     tokens = store.tokens.tolist()
     bodies = {"file": [TEXT], "paragraphs": [TEXT[:1], TEXT[2:]], "lines": [TEXT[:1], TEXT[2:3], TEXT[3:]]}[documents]
     texts = ["\n".join(body) if documents == "lines" else "".join(f"{line}\n" for line in body) for body in bodies]
@@ -48,36 +48,34 @@ def test_a_store_holds_the_text(tokenizer: Tokenizer, documents: Any, tmp_path: 
     for text in texts:
         expected += [BOS, *encode_text(tokenizer, text), *([EOS] if whole else [])]
     assert tokens == expected
-    assert store.footer.documents == tokens.count(BOS) == len(texts)
+    assert store.documents == tokens.count(BOS) == len(texts)
     assert store.text_bytes == sum(len(text.encode()) + whole for text in texts)
     assert store.unknown == 0
-    again = TextStore.open(tmp_path / "x.tokens", tokenizer)
+    again = TextStore.open(tmp_path / "x", tokenizer)
     assert again.tokens.tolist() == pickle.loads(pickle.dumps(again)).tokens.tolist() == tokens
 
 
 def test_documents_over_several_chunks_and_unknown_tokens(tmp_path: Path) -> None:
     tokenizer, lines = Characters().train(["ab"]), ["ab", "xa"] * CHUNK_PAIRS
-    store = TextStore.build(tmp_path / "x.tokens", pieces(lines, "lines"), tokenizer, is_whole=True)
-    assert store.footer.documents == len(lines)
+    store = TextStore.build(tmp_path / "x", pieces(lines, "lines"), tokenizer, is_whole=True)
+    assert store.documents == len(lines)
     assert store.unknown == CHUNK_PAIRS
     a, b = tokenizer.encode("ab")
     assert store.tokens.tolist() == [BOS, a, b, EOS, BOS, UNK, a, EOS] * CHUNK_PAIRS
 
 
 def test_stores_that_are_not_ours(tmp_path: Path) -> None:
-    tokenizer, path = Characters().train(["ab"]), tmp_path / "x.tokens"
-    with pytest.raises(RunFolderError, match="no such file"):
+    tokenizer, path = Characters().train(["ab"]), tmp_path / "x"
+    with pytest.raises(RunFolderError, match="no such folder"):
         TextStore.open(path, tokenizer)
     TextStore.build(path, pieces(["ab"], "file"), tokenizer, is_whole=False)
     with pytest.raises(RunFolderError, match="other tokenizers"):
         TextStore.open(path, Characters().train(["abc"]))
-    content = path.read_bytes()
-    path.write_bytes(content[:-3])
-    with pytest.raises(RunFolderError, match="another kind or one cut short"):
-        TextStore.open(path, tokenizer)
-    path.write_bytes(content[4:])
-    with pytest.raises(RunFolderError, match="footer that fits"):
-        TextStore.open(path, tokenizer)
+    about = (path / "about.json").read_text()
+    for record in (about.replace('"documents": 1', '"documents": 2'), '{"fingerprints": []}', "[]"):
+        (path / "about.json").write_text(record)
+        with pytest.raises(RunFolderError, match=r"about\.json"):
+            TextStore.open(path, tokenizer)
     with pytest.raises(ArgumentError, match="documents must be one of file, paragraphs, lines, got 'page'"):
         list(pieces(["a"], cast(Any, "page")))
 

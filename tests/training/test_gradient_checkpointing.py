@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.models.config import DecoderOnlyConfig, RNNConfig, TransformerConfig
-from regard.models.decoder_only import DecoderOnly
+from regard.models.one_stack import DecoderOnly
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
 from regard.nn import MultiHeadAttention

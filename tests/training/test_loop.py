@@ -13,14 +13,13 @@ from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderErr
 from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.distributed import start_fabric
 from regard.tasks.training.fit_config import FitConfig
-from regard.tasks.training.interrupts import TrainingInterrupted
 from regard.tasks.training.loop import fit
 from regard.tasks.training.losses import Batches, Loss, LossSum, Validate
 from regard.tasks.training.optimizers import adamw
 from regard.tasks.training.reporting import Event, Finished, Saved, Stepped, Validated
 from regard.tasks.training.schedules import constant
 from tests import forked
-from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, killer, toy_loss, train_toy
+from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, toy_loss, train_toy
 
 TOY = "tests.training.toy_training:main"
 CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1)
@@ -67,36 +66,6 @@ def test_kill_9_and_resume_is_bit_identical(straight: Path, tmp_path: Path) -> N
     assert Checkpoints(tmp_path).load_last().position == Checkpoints(straight).load_last().position
 
 
-def test_ctrl_c_saves_and_resumes(straight: Path, tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGINT)  # a shell has it ignored by what runs in the background
-    with pytest.raises(TrainingInterrupted, match="SIGINT after step 14, which is saved") as caught:
-        train_toy(tmp_path, config=CONFIG, callbacks=(killer(13, signal.SIGINT),))
-    assert (caught.value.step, caught.value.signal) == (14, signal.SIGINT)  # the step under way is finished and kept
-    assert signal.getsignal(signal.SIGINT) is before
-    assert Checkpoints(tmp_path).position("last").step == 14
-    train_toy(tmp_path, config=CONFIG)
-    assert losses(tmp_path) == losses(straight)
-
-
-def test_two_ranks_train_as_one(tmp_path: Path) -> None:
-    options = ("--dropout", "0", "--steps", "10", "--accumulate", "3")
-    (tmp_path / "one").mkdir()
-    config = FitConfig(steps=10, accumulate=3, validate_every=10, save_every=10, log_every=1)
-    train_toy(tmp_path / "one", config=config, dropout=0.0)
-    ranks = forked.run_ranks(2, str(tmp_path / "two"), *options, function=TOY)
-    assert [rank.returncode for rank in ranks] == [0, 0], ranks
-    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
-    assert [step for step, _ in one] == [step for step, _ in two] == list(range(1, 11))  # and no rank logs twice
-    assert max(abs(a - b) for (_, a), (_, b) in zip(one, two, strict=True)) < 1e-5
-    # Adam forgives a gradient of the wrong size, so its length is compared too.
-    lengths = [[r["gradient_norm"] for r in records(tmp_path / name)] for name in ("one", "two")]
-    assert lengths[0] == pytest.approx(lengths[1], rel=1e-4)
-    ours, theirs = Checkpoints(tmp_path / "one").load_last(), Checkpoints(tmp_path / "two").load_last()
-    assert max(float((ours.model[n] - theirs.model[n]).abs().max()) for n in ours.model) < 1e-5
-    assert len(theirs.random["torch"]) == 2
-    assert not torch.equal(theirs.random["torch"][0], theirs.random["torch"][1])  # ranks draw other dropout
-
-
 def test_resuming_a_finished_run_does_nothing(tmp_path: Path) -> None:
     config = replace(CONFIG, steps=10)
     train_toy(tmp_path, config=config)
@@ -136,13 +105,6 @@ def test_early_stopping_keeps_the_best(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).position("best").step == 4
     position = Checkpoints(tmp_path).position("last")
     assert (position.step, position.best_value, position.best_step, position.patience_used) == (8, 2.0, 4, 2)
-
-
-def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
-    twice = (killer(3, signal.SIGINT), killer(3, signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt) as caught:
-        train_toy(tmp_path, config=CONFIG, callbacks=twice)
-    assert not isinstance(caught.value, TrainingInterrupted)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

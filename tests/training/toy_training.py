@@ -126,14 +126,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--dropout", type=float, default=0.2)
-    parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--poison-rank", type=int, default=None)
     parser.add_argument("--signal", default=None)
     parser.add_argument("--at", type=int, default=0)
     arguments = parser.parse_args()
-    config = FitConfig(
-        steps=arguments.steps, accumulate=arguments.accumulate, validate_every=10, save_every=10, log_every=1
-    )
+    config = FitConfig(steps=arguments.steps, validate_every=10, save_every=10, log_every=1)
     callbacks = (killer(arguments.at, getattr(signal, arguments.signal)),) if arguments.signal else ()
     model = train_toy(
         arguments.folder,

@@ -1,19 +1,16 @@
 """Every number that the page shows is one weight of the map, or is named as what it is of a block, in a browser."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-import regard
 from regard import page
 from regard.views import Example, Map
-from regard.views.html import numbers
 from tests.views.chromium import Chromium
+from tests.views.test_page_in_a_browser import causal
 from tests.views.written_dates import EMPTY_MB
 
 HEBREW = [*"יום שבת 21 בנובמבר 2046"]
@@ -23,15 +20,10 @@ TOLERANCE = 2e-3
 """Half precision and three digits."""
 
 
-def attention(length: int, heads: int = HEADS, seed: int = 0) -> regard.AttentionMap:
-    made = torch.Generator().manual_seed(seed)
-    q, k = (2 * torch.randn(1, heads, length, 8, generator=made) for _ in range(2))
-    found = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights[0]
-    assert isinstance(found, regard.AttentionMap)
-    return found
-
-
-MAPS = {"exact": attention(40), "pooled": attention(LONG, seed=1), "hebrew": attention(len(HEBREW), seed=2)}
+MAPS = {
+    name: causal(length, HEADS, seed)
+    for seed, (name, length) in enumerate({"exact": 40, "pooled": LONG, "hebrew": len(HEBREW)}.items())
+}
 
 
 def document(*, budget_mb: float = EMPTY_MB + 0.14) -> str:
@@ -150,21 +142,3 @@ def test_200_numbers_of_every_view_are_those_of_the_map(browser: Chromium, tmp_p
         counts[name, head, window] = check(found, of(name, head))
     assert min(counts.values()) >= 25, counts
     assert sum(counts.values()) >= 200
-
-
-def test_a_mean_of_maxima_is_seen(browser: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mean over the heads of their pooled pictures, in place of the pooled picture of the mean."""
-    right = numbers.numbers
-
-    def wrong(name: str, heads: Any, labels: Any) -> Any:
-        found = right(name, heads, labels)
-        if len(heads) == 1 and heads.shape[-1] == LONG:
-            largest = right(name, MAPS["pooled"], None).cells.largest.mean(0, keepdims=True)
-            return replace(found, cells=replace(found.cells, largest=largest))
-        return found
-
-    monkeypatch.setattr("regard.views.html.contents.numbers", wrong)
-    path = tmp_path / "planted.html"
-    path.write_text(document(), encoding="utf-8")
-    with pytest.raises(AssertionError):
-        check(read_off(browser, path, 1, "mean", None, 45), of("pooled", "mean"))

@@ -195,7 +195,7 @@ def test_every_change_ends_in_a_state_that_exists(run: Callable[..., Any]) -> No
 
 @pytest.mark.parametrize("wish", ["9999", "-1", "abc", "", "1e99", "NaN", "0x10"])
 def test_a_link_can_wish_for_anything(run: Callable[..., Any], wish: str) -> None:
-    names: tuple[str, ...] = (
+    names = [
         "example",
         "query",
         "key",
@@ -207,8 +207,12 @@ def test_a_link_can_wish_for_anything(run: Callable[..., Any], wish: str) -> Non
         "temperature",
         "with",
         "view",
-    )
-    names += ("scale", "sort", "theme", "side", "mask")
+        "scale",
+        "sort",
+        "theme",
+        "side",
+        "mask",
+    ]
     data = embedded(page([sentence("fr"), sentence("he")]).text)
     state = run(f"page.initial(data, {json.dumps(dict.fromkeys(names, wish))})", data)
     map_ = data["examples"][state["example"]]["maps"][state["map"]]

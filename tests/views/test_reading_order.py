@@ -12,7 +12,6 @@ from matplotlib.textpath import text_to_path
 from regard.views.bidirectional import levels, reordered
 from regard.views.fonts import letter
 from regard.views.reading_order import visual_order
-from tests.views.written_dates import words, written
 
 ALPHABET = "abאבג0123٠١+-#$,.: ()[]!&%/"
 
@@ -36,20 +35,6 @@ def test_random_lines_stand_as_a_layout_engine_places_them() -> None:
         text = "".join(chance.choices(ALPHABET, k=chance.randint(2, 14)))
         ours = [text[place] for place in reordered(levels(text, first_strong(text)))]
         assert ours == laid_out(text), ascii(text)
-
-
-@pytest.mark.parametrize("locale", ["he", "ar", "fa", "de", "ja", "hi"])
-def test_characters_and_words_of_a_date(locale: str) -> None:
-    """A date has no Latin letters in a text from right to left, so that the paragraph's direction is not in doubt."""
-    text = written(locale)
-    shown = [text[place] for place in visual_order(list(text))]
-    if locale in ("he", "ar", "fa"):
-        years = list("".join(char if char.isdigit() else " " for char in shown).split())
-        assert years[0] == "".join(char if char.isdigit() else " " for char in text).split()[-1]
-        assert [unicodedata.bidirectional(char) for char in shown][-1] in ("R", "AL")
-        assert visual_order(words(text))[-1] == 0
-    else:
-        assert shown == list(text)
 
 
 @pytest.mark.parametrize(

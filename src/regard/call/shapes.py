@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.tensors.guards import State, autocast_dtype, is_autocasting, is_compiling, look
+from regard.tensors.guards import State, autocast_dtype, is_autocasting, is_compiling, run_state
 
 Dims = tuple[int, ...]
 Rows = range | Tensor
@@ -151,11 +151,11 @@ def canonical(
     >>> q.shape, sizes.map_shape
     (torch.Size([1, 1, 5, 4]), (5, 7))
     """
-    state = look(query) if state is None else state
+    state = run_state(query) if state is None else state
     _check_kinds(query, key, value)
     shapes = query.shape, key.shape, value.shape
     # In a graph or a trace, lengths may be symbols or tensors: do not cache them.
-    sizes = _cached_sizes(*shapes) if state.is_plain else sizes_from_shapes(*shapes)
+    sizes = _cached_sizes(*shapes) if state.runs_eagerly else sizes_from_shapes(*shapes)
     if sizes.has_heads and len(sizes.batch) == 1 and query.shape[0] == key.shape[0] == value.shape[0]:
         return query, key, value, sizes
     return _flatten(query, sizes), _flatten(key, sizes), _flatten(value, sizes), sizes

@@ -13,8 +13,6 @@ from regard.errors import ArgumentError
 
 
 class Known(NamedTuple):
-    """Candidates for the meaning of an unknown argument: flags and commands."""
-
     flags: Sequence[str] = ()
     commands: Sequence[str] = ()
     """The words in the place of a command or a task."""

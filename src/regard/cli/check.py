@@ -10,8 +10,7 @@ from regard.cli.loading import loading
 from regard.cli.progress import reading
 from regard.cli.shared import Command, Device
 from regard.errors import ArgumentError
-from regard.files.model_folder import is_huggingface, snapshot_of
-from regard.tasks.progress import OnProgress
+from regard.files.model_folder import OnProgress, is_huggingface, snapshot_of
 from regard.tasks.registry import task_of
 
 if TYPE_CHECKING:
@@ -79,6 +78,6 @@ def _target(words: str, folder: Path, tell: OnProgress) -> "Target":
         return of_function(words)
     if not is_huggingface(folder):
         return Target(task_of(folder).load(folder).model)
-    from regard.huggingface.load_folder import load_folder
+    from regard.huggingface.folder import load_folder
 
     return Target(load_folder(folder, tell).model)

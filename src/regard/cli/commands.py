@@ -49,13 +49,7 @@ PLAIN = tyro.conf.configure(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.
 
 
 def chosen_command(arguments: Sequence[str]) -> Command:
-    """Make the command of the arguments.
-
-    Raises:
-        ArgumentError: the arguments are wrong; the message says why.
-        RunFolderError: they ask to go on with a run, and there is none.
-        SystemExit: they ask for help, which has been printed.
-    """
+    """Make the command of the arguments."""
     if list(arguments[:2]) == ["measure", "--compare"]:
         arguments = ["atlas", *arguments[2:]]
         if any(one.startswith("-") for one in [*arguments[1:3], "-", "-"][:2]) and "--help" not in arguments:
@@ -79,7 +73,6 @@ def chosen_command(arguments: Sequence[str]) -> Command:
 
 
 def _of_help(arguments: Sequence[str], task: str) -> tuple[Sequence[str], Container[str] | None]:
-    """The arguments by which tyro prints the help, and the settings of a run in it."""
     asked = {"-h", "--help", "--help-all"} & set(arguments)
     if not asked or arguments[:1] != ["train"]:
         return ["--help" if one == "--help-all" else one for one in arguments], None
@@ -88,7 +81,6 @@ def _of_help(arguments: Sequence[str], task: str) -> tuple[Sequence[str], Contai
 
 
 def in_flags(message: str, arguments: Sequence[str]) -> str:
-    """The message of a command's error, with the names of flags in the place of Python's names."""
     if "--config" in " ".join(arguments):
         return message  # it may be about the file, which has Python's names
     typed = {argument.partition("=")[0] for argument in arguments}

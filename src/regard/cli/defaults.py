@@ -9,7 +9,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.models.sizes import Size
+from regard.models.config import Size
 from regard.tasks.config import TrainingConfig
 from regard.tasks.recipes import overridden, recipe_of
 from regard.tasks.registry import TASKS, Task
@@ -56,8 +56,6 @@ FIRST = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The settings of a run where no flag is given."""
-
     settings: TrainingConfig
     required: frozenset[str] = frozenset()
     """The names of the settings without a default; their values in `settings` are placeholders."""
@@ -99,7 +97,6 @@ _Flag = tuple[str, Any, Any]
 
 
 def _settings_of(settings: Any) -> Iterator[StructFieldSpec]:
-    """The fields of settings with their values and their help, those of the training loop among them."""
     spec = ConstructorRegistry.get_struct_spec(StructTypeInfo.make(type(settings), settings, in_union_context=False))
     assert isinstance(spec, StructConstructorSpec)
     for one in spec.fields:
@@ -110,7 +107,6 @@ def _settings_of(settings: Any) -> Iterator[StructFieldSpec]:
 
 
 def _flag(one: StructFieldSpec, *, is_required: bool, is_shown: bool) -> _Flag:
-    """Make a setting a field of a group, whose name is no part of the flag."""
     text = one.helptext() if callable(one.helptext) else one.helptext
     kind: Any = Annotated[one.type, tyro.conf.arg(prefix_name=False, help=text)]
     kind = kind if is_shown else cast(Any, tyro.conf.Suppress)[kind]
@@ -134,8 +130,6 @@ USUAL = "translation"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """The flags with a say in the defaults of all others, which are read before them."""
-
     out: Path | None = None
     data: tuple[str, ...] = ()
     config: Path | None = None
@@ -148,8 +142,6 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A task, and its settings before any flag: the defaults, changed by a recipe and a file, or those of a run."""
-
     task: str
     defaults: Defaults
 
@@ -186,7 +178,6 @@ class Beginning:
         return cls(task, _sized(TASKS[task], defaults, origin.size))
 
     def of_class(self, cls: type[TrainingConfig]) -> Defaults:
-        """The settings of a class: these if it is the class of this task, and otherwise the defaults of its task."""
         task = next(task for task in TASKS.values() if task.config is cls)
         return self.defaults if task is TASKS[self.task] else _defaults(task, {}, Path())
 
@@ -210,7 +201,6 @@ def _defaults(task: Task, settings: dict[str, Any], source: Path) -> Defaults:
 
 
 def _sized(task: Task, defaults: Defaults, size: str | None) -> Defaults:
-    """Change the defaults to a model of a named size."""
     if size is None:
         return defaults
     if size not in task.sizes:

@@ -1,6 +1,5 @@
 """The flags of a search: its beam, and the engine (`--engine`, `--precision`)."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -52,6 +51,7 @@ class CTranslate2Search:
         """Search by threads of this process, one for each batch; or where the engine fails and nothing insists on it,
         with regard's own search."""
         from regard.tasks.exports.engine import searching_by_ctranslate2
+        from regard.tasks.training.distributed import usable_cores
 
         threads = workers
         if threads is None:
@@ -101,12 +101,6 @@ class EngineFlags:
         if device.type != "cpu":
             return OwnSearch(f"CTranslate2 searches on {device} only by --engine ctranslate2")
         return by_ctranslate2
-
-
-def usable_cores() -> int:
-    """How many cores this process may use: ranks on one machine share its cores."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 def _say(reason: str | None) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 from regard.cli.engines import OwnSearch, SearchBy
 from regard.cli.progress import showing_progress
 from regard.cli.shared import print_table
+from regard.files.model_folder import OnProgress
 from regard.tasks.config import TRANSLATION
 from regard.tasks.exports.engine import refuse_run
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
-from regard.tasks.progress import OnProgress
 from regard.tasks.registry import TASKS
 from regard.tasks.text.forms import RunningText
 from regard.tasks.text.lines import Reader

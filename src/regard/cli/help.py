@@ -6,14 +6,12 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from io import BytesIO, TextIOWrapper
 
 WIDEST = 100
 """The most columns of a line of prose."""
-NARROWEST = 50
-"""The fewest columns in which tyro's boxes have room for every word."""
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 """The codes for another colour or weight of type in a terminal."""
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -105,58 +103,22 @@ class _HelpLines(TextIOWrapper):
 def printed_in_lines() -> Iterator[None]:
     """Print the output of the block in lines no wider than the terminal, with every word whole.
 
-    tyro breaks lines only in its boxes, and cuts words there where the terminal is narrow. Colours are for a terminal
+    tyro breaks lines only in its boxes, and cuts words there in fewer than 50 columns. Colours are for a terminal
     alone, and for none where NO_COLOR is set (https://no-color.org).
     """
     width = shutil.get_terminal_size().columns
-    boxes = width >= NARROWEST
-    said = _HelpLines(colours=boxes and sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    said = _HelpLines(colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
     try:
-        with redirect_stdout(said), nullcontext() if boxes else _columns(WIDEST):
+        with redirect_stdout(said):
             yield
     finally:
         said.seek(0)
-        lines = map(str.rstrip, said)
-        for line in lines if boxes else _without_boxes(lines, width):
+        for line in map(str.rstrip, said):
             seen = COLOUR.sub("", line)
             print(line if len(seen) <= width else _broken(seen, min(width, WIDEST)))
 
 
-@contextmanager
-def _columns(number: int) -> Iterator[None]:
-    """Tell tyro, which asks the environment first, that the terminal has so many columns."""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(number)
-    try:
-        yield
-    finally:
-        del os.environ["COLUMNS"]
-        if before is not None:
-            os.environ["COLUMNS"] = before
-
-
-def _without_boxes(lines: Iterable[str], width: int) -> Iterator[str]:
-    """Each flag in a line of its own with its text below, in the place of tyro's two columns."""
-    text: list[str] = []
-    for line in lines:
-        row = line[1:-1].rstrip() if line.startswith("│") else ""
-        goes_on = row.startswith(" " * 6)
-        if text and not goes_on:
-            yield from textwrap.wrap(
-                " ".join(text), width, initial_indent=" " * 4, subsequent_indent=" " * 4, break_on_hyphens=False
-            )
-            text = []
-        if goes_on:
-            text.append(row.strip())
-        elif row:
-            flag, *text = re.split(" {2,}", row.strip(), maxsplit=1)
-            yield flag.strip("─")
-        elif not line.startswith("╰"):
-            yield from ("", line.strip("╭╮─ ")) if line.startswith("╭") else (line,)
-
-
 def _broken(line: str, width: int) -> str:
-    """The line in several, broken at spaces, and after the commas of a list."""
     indent = line[: len(line) - len(line.lstrip())]
     wrapper = textwrap.TextWrapper(width, subsequent_indent=indent and f"{indent}    ", break_on_hyphens=False)
     wrapper.wordsep_simple_re = re.compile(r"(\s+)|(?<=,)(?=\S)")

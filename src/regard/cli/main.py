@@ -29,11 +29,7 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run one command with the arguments of this process.
-
-    Raises:
-        SystemExit: the exit status is not 0.
-    """
+    """Run one command with the arguments of this process."""
     if status := run_command(sys.argv[1:]):
         sys.exit(status)
 
@@ -153,10 +149,10 @@ def _folder() -> str | None:
 
     if not has_numba():
         return None
-    from regard.maps.loop.one_loop import in_one_loop
+    from regard.maps.loop.one_loop import run_in_threads
     from regard.tensors.vector_code import kept_code_folder
 
     try:
-        return kept_code_folder(in_one_loop)
+        return kept_code_folder(run_in_threads)
     except RuntimeError:  # no folder can be written
         return None

@@ -12,8 +12,7 @@ from regard.cli.progress import showing_progress
 from regard.cli.shared import Command, Device, PositionalPath, refuse_first
 from regard.corpus.settings import USUAL_STATISTICS, CorpusEngine, CorpusJob, MeasureSettings, extra_package
 from regard.errors import ArgumentError
-from regard.files.model_folder import is_huggingface
-from regard.tasks.progress import no_progress
+from regard.files.model_folder import is_huggingface, no_progress
 
 MeasuredModel = Annotated[
     PositionalPath,

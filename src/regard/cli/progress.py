@@ -3,15 +3,13 @@
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import IO
 
-from regard.errors import needs
-from regard.files.model_folder import check_weights, family_of
-from regard.tasks.progress import OnProgress
+from regard.files.model_folder import OnProgress, check_weights, family_of
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 """The least time between two lines."""
@@ -19,7 +17,6 @@ LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 
 @contextmanager
 def showing_progress(file: IO[str] | None = None, *, first: str = "") -> Iterator[OnProgress]:
-    """A function to show the progress of the block, on standard error unless another file is given."""
     out, live = file or sys.stderr, (file or sys.stderr).isatty()
     width = get_terminal_size().columns - 1 if live else None
     shown = first[:width] if live else ""
@@ -42,27 +39,6 @@ def showing_progress(file: IO[str] | None = None, *, first: str = "") -> Iterato
     finally:
         if live and shown:
             print(f"\r{'':<{len(shown)}}\r", end="", file=out, flush=True)
-
-
-@contextmanager
-def counting(file: IO[str], *, total: int | None, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """A function that takes the number of lines done, and shows it on `file` if that is a terminal."""
-    if not file.isatty():
-        yield lambda lines: None
-        return
-    with needs("rich", extra="train"):
-        from rich import progress
-        from rich.console import Console
-    columns = progress.TextColumn("lines"), progress.MofNCompleteColumn(), progress.BarColumn()
-    speed_and_end = progress.TextColumn("{task.fields[speed]}"), progress.TimeRemainingColumn()
-    with progress.Progress(*columns, *speed_and_end, console=Console(file=file)) as bar:
-        task = bar.add_task("", total=total, completed=done, speed="")
-
-        def tell(lines: int) -> None:
-            speed = bar.tasks[0].speed
-            bar.update(task, completed=lines, speed="" if speed is None else f"{speed:,.0f}/s")
-
-        yield tell
 
 
 LARGE = 50_000_000

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import tyro
 
-from regard.cli.engines import usable_cores
 from regard.cli.loading import loading
 from regard.cli.shared import Command, Device, below, refuse_first, say
 from regard.errors import ArgumentError
@@ -69,6 +68,7 @@ class ServeCommand(Command):
         with loading():
             from regard.serving.guard import allowed_hosts
             from regard.serving.server import ListeningPlace, listening_at, load_model, load_models, serve_forever
+            from regard.tasks.training.distributed import usable_cores
 
         entrance = Entrance(hosts=allowed_hosts(self.host, self.allow_host), token=self._token())
         place = ListeningPlace(self.host, self.port, self.grace, self.log_requests)

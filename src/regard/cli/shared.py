@@ -122,7 +122,6 @@ def refuse_first(*wrongs: tuple[bool, str]) -> None:
 
 
 def alignment_of(layer: int | Mean | None, head: int | Mean | None) -> "AlignmentOf":
-    """The attention of two flags: the last layer and the mean over its heads unless given."""
     from regard.tasks.translation.options import AlignmentOf
 
     chosen = AlignmentOf().layer if layer is None else layer

@@ -12,7 +12,7 @@ import tyro
 from regard.cli.loading import loading, speaks
 from regard.cli.shared import Command
 from regard.errors import ArgumentError, RegardError
-from regard.models.sizes import Size
+from regard.models.config import Size
 from regard.tasks.config import TrainingConfig
 from regard.tasks.recipes import RecipeName, recipes_told
 from regard.tasks.registry import TASKS, Task

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from regard.cli.engines import OWN, SearchBy
-from regard.cli.progress import counting
+from regard.cli.progress import showing_progress
 from regard.cli.shared import alignment_of
 from regard.errors import RegardError
 from regard.tasks.exports.engine import refuse_run
@@ -89,7 +89,6 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
 
 
 def _engine_line(asked: Any, translator: Translator, searcher: str) -> str:
-    """The engine of a search, its precision, device and threads, and why it is this one."""
     if searcher != OWN:
         return f"{searcher} ({'--engine' if asked.engine else 'it is installed'})"
     why = "--engine" if asked.engine else "CTranslate2 is not installed or cannot"
@@ -105,9 +104,9 @@ def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | 
         print(f"going on after line {unfinished.lines:,}", file=sys.stderr)
     total = count_lines(input) if input is not None and input.is_file() and sys.stderr.isatty() else None
     try:
-        with counting(sys.stderr, total=total, done=unfinished.lines) as tell:
+        with showing_progress() as tell:
             for lines in work.written(unfinished):
-                tell(lines)
+                tell("lines translated", lines, total)
     except (KeyboardInterrupt, RegardError, OSError) as stop:
         stop.add_note(f"{unfinished.lines:,} lines are kept: go on with the same command and --resume")
         raise

@@ -12,8 +12,7 @@ from regard.cli.loading import loading
 from regard.cli.progress import reading
 from regard.cli.shared import Command, Device, PositionalPath, refuse_first, say
 from regard.errors import DataError
-from regard.files.model_folder import check_texts, family_of, is_huggingface
-from regard.tasks.progress import OnProgress
+from regard.files.model_folder import OnProgress, check_texts, family_of, is_huggingface
 from regard.tasks.registry import task_name_of, task_of
 from regard.tasks.viewing.view_input import ViewInput, said_of_unknown
 

@@ -100,7 +100,6 @@ def compare_statistics(before: str | PathLike[str], after: str | PathLike[str]) 
 
 
 def changes(before: MeasuredFolder, after: MeasuredFolder) -> Changes:
-    """See `compare_statistics`."""
     if before.heads != after.heads:
         one, other = (f"{len(a.heads)} heads, the last {'.'.join(map(str, a.heads[-1]))}" for a in (before, after))
         raise ArgumentError(

@@ -40,7 +40,6 @@ class Shard(NamedTuple):
 
 
 def input_files(data: Iterable[str | Path]) -> list[Path]:
-    """The files of names, folders and patterns such as `shards/*.parquet`, each of them once."""
     found: dict[Path, None] = {}
     for one in map(str, data):
         path = Path(one)
@@ -114,7 +113,6 @@ def _file_faults(path: Path, kind: str) -> Iterator[None]:
 
 
 def documents_of(table: Any, *, text: str, id: str, source: str = "", first: int = 0) -> Iterator[Document]:
-    """The documents of a table, without a text where it is null; `first` is the number of its first row."""
     place = f"{source}: " if source else ""
     if text not in table.column_names:
         raise ArgumentError(f"{place}there is no column {text!r} of texts, only {', '.join(table.column_names)}")

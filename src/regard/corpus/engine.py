@@ -30,10 +30,9 @@ from regard.corpus.reading import measure_documents, own_function
 from regard.corpus.settings import CorpusJob, MeasureSettings, extra_package
 from regard.corpus.tables import heads_table, totals_of, write_parquet
 from regard.errors import DataError, EngineError, RegardError, RunFolderError
-from regard.files.model_folder import is_huggingface
-from regard.tasks.progress import OnProgress
+from regard.files.model_folder import OnProgress, is_huggingface
 from regard.tasks.runs.run_folder import versions_of
-from regard.tasks.training.distributed import Ranks, find_device, join_ranks
+from regard.tasks.training.distributed import Ranks, find_device, join_ranks, usable_cores
 
 AHEAD = 2
 """Shards that wait for each worker, so that none is idle."""
@@ -197,7 +196,6 @@ class WorkDone:
 
 
 def run_job(job: CorpusJob, tell: OnProgress) -> CorpusCounts:
-    """See `regard.corpus.measure_corpus`."""
     device = find_device(job.measure.device)
     join_ranks(torch.device("cpu"))
     ranks = Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
@@ -261,7 +259,7 @@ def _work(
     left = (shard for shard in of_shards if shard.number in todo)
     workers = usual if job.workers is None else job.workers
     if workers is None:
-        workers = 1 if ranks.world_size > 1 else cores()
+        workers = 1 if ranks.world_size > 1 else usable_cores()
     told = _told(settings)
     if job.engine == "ray":
         for record in in_ray(job, left, told):
@@ -272,10 +270,6 @@ def _work(
     else:
         for record in _in_workers(job, left, told, min(workers, len(todo))):
             progress.add(record)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _in_workers(

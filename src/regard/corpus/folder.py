@@ -47,7 +47,6 @@ class StatisticsFolder:
 
     @contextmanager
     def open(self, settings: Mapping[str, Any], *, resume: bool) -> Iterator[None]:
-        """Hold the folder while the block runs; its settings are new, or the same as before."""
         with file_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with locked(self.path, refusal=f"another process measures into {self.path}: {ADVICE}"):

@@ -9,7 +9,7 @@ from typing import Any
 from regard.corpus.measured_document import CorpusCounts
 from regard.corpus.settings import CorpusEngine, CorpusJob, MeasureSettings, extra_package
 from regard.errors import require
-from regard.tasks.progress import OnProgress, no_progress
+from regard.files.model_folder import OnProgress, no_progress
 
 
 @dataclass(frozen=True)

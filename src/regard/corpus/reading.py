@@ -25,7 +25,7 @@ from regard.tasks.viewing.choice import Choice
 from regard.tasks.viewing.foreign_model import ForeignModel
 from regard.tasks.viewing.own_model import OwnModel
 from regard.tasks.viewing.view_input import ViewInput
-from regard.views.html.token_lists import layer_names
+from regard.views.html.contents import layer_names
 from regard.watching.analysis.head_table import QueryValues, TopOfQueries, query_values_and_top
 from regard.watching.analysis.tables import named
 
@@ -39,7 +39,6 @@ ReadsTokens = ForeignModel | OwnModel
 def measure_documents(
     measure: MeasureSettings, documents: Iterable[Document], examples: Examples | None = None
 ) -> Iterator[MeasuredDocument]:
-    """The statistics of documents, in order; the strongest of them go to `examples` too."""
     with ONE_AT_A_TIME:
         model = model_of(measure)
     for one in documents:

@@ -20,7 +20,6 @@ FOLDERS = ("heads", "totals", "examples", "_parts", "_done")
 
 
 def refuse_out(path: Path, *, resume: bool) -> None:
-    """Refuse a folder that holds something else, or statistics that are not to be gone on with."""
     if path.exists() and not path.is_dir():
         raise RunFolderError(f"{path} is a file; name a folder (--out)")
     if holds_statistics(path):
@@ -106,8 +105,6 @@ class MeasureSettings:
 
 @dataclass(frozen=True, slots=True)
 class CorpusJob:
-    """A corpus to measure, and the folder for its statistics: see `regard.corpus.measure_corpus`."""
-
     measure: MeasureSettings
     data: tuple[str, ...]
     out: Path

@@ -9,12 +9,12 @@
 An edit is a frozen object. It takes the weights left by the edits before it, and returns the new weights.
 """
 
-from regard.edits.add_bias import AddBias as AddBias
-from regard.edits.add_bias import Reweight as Reweight
 from regard.edits.base import Edit as Edit
 from regard.edits.edit_run import EditRun as EditRun
-from regard.edits.knockout import Knockout as Knockout
-from regard.edits.replace_weights import ReplaceWeights as ReplaceWeights
-from regard.edits.scale_heads import ScaleHeads as ScaleHeads
+from regard.edits.of_heads import ReplaceWeights as ReplaceWeights
+from regard.edits.of_heads import ScaleHeads as ScaleHeads
+from regard.edits.of_scores import AddBias as AddBias
+from regard.edits.of_scores import Knockout as Knockout
+from regard.edits.of_scores import Reweight as Reweight
 
 __all__ = ["AddBias", "Edit", "EditRun", "Knockout", "ReplaceWeights", "Reweight", "ScaleHeads"]

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.edits.base import Edit
-from regard.edits.call_place import CallPlace
+from regard.edits.base import CallPlace, Edit
 from regard.edits.edited_weights import EditedCall
 from regard.edits.functions import EDITABLE, CallEdits
 from regard.errors import ArgumentError
@@ -27,7 +26,7 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import CallSequence, Moment, Sequences
 from regard.watching.module_names import chooser, modules_of
 from regard.watching.report import count
-from regard.watching.running.module_kinds import TORCHS, forward_of
+from regard.watching.running.module_kinds import FUSED_LAYERS, forward_of
 from regard.watching.running.observed_call import Interceptor, ObservedCall, has_compiled
 from regard.watching.running.thread_state import is_in_backward
 
@@ -106,7 +105,7 @@ class EditRun(Interceptor):
         self.paths = {id(module): path for path, module in modules.items()}
         self._wanted = frozenset(path for path in modules if any(one.chooses(path) for one in named))
         around = with_parents(self._wanted)
-        self.unfused = frozenset(id(m) for path, m in modules.items() if isinstance(m, TORCHS) and path in around)
+        self.unfused = frozenset(id(m) for path, m in modules.items() if isinstance(m, FUSED_LAYERS) and path in around)
         """The modules torch may run fused, and must not, because attention in them is edited."""
         self._policy = _policy_of_edits()
         self._asked = 0

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.call.shapes import as_autocast, take, without_autocast
-from regard.edits.base import Edit
-from regard.edits.call_place import CallPlace
+from regard.edits.base import CallPlace, Edit
 from regard.edits.edited_weights import EditedCall, EditedWeights
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention, make_call

@@ -1,1 +1,1 @@
-"""Safe files: written whole or not at all, locked, with checksums, memory-mapped."""
+"""Safe files: written whole or not at all, locked, with checksums."""

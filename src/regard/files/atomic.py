@@ -192,7 +192,7 @@ def refuse_links(*paths: Path) -> None:
 def is_file_below(name: str) -> bool:
     """Whether a relative name in a file stays below the file's folder.
 
-    >>> [is_file_below(name) for name in ("data/train.tokens", "../x", "/etc/passwd", "", ".", "a/../../b")]
+    >>> [is_file_below(name) for name in ("data/valid.jsonl", "../x", "/etc/passwd", "", ".", "a/../../b")]
     [True, False, False, False, False, False]
     """
     parts = name.split("/")

@@ -15,7 +15,13 @@ from regard.files.untrusted import check_tensors
 
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 """The files of weights that are read, each in one or in the shards of its index."""
+OnProgress = Callable[[str, int, int | None], None]
+"""Is called with what is done, how much of it is done, and of how much (None if that is not known)."""
 POINTER, MOST_POINTER_BYTES = b"version https://git-lfs", 1024
+
+
+def no_progress(what: str, done: int, total: int | None) -> None:
+    """Do nothing with it."""
 
 
 def is_huggingface(folder: Path) -> bool:

@@ -10,7 +10,7 @@ from regard.errors import ArgumentError
 from regard.kernels.base import Backend, BackendName, Call
 from regard.kernels.fused import Fused
 from regard.kernels.tiled import Tiled
-from regard.tensors.guards import State, is_recorded, look
+from regard.tensors.guards import State, is_recorded, run_state
 
 
 class Reference(Backend):
@@ -65,7 +65,7 @@ def row_state(call: Call) -> Tensor:
     grad = is_recorded()
     # The state is cached. It must not be an inference tensor, even if its first read is in inference mode.
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
-        dtype, at = call.compute_dtype, look(call.query)
+        dtype, at = call.compute_dtype, run_state(call.query)
         query, key = call.query.to(dtype), call.key.to(dtype)
         call = replace(call, query=query, key=key, dropout=0.0)
         # Any values would do: pass the keys.
@@ -83,7 +83,7 @@ def choose_backend(call: Call, name: BackendName | None, state: State | None = N
         call = replace(call, normalization=call.normalization.base)
     if name is not None and not (isinstance(name, str) and name in BACKENDS):
         raise ArgumentError(f"backend must be None or one of {', '.join(BACKENDS)}; got {name!r}")
-    state = look(call.query) if state is None else state
+    state = run_state(call.query) if state is None else state
     if name is not None and not BACKENDS[name].why_not(call, state):
         return BACKENDS[name]
     for first in BACKENDS.values():

@@ -183,7 +183,7 @@ class Call:
         )
 
     @property
-    def is_plain(self) -> bool:
+    def holds_own_parts(self) -> bool:
         """Whether it holds nothing that others may change but its queries and keys."""
         is_dot = self.bias is None and type(self.score) is ScaledDot and type(self.normalization) is Softmax
         masks = () if self.mask is None else self.mask.masks if type(self.mask) is And else (self.mask,)

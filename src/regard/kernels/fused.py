@@ -108,7 +108,7 @@ class Fused(Backend):
             output, lse = _FusedBlocks.apply(kernel, covering, scale, again, query, key, value_)
         else:
             output, lse, _ = _forward_blocks(kernel, covering, scale, query, key, value_)
-        if query.is_cpu and can_look(lse):
+        if query.is_cpu and can_look(lse) and not bool(lse.all()):
             output, lse = _with_lost_nan(call, output, lse)
         if covering.per_row is not None:
             lse = lse + covering.per_row.to(lse.dtype)
@@ -120,8 +120,6 @@ class Fused(Backend):
 def _with_lost_nan(call: Call, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """The results with the NaN that torch's CPU kernel loses: of a row whose scores are all NaN, over fewer keys than a
     vector register holds, it makes zeros and the log-sum-exp 0."""
-    if bool(lse.all()):
-        return output, lse
     lost = lse.detach() == 0
     rows = lost.any(1).any(0).nonzero()[:, 0]
     with torch.no_grad():

@@ -28,7 +28,7 @@ from regard.call.masks.basic import causal_offset
 from regard.call.shapes import Sizes
 from regard.kernels.base import Call
 from regard.kernels.fused_kernels import CHUNK_ELEMENTS, NOTHING_ADDED, AdditiveMask, Buffer, by_chunks
-from regard.tensors.guards import can_look, is_compiling, look
+from regard.tensors.guards import can_look, is_compiling, run_state
 from regard.tensors.tensor_tree import tensors_of_tree
 from regard.tensors.tile_sizes import fitting, ranges
 
@@ -133,8 +133,12 @@ class Plan:
         if bias is None and len(block.factors) == 1 and not block.columns.start:
             # Two questions to the tensor of the mask would take as long as making it, for a short call.
             fewest = block.factors[0].fewest_first_keys()
+            if fewest is not None and fewest >= len(block.columns):
+                return NOTHING_ADDED
             if fewest is not None:
-                return self._first_keys(block, fewest)
+                allowed = block.factors[0].block(block.rows, block.columns, sizes=self.sizes, device=self.device)
+                tensor = excluding(allowed, self.dtype)
+                return AdditiveMask(tensor, None if fewest > 0 else live_rows(tensor, block))
         pairs = self.sizes.flat_batch * self.sizes.heads * len(block.rows) * len(block.columns)
         looks = can_look(torch.empty(0, device=self.device))
         if pairs > CHUNK_ELEMENTS and block.looks_at_queries(bias) and looks:
@@ -151,14 +155,6 @@ class Plan:
             return AdditiveMask(added, None if fewest > 0 else allowed.any(-1))
         tensor = self._tensor(block, bias, range(len(block.rows)))
         return NOTHING_ADDED if tensor is None else AdditiveMask(tensor, live_rows(tensor, block))
-
-    def _first_keys(self, block: Block, fewest: int) -> AdditiveMask:
-        """The additive mask of a block whose rows see the first keys, at least so many."""
-        if fewest >= len(block.columns):
-            return NOTHING_ADDED
-        allowed = block.factors[0].block(block.rows, block.columns, sizes=self.sizes, device=self.device)
-        tensor = excluding(allowed, self.dtype)
-        return AdditiveMask(tensor, None if fewest > 0 else live_rows(tensor, block))
 
     def _tensor(self, block: Block, given: Bias | None, chosen: range) -> Tensor | None:
         """The additive mask of some rows of a block, with its bias; None for zeros.
@@ -250,7 +246,7 @@ def plan(call: Call) -> Plan:
     everything = Block(range(sizes.queries), range(sizes.keys), flag is not None, tuple(of_all), has_bias=is_of_all)
     if is_of_all and len(of_all) + everything.is_causal == len(factors):
         layout = BlockLayout((everything,))
-    elif bias is None and are_numbers(factors) and look(call.query).is_plain:
+    elif bias is None and are_numbers(factors) and run_state(call.query).runs_eagerly:
         layout = _cached_layout(factors, everything.is_causal, sizes, _limits())
     else:
         layout = _layout(factors, bias, everything, sizes)

@@ -15,10 +15,11 @@ from regard.call.masks.basic import causal, lengths
 from regard.errors import ArgumentError, require
 from regard.maps.attention_map import AttentionMap
 from regard.models.config import TransformerConfig
-from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import OutputLoss, RecordMap, Step
 from regard.models.stack import (
     SelfAttentionLayer,
+    StackParts,
+    TransformerParts,
     attention_of,
     make_stack,
     padding_mask,

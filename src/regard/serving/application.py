@@ -78,7 +78,6 @@ def application(desk: Desk, entrance: Entrance) -> Guard:
 
 
 def _speaking(address: Address) -> Callable[[Request], Any]:
-    """The act of an address, whose errors have the form of its clients."""
     is_openai = address.path.startswith("/v1/")
 
     async def act(request: Request) -> Any:
@@ -109,7 +108,6 @@ async def _failed(request: Request, _: Exception) -> Response:
 
 
 def openapi(every: list[Address], version: str) -> dict[str, Any]:
-    """The OpenAPI document, from the classes by which questions are checked."""
     kinds = [kind for one in every for kind in (one.takes, one.gives, _problem(one)) if kind is not None]
     kinds = list(dict.fromkeys([*kinds, shapes.Problem]))
     found, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")

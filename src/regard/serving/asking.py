@@ -147,12 +147,7 @@ def body_type(request: Request) -> str:
 
 
 def question_of(found: Any, kind: type[S], *, strict: bool = True) -> S:
-    """The fields of a body as a question; without `strict` numbers and bools may be written as texts.
-
-    Raises:
-        Refused: a field is none of the question's: what it asks for would be passed over.
-        msgspec.ValidationError: a field is absent, or has another type.
-    """
+    """The fields of a body as a question; without `strict` numbers and bools may be written as texts."""
     known = kind.__struct_fields__
     if isinstance(found, dict) and (unknown := [name for name in found if name not in known]):
         raise Refused(400, f"unknown fields: {', '.join(unknown):.200}; the fields are {', '.join(known)}")
@@ -184,7 +179,6 @@ class Desk:
         return question_of(msgspec.json.decode(await request.body()), kind)
 
     def model(self, name: str | None) -> Served:
-        """The model of a name; the first one without a name."""
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:

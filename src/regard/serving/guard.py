@@ -151,11 +151,7 @@ def refusal(error: Refused, *, openai: bool = False) -> JSONResponse:
 
 
 def refuse_open(host: str, token: str | None) -> None:
-    """Refuse to listen on other than this machine's own address without a token.
-
-    Raises:
-        ArgumentError: there is none.
-    """
+    """Refuse to listen on other than this machine's own address without a token."""
     try:
         is_own = ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -23,8 +23,6 @@ MOST_WEIGHTS = 2**20
 
 
 class RecentViews:
-    """What was looked at last: a text is read once for all questions about it."""
-
     def __init__(self, models: Mapping[str, Served], kept: int = 16) -> None:
         self._models = models
         self._seen, self._views = lru_cache(kept)(self._look), lru_cache(kept)(self._drawn)
@@ -52,11 +50,7 @@ class RecentViews:
 
     @torch.no_grad()
     def numbers(self, asked: AttentionQuestion) -> AttentionNumbers:
-        """The numbers of heads; never all weights.
-
-        Raises:
-            Refused: there is no such map, head or query.
-        """
+        """The numbers of heads; never all weights."""
         assert asked.model is not None
         seen = self.seen(asked)
         names = [seen.shown] if asked.maps is None else asked.maps

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.edits.editing import edit
-from regard.edits.scale_heads import ScaleHeads
+from regard.edits.of_heads import ScaleHeads
 from regard.errors import RegardError
 from regard.files.atomic import read_json
 from regard.nn.residual import Residual
@@ -174,11 +174,7 @@ class Served(ABC):
         """The answer to a text, a step at a time."""
 
     def edited(self, edits: Sequence[HeadEdit]) -> AbstractContextManager[Any]:
-        """The model with edits, in a block.
-
-        Raises:
-            Refused: a map or a head is not the model's.
-        """
+        """The model with edits, in a block."""
         if not edits:
             return nullcontext()
         chosen: dict[Any, list[ScaleHeads]] = {}
@@ -213,8 +209,6 @@ class Served(ABC):
 
 
 class Sentences(NamedTuple):
-    """Lines to be translated together with those of other requests."""
-
     lines: Sequence[Request]
     alternatives: int
     ticket: Ticket
@@ -379,11 +373,7 @@ def _refusing(found: list[Translation]) -> list[Translation] | Exception:
 
 
 def served(folder: Path, *, name: str, device: str, limits: RequestLimits) -> Served:
-    """Load the model of a run, or of a folder in Hugging Face's format.
-
-    Raises:
-        RegardError: there is no translator or language model; the message says why.
-    """
+    """Load the model of a run, or of a folder in Hugging Face's format."""
     task = task_name_of(folder)
     if task == TRANSLATION:
         translator = Translator.load(folder, device=device)

@@ -39,12 +39,7 @@ class ListeningPlace(NamedTuple):
 def load_models(
     folders: Sequence[Path], languages: Sequence[str], load: Callable[[str, Path], Served]
 ) -> dict[str, Served]:
-    """The models by name.
-
-    Raises:
-        ArgumentError: two models have one name, or a pair of languages is none.
-        RegardError: a model cannot be loaded.
-    """
+    """The models by name."""
     pairs = iter([_pair(one) for one in languages])
     found: dict[str, Served] = {}
     for name, folder in zip(names_of(folders), folders, strict=True):
@@ -59,11 +54,7 @@ def load_models(
 def load_model(
     name: str, folder: Path, *, device: str, limits: RequestLimits, threads: int, tell: Callable[[str], None]
 ) -> Served:
-    """A model. Translators search by CTranslate2 where it is installed and can, with so many threads.
-
-    Raises:
-        RegardError: it cannot be loaded.
-    """
+    """A model. Translators search by CTranslate2 where it is installed and can, with so many threads."""
     one = served(folder, name=name, device=device, limits=limits)
     if isinstance(one, ServedTranslator):
         try:
@@ -83,9 +74,6 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
     >>> names_of([Path("/a/run"), Path("/b/run"), Path("/c")])
     ['a-run', 'b-run', 'c']
-
-    Raises:
-        ArgumentError: a folder is named twice.
     """
     whole = [one.resolve() for one in folders]
     short = [one.name for one in whole]
@@ -114,11 +102,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def listening_at(place: ListeningPlace) -> Iterator[socket.socket]:
-    """The socket of a server, from before its models are loaded: clients that come meanwhile wait.
-
-    Raises:
-        ArgumentError: the address cannot be listened on, for example because another server does.
-    """
+    """The socket of a server, from before its models are loaded: clients that come meanwhile wait."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     try:
         listening = socket.create_server((place.host, place.port), family=family, backlog=BACKLOG)

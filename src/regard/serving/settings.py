@@ -11,11 +11,7 @@ MOST_TOKENS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """The most that one request may ask for, and that may wait.
-
-    Raises:
-        ArgumentError: a limit is below 1.
-    """
+    """The most that one request may ask for, and that may wait."""
 
     max_text: int = 5_000
     """the most characters of the texts of a request."""
@@ -51,11 +47,7 @@ class Entrance:
 
 
 def serve_libraries() -> Any:
-    """Check that the libraries of the server are installed.
-
-    Raises:
-        MissingExtraError: one is not.
-    """
+    """Check that the libraries of the server are installed."""
     for name in ("anyio", "msgspec", "starlette", "uvicorn"):
         try:
             __import__(name)

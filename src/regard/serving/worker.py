@@ -16,8 +16,6 @@ from regard.errors import RegardError
 
 
 class Refused(RegardError):
-    """A request that is not answered as it was asked for."""
-
     def __init__(self, status: int, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.status, self.retry_after = status, retry_after
@@ -144,11 +142,7 @@ class Worker:
             thread.start()
 
     def submit(self, work: RequestWork | SharedWork) -> None:
-        """Put a work into the queue.
-
-        Raises:
-            Refused: the queue is full, or the server ends.
-        """
+        """Put a work into the queue."""
         with self._changed:
             if self._is_closed:
                 raise Refused(503, "the server ends")
@@ -203,7 +197,6 @@ class Worker:
         return []
 
     def _take_steps(self) -> Any:
-        """The first work, once the other threads are at rest."""
         work, self._is_stepping = self._take(0), True
         while self._beside:
             self._changed.wait()

@@ -73,7 +73,6 @@ def demo_config(folder: Path, *, seed: int, device: str) -> TranslationConfig:
 
 
 def run_demo(folder: Path, *, seed: int = 0, device: str = "auto", progress: IO[str] | None = None) -> DemoResult:
-    """Make the data, train, measure on held-out dates, and draw what a dozen of them attended to."""
     config = demo_config(folder, seed=seed, device=device)
     refuse_others(folder)
     refuse_links(folder / README_FILE, *(folder / f"{split}.tsv" for split in PAIRS))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import RunFolderError
 from regard.files.atomic import read_json
 from regard.files.model_folder import is_huggingface
-from regard.models.sizes import DECODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
+from regard.models.config import DECODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
 from regard.tasks.config import LANGUAGE_MODEL, TRANSLATION, TrainingConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.runs.run_folder import RunFolder
@@ -37,7 +37,6 @@ class Task:
         return replace(config, **{self.model_field: self.sizes[size]})
 
     def run(self, config: Any, **options: Any) -> str:
-        """Train, and return the name of the device that it ran on; `train_run` has the options."""
         return self.training()[0](config, **options)
 
     def load(self, folder: Path | str, *, device: str = "auto") -> "Translator | LanguageModel":
@@ -45,7 +44,6 @@ class Task:
         return found
 
     def job(self, config: Any, folder: RunFolder, fabric: Any) -> "TrainingJob":
-        """Make the training loop's job from a configuration, a prepared folder and a launched fabric."""
         return self.training()[1](config, folder, fabric)
 
 

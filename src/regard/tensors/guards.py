@@ -58,7 +58,7 @@ class State:
     """The state in which one call runs."""
 
     is_recorded: bool
-    is_plain: bool = True
+    runs_eagerly: bool = True
     """Plain code: no graph, trace, transform, tangents or dispatch modes, and plain tensors.
 
     Decisions from shapes may then be cached, since shapes are Python's integers.
@@ -74,15 +74,15 @@ class State:
 _PLAIN = State(False), State(True)
 
 
-def look(tensor: Tensor) -> State:
+def run_state(tensor: Tensor) -> State:
     """The state of a call of this tensor.
 
-    >>> look(torch.ones(2)).is_plain, look(torch.ones(2, device="meta")).is_recorded
+    >>> run_state(torch.ones(2)).runs_eagerly, run_state(torch.ones(2, device="meta")).is_recorded
     (True, True)
     """
     grad = is_recorded()
     if is_compiling():
-        return State(grad, is_plain=False, is_compiling=True, is_cast=is_autocasting(tensor.device.type))
+        return State(grad, runs_eagerly=False, is_compiling=True, is_cast=is_autocasting(tensor.device.type))
     if not isinstance(tensor, Tensor):
         return _PLAIN[grad]  # The check of the arguments reports it.
     kind = tensor.device.type
@@ -92,10 +92,10 @@ def look(tensor: Tensor) -> State:
         has_tangents = level_of(forward_ad) >= 0
     except AttributeError:
         has_tangents = forward_level() >= 0  # Its error names the torch versions.
-    is_plain = not (is_traced or is_transformed or has_tangents or count_dispatch_modes()) and type(tensor) in PLAIN
-    if is_plain and not is_cast:
+    runs_eagerly = not (is_traced or is_transformed or has_tangents or count_dispatch_modes()) and type(tensor) in PLAIN
+    if runs_eagerly and not is_cast:
         return _PLAIN[grad]
-    return State(grad, is_plain, False, is_traced, has_tangents, is_transformed, is_cast)
+    return State(grad, runs_eagerly, False, is_traced, has_tangents, is_transformed, is_cast)
 
 
 def is_observed() -> bool:

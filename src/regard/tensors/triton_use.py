@@ -36,10 +36,6 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-DEVICES = frozenset(("cuda", "cpu") if is_interpreted() else ("cuda",))
-"""The kinds of devices that may run Triton's programs in this process."""
-
-
 def runs_triton(device: torch.device, kernel: str) -> bool:
     """Whether a kernel can run on a device.
 

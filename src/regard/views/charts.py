@@ -78,8 +78,8 @@ def alignment(
             f"an alignment has at most {MOST_PAIRED} queries and keys; got {shape}: draw it with heatmap()"
         )
     one = drawn(Panel(weights, rows, columns), look, max_cells=MOST_PAIRED, pooling="max")
-    numbers = drawn(Panel(weights, rows, columns), Colouring.chosen("linear", None, False, theme, None),
-                    max_cells=MOST_PAIRED, pooling="max").values  # fmt: skip
+    even = Colouring.chosen("linear", None, False, theme, None)
+    numbers = drawn(Panel(weights), even, max_cells=MOST_PAIRED, pooling="max").values[:, one.order]
     if numbers.min() < 0:
         raise ArgumentError(f"an alignment has weights from 0 up; got {numbers.min()}")
     size = size_of(one, ALONE)

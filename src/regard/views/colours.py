@@ -14,11 +14,7 @@ STEPS = 256
 
 
 def ramp(*, dark: bool = False, steps: int = STEPS) -> list[Colour]:
-    """The colours of shares from 0 to 1 of the scale.
-
-    Args:
-        dark: whether the background is dark; the scale then starts near black and becomes lighter.
-        steps: the number of colours, at least 2.
+    """The colours of shares from 0 to 1 of the scale, 2 or more; on dark paper it starts near black.
 
     >>> [round(channel, 2) for channel in ramp(steps=2)[0]]
     [0.97, 0.98, 0.99]
@@ -32,11 +28,7 @@ def diverging(*, dark: bool = False, steps: int = STEPS + 1) -> list[Colour]:
     """The colours of values from -1 to 1: orange below 0, the paper at 0, blue above.
 
     The two sides have the same lightness at the same distance from 0. Blue and orange stay apart under the common
-    kinds of colour blindness.
-
-    Args:
-        dark: whether the background is dark.
-        steps: the number of colours, odd, so that 0 has one of its own; at least 3.
+    kinds of colour blindness. The number of colours is odd, so that 0 has one of its own.
 
     >>> negative, zero, positive = diverging(steps=3)
     >>> negative[0] > negative[2], positive[0] < positive[2]

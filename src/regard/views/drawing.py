@@ -55,7 +55,6 @@ class Colouring:
     def chosen(
         cls, scale: ScaleName | ColourScale, limits: Any, without_sink: bool, theme: Theme, colour_map: Any
     ) -> "Colouring":
-        """The look for the arguments of a view; raises ArgumentError if one is out of its range."""
         rule = scale_of(scale)
         if not (colour_map is None or isinstance(colour_map, str) or hasattr(colour_map, "with_extremes")):
             raise ArgumentError(f"colour_map must be a colour map of matplotlib or its name, got {colour_map!r:.80}")
@@ -91,19 +90,24 @@ class Drawn(NamedTuple):
 
 def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) -> Drawn:
     """Read, check, pool and order one map, with the errors of `heatmap`."""
-    panel = one_matrix(panel)
+    shown, hidden, counted = read(panel := one_matrix(panel), look, max_cells=max_cells, pooling=pooling)
+    values = look.scale.prepared(shown.values, counted)
+    order, title = ordered(shown, panel.columns), short_title(panel.title)
+    columns, note = [shown.columns[place] for place in order], note_of(shown, pooling)
+    return Drawn(
+        values[:, order], hidden[:, order], counted[:, order], measured(shown.rows), measured(columns), order,
+        f"{title} ({note})" if title and note else title or note,
+    )  # fmt: skip
+
+
+def read(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) -> tuple[Picture, Cells, Cells]:
+    """One map in the order of its keys, its masked cells, and the cells from which the limits are taken."""
     shown = picture(panel.weights, panel.rows, panel.columns, max_cells=max_cells, pooling=pooling)
     hidden = hidden_cells(panel.weights, shown.grid, panel.mask)
     counted = ~hidden
     if look.without_sink and counted[:, 1:].any():
         counted[:, 0] = False
-    values = look.scale.prepared(shown.values, counted)
-    order = ordered(shown, panel.columns)
-    columns = [shown.columns[place] for place in order]
-    return Drawn(
-        values[:, order], hidden[:, order], counted[:, order],
-        measured(shown.rows), measured(columns), order, _titled(short_title(panel.title), shown, pooling),
-    )  # fmt: skip
+    return shown, hidden, counted
 
 
 def one_matrix(panel: Panel) -> Panel:
@@ -153,9 +157,7 @@ def limits_of(maps: Iterable[Drawn], look: Colouring) -> Limits:
     return look.scale.limits(np.concatenate([one.values[one.counted] for one in maps]))
 
 
-def _titled(title: str, shown: Picture, pooling: Pooling) -> str:
-    if shown.block == (1, 1):
-        return title
+def note_of(shown: Picture, pooling: Pooling) -> str:
+    down, across = shown.block
     most = "" if shown.is_even else "up to "
-    note = f"{pooling} of {most}{shown.block[0]} × {shown.block[1]} weights a cell"
-    return f"{title} ({note})" if title else note
+    return "" if shown.block == (1, 1) else f"{pooling} of {most}{down} × {across} weights a cell"

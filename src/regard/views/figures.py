@@ -32,7 +32,6 @@ MOST_DIGITS = 20
 
 
 def require_matplotlib() -> None:
-    """Raise MissingExtraError if matplotlib is not installed."""
     with needs("matplotlib", extra="view"):
         import matplotlib.figure  # noqa: F401
 
@@ -168,7 +167,6 @@ def foot(
     figure: "Figure", image: Any, span: tuple[float, float], limits: Limits, look: Colouring, beside: str = "", *,
     has_masked: bool = False,
 ) -> None:  # fmt: skip
-    """The colour bar at the foot of a figure, and the key of masked cells."""
     from matplotlib.patches import Rectangle
 
     across, height = figure.get_size_inches()
@@ -188,15 +186,9 @@ def foot(
 def colour_bar(
     image: Any, span: tuple[float, float], limits: Limits, look: Colouring, beside: str = "", **where: Any
 ) -> None:
-    """The bar of an image, with its limits in figures.
+    """The bar of an image with values in `span`: `cax` for a flat one in axes of its own, `ax` for one beside axes.
 
-    Args:
-        image: the image of values in `span`. The bar is pointed at an end with values beyond the limit.
-        span: the smallest and the largest drawn value.
-        limits: the values at the ends of the bar.
-        look: the position of each value on the bar, and the colours of the text.
-        beside: a note at the end of the label.
-        where: `cax` for a flat bar in axes of its own, `ax` for one at the side of axes.
+    An end with values beyond the limit is pointed.
     """
     scale, theme = look.scale, look.theme
     # A softmax rounds to a little over 1 at times.

@@ -242,7 +242,6 @@ def draw_maps(
 
 
 def _draw_into(ax: "Axes", one: Drawn, look: Colouring, with_bar: bool) -> str:
-    """Draw a map into the caller's axes, whose size is known only after the layout."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     if figure.get_layout_engine() is None and _is_untouched(figure):

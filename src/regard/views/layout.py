@@ -45,14 +45,9 @@ class FigureSize(NamedTuple):
 def panel_size(
     rows: Sequence[AxisLabel], columns: Sequence[AxisLabel], title: float, *, sides: Sides, axis_titles: float = 0.0
 ) -> FigureSize:
-    """Inches of a map with its labels. Its cells are squares, unless one side would be too narrow.
+    """Inches of a map with its labels, from those of its title and of the titles of its axes (0 for none).
 
-    Args:
-        rows: one label a row.
-        columns: one label a column.
-        title: the width of the title in inches; 0 means no title.
-        sides: the inches of the longer side of the map.
-        axis_titles: the inches of the titles of the axes, beside and above the labels.
+    Its cells are squares, unless one side would be too narrow.
     """
     count = max(len(rows), len(columns))
     cell = min(max(CELL, min(LARGEST_CELL, sides.usual / count)), sides.longest / count)
@@ -71,11 +66,8 @@ def flow(
 ) -> tuple[Box, list[Box]]:
     """Place panels in rows, like words in a paragraph. Returns the figure, and a box for each map.
 
-    Args:
-        sizes: the inches of the panels.
-        across: the panels in a row; None stands for one row if it fits a screen, else for a figure of about 3 to 2.
-        title: the width of the figure's title in inches; 0 means no title.
-        has_bar: reserve space for a colour bar at the foot.
+    Without `across`, panels that fit a screen stand in one row; others make a figure of about 3 to 2. `title` is the
+    width of the figure's title in inches, 0 for none.
 
     >>> one = FigureSize(width=1.0, height=1.0, left=0.5, above=0.5, title=0.0)
     >>> figure, boxes = flow([one, one, one], across=2)

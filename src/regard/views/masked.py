@@ -30,9 +30,8 @@ Cells = npt.NDArray[np.bool_]
 def hidden_cells(weights: Any, grid: Grid, mask: Any = None) -> Cells:
     """The blocks of a map (T, S) without any allowed pair, bool (rows, columns).
 
-    The mask comes from the map as far as it is known: the map of a call has its mask and the blocked pairs of its bias;
-    means and selections combine those of their maps. Tensors, arrays and recorded statistics have none, unless `mask`
-    is given.
+    The map of a call has its mask and the blocked pairs of its bias; means and selections combine those of their maps.
+    Tensors, arrays and recorded statistics have none, unless `mask` is given.
 
     >>> import regard
     >>> q = torch.zeros(4, 2)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from regard.errors import ArgumentError, NonFiniteError
+from regard.errors import ArgumentError
 from regard.kinds import refuse_wrong_kinds
 from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import FONT_POINTS, LINE, AxisLabel, measured, short_title, widest
@@ -25,6 +25,7 @@ from regard.views.figures import (
 from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box
 from regard.views.masked import Cells, hidden_cells
 from regard.views.scales import ColourScale, Numbers, ScaleName
+from regard.views.values import require_finite
 from regard.watching.analysis.tables import Maps, named
 
 if TYPE_CHECKING:
@@ -111,12 +112,7 @@ class LayerPicture(NamedTuple):
 def _layer(weights: AttentionMap, cells: int, how: DotPooling, look: Colouring, room: int) -> LayerPicture:
     grid = weights.grid(cells, cells, how)
     pooled = weights.detach().pooled(grid.rows.count, grid.columns.count, how).cpu().numpy()
-    if not np.isfinite(pooled).all():
-        head, row, column = (int(place[0]) for place in np.nonzero(~np.isfinite(pooled)))
-        raise NonFiniteError(
-            f"weights must be finite; {pooled[head, row, column]} came in head {head}, at the queries from "
-            f"{grid.rows.edge(row)} and the keys from {grid.columns.edge(column)}"
-        )
+    require_finite(pooled, grid)
     hidden = np.stack([hidden_cells(weights[head], grid) for head in range(len(pooled))])
     counted = ~hidden
     if look.without_sink and counted[..., 1:].any():
@@ -180,7 +176,6 @@ def _laid_out(layers: Sequence[Numbers]) -> tuple[Numbers, tuple[int, int]]:
 
 
 def _back(ax: "Axes", layers: Sequence[LayerPicture], pitch: tuple[int, int], theme: Theme) -> None:
-    """The background: the masked colour in each head, the gap colour between them."""
     from matplotlib.patches import Rectangle
 
     ax.set_facecolor(theme.gap)

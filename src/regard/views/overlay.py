@@ -12,11 +12,11 @@ from regard.errors import ArgumentError, NonFiniteError, ShapeError, require, re
 from regard.kinds import refuse_wrong_kinds
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
+from regard.views import figures
 from regard.views.axis_text import LINE, TITLE_POINTS, short_title
 from regard.views.colours import LIGHT, Theme
 from regard.views.drawing import Colouring
 from regard.views.figures import (
-    colour_bar,
     colours_of,
     foot,
     framed,
@@ -198,9 +198,33 @@ def overlay(
     note = f"{others:.0%} on {count(grid.extra, 'other token')}" if grid.extra else ""
     query = _query(token) if len(shape) == 2 else ""
     heading = " · ".join(part for part in (short_title(title), query, note) if part)
-    missing = _drawn(ax, pixels, patches, heading, look, strength, upsampling, colour_bar)
-    warn_of_missing(missing[1])
-    return missing[0]
+    values = look.scale.prepared(patches, np.ones_like(patches, bool))
+    limits = _limits(values, look)
+    figure = None
+    if ax is None:
+        inches = SIDE / max(pixels.shape[:2])
+        down, across = inches * pixels.shape[0], inches * pixels.shape[1]
+        (lettering,) = letter([heading])
+        above = MARGIN + LINE * 1.6 * bool(heading)
+        wide = max(across, lettering.inches(TITLE_POINTS), NARROWEST) + 2 * MARGIN
+        outline = Box(0, 0, wide, above + down + MARGIN + COLOUR_BAR * colour_bar)
+        figure, (ax,), _ = framed(outline, [Box(MARGIN, above, across, down)], look.theme)
+    where: Any = {
+        "extent": (-0.5, grid.columns - 0.5, grid.rows - 0.5, -0.5), "aspect": "auto" if figure else None,
+    }  # fmt: skip
+    ax.imshow(pixels.mean(-1, keepdims=True).repeat(3, -1), interpolation="antialiased", **where)
+    shown = ax.imshow(
+        values, norm=norm_of(look.scale, limits), cmap=colours_of(look, limits), interpolation=upsampling.name,
+        interpolation_stage="data", alpha=strength, **where,
+    )  # fmt: skip
+    ax.set_axis_off()
+    span = float(values.min()), float(values.max())
+    if colour_bar and figure is not None:
+        foot(figure, shown, span, limits, look)
+    elif colour_bar:
+        figures.colour_bar(shown, span, limits, look, ax=ax)
+    warn_of_missing(write_title(ax, heading, theme))
+    return ax
 
 
 @refuse_wrong_kinds
@@ -266,45 +290,6 @@ def overlay_grid(
     return figure
 
 
-def _drawn(
-    ax: "Axes | None",
-    pixels: Numbers,
-    patches: Numbers,
-    heading: str,
-    look: Colouring,
-    strength: float,
-    upsampling: Upsampling,
-    with_bar: bool,
-) -> "tuple[Axes, str]":
-    values = look.scale.prepared(patches, np.ones_like(patches, bool))
-    limits = _limits(values, look)
-    figure = None
-    if ax is None:
-        inches = SIDE / max(pixels.shape[:2])
-        down, across = inches * pixels.shape[0], inches * pixels.shape[1]
-        (title,) = letter([heading])
-        above = MARGIN + LINE * 1.6 * bool(heading)
-        wide = max(across, title.inches(TITLE_POINTS), NARROWEST) + 2 * MARGIN
-        outline = Box(0, 0, wide, above + down + MARGIN + COLOUR_BAR * with_bar)
-        figure, (ax,), _ = framed(outline, [Box(MARGIN, above, across, down)], look.theme)
-    grey = pixels.mean(-1, keepdims=True).repeat(3, -1)
-    extent = (-0.5, patches.shape[1] - 0.5, patches.shape[0] - 0.5, -0.5)
-    ax.imshow(grey, extent=extent, interpolation="antialiased", aspect="auto" if figure else None)
-    norm = norm_of(look.scale, limits)
-    shown = ax.imshow(
-        values, norm=norm, cmap=colours_of(look, limits), interpolation=upsampling.name,
-        interpolation_stage="data", alpha=strength, extent=extent, aspect="auto" if figure else None,
-    )  # fmt: skip
-    ax.set_axis_off()
-    missing = write_title(ax, heading, look.theme)
-    span = float(values.min()), float(values.max())
-    if with_bar and figure is not None:
-        foot(figure, shown, span, limits, look)
-    elif with_bar:
-        colour_bar(shown, span, limits, look, ax=ax)
-    return ax, missing
-
-
 def _limits(values: Numbers, look: Colouring) -> Limits:
     found, floor = look.limits or look.scale.limits(values), float(values.min())
     return found._replace(low=floor) if look.limits is None and found.low < floor < found.high else found
@@ -340,7 +325,6 @@ def _row(weights: Any, token: int | str, grid: PatchGrid) -> npt.NDArray[np.floa
 
 
 def _frames(image: Any, panels: int) -> list[Numbers]:
-    """The pixels for each panel."""
     if not (isinstance(image, list | tuple) and all(hasattr(one, "shape") for one in image)):
         return [_pixels(image)] * panels
     frames = [_pixels(one) for one in image]

@@ -156,7 +156,7 @@ class LogScale(ColourScale):
 
 
 @dataclass(frozen=True, slots=True)
-class RowScale(ColourScale):
+class RowScale(LinearScale):
     """Each weight as a share of the largest of its query, then in proportion: every query shows its strongest key.
 
     >>> RowScale().prepared(np.array([[0.1, 0.2], [0.0, 0.0]]), np.ones((2, 2), bool)).tolist()
@@ -174,12 +174,6 @@ class RowScale(ColourScale):
 
     def limits(self, drawn: Numbers) -> Limits:
         return Limits(-1.0 if drawn.min(initial=0.0) < 0 else 0.0, 1.0)
-
-    def shares(self, drawn: Any, limits: Limits) -> Numbers:
-        return LinearScale().shares(drawn, limits)
-
-    def values(self, shares: Any, limits: Limits) -> Numbers:
-        return LinearScale().values(shares, limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ import numpy as np
 from regard.errors import ArgumentError
 from regard.kinds import refuse_wrong_kinds
 from regard.views.colours import DARK, Colour, Theme, hexadecimal
-from regard.views.drawing import ordered
+from regard.views.drawing import Colouring, Panel, note_of, ordered, read
 from regard.views.labels import printable, width
-from regard.views.masked import Cells, hidden_cells
-from regard.views.scales import ColourScale, Limits, Numbers, ScaleName, checked_limits, numeral, scale_of
-from regard.views.values import Pooling, picture
+from regard.views.masked import Cells
+from regard.views.scales import ColourScale, Limits, Numbers, ScaleName, numeral
+from regard.views.values import Pooling
 
 LABEL_COLUMNS = 16
 """The longest label in columns of text."""
@@ -200,29 +200,25 @@ def map_text(
     le    1.000  0.000
     chat  0.250  0.750
     """
-    chosen, how = scale_of(scale), printing_of() if printing is None else printing
+    how = printing_of() if printing is None else printing
+    look = Colouring.chosen(scale, limits, without_sink, DARK, None)
     shape = tuple(getattr(weights, "shape", ()))
     if columns is None and len(shape) == 2 and shape[0] == shape[1]:
         columns = rows
     if isinstance(rows, str):
         raise ArgumentError(f"rows must be a list of strings, one a token; got {rows!r:.80}")
     places = how.most_cells(rows or [str(place) for place in range(shape[0] if shape else 1)] or [""])
-    found = picture(weights, rows, columns, max_cells=places, pooling=pooling)
-    hidden = hidden_cells(weights, found.grid, mask)
-    counted = ~hidden
-    if without_sink and counted[:, 1:].any():
-        counted[:, 0] = False
-    values = chosen.prepared(found.values, counted)
-    ends = chosen.limits(values[counted]) if limits is None else checked_limits(limits, chosen)
+    panel = Panel(weights, rows, columns, mask=mask)
+    found, hidden, counted = read(panel, look, max_cells=places, pooling=pooling)
+    values = look.scale.prepared(found.values, counted)
+    ends = look.limits or look.scale.limits(values[counted])
     order = ordered(found, columns)
-    down, across = found.block
-    note = f"{pooling} of {'' if found.is_even else 'up to '}{down} × {across} weights a cell"
     short = [[printable(label, limit=LABEL_COLUMNS) for label in labels] for labels in (found.rows, found.columns)]
     numbers = values if isinstance(how, HalfBlocks) else found.values
     return how.written(
         Printed(
             numbers[:, order], hidden[:, order], short[0], [short[1][place] for place in order],
-            "" if found.block == (1, 1) else note, chosen, ends,
+            note_of(found, pooling), look.scale, ends,
         )
     )  # fmt: skip
 
@@ -234,7 +230,6 @@ def _downwards(labels: Sequence[str]) -> list[list[str]]:
 
 
 def _letters(label: str) -> list[str]:
-    """The label in columns: each letter with its marks."""
     pieces: list[str] = []
     for char in label:
         if pieces and (width(char) == 0 or width(pieces[-1] + char) == width(pieces[-1])):

@@ -52,19 +52,9 @@ def picture(
     max_cells: int = 256,
     pooling: Pooling = "max",
 ) -> Picture:
-    """Read, check and label one map, and pool it if a side is longer than `max_cells`.
+    """One map (T, S) in the dtype of its weights (float32 for bf16 and fp16), pooled if a side is over `max_cells`.
 
     Of a map with statistics only, the finest recorded picture is read.
-
-    Args:
-        weights: (T, S), a tensor, an array or an `AttentionMap`: T queries down, S keys across.
-        rows: T labels, or None for positions from 0.
-        columns: S labels, or None for positions from 0.
-        max_cells: the most values on a side; a longer side is pooled.
-        pooling: the value of a block of weights: its largest weight, or its mass.
-
-    Returns:
-        The values in the dtype of the weights (float32 for bf16 and fp16) with their labels.
 
     >>> picture(torch.eye(4), ["a", "b", "c", "d"], max_cells=2).rows
     ['a…b', 'c…d']
@@ -103,7 +93,9 @@ def _matrix_shape(weights: Any) -> tuple[int, int]:
 def _pooled_map(weights: AttentionMap, max_cells: int, pooling: Pooling) -> tuple[npt.NDArray[np.floating[Any]], Grid]:
     how: Literal["max", "sum"] = "max" if pooling == "max" else "sum"
     grid = weights.grid(max_cells, max_cells, how)
-    return _finite(_array(weights.detach().pooled(grid.rows.count, grid.columns.count, how)), grid), grid
+    values = _array(weights.detach().pooled(grid.rows.count, grid.columns.count, how))
+    require_finite(values, grid)
+    return values, grid
 
 
 def _pooled_array(weights: Any, grid: Grid, pooling: Pooling) -> npt.NDArray[np.floating[Any]]:
@@ -111,7 +103,7 @@ def _pooled_array(weights: Any, grid: Grid, pooling: Pooling) -> npt.NDArray[np.
     for rows in _row_blocks(grid):
         read = _array(weights[rows.start : rows.stop, 0 : grid.columns.length])
         whole = Grid(Bins(len(rows), len(rows)), Bins(grid.columns.length, grid.columns.length))
-        read = _finite(read, whole, rows.start)
+        require_finite(read, whole, first=rows.start)
         # torch rejects negative strides, and warns of read-only arrays.
         tensor = torch.from_numpy(np.require(read, requirements=["C", "W"]))
         parts.append(grid.reduce(tensor, rows.start, 0, largest=pooling == "max").numpy())
@@ -140,13 +132,17 @@ def _array(values: Any) -> npt.NDArray[np.floating[Any]]:
     return array.astype(dtype if dtype.itemsize <= 8 else np.float64, copy=False)
 
 
-def _finite(values: npt.NDArray[np.floating[Any]], grid: Grid, first: int = 0) -> npt.NDArray[np.floating[Any]]:
-    if not np.isfinite(values).all():
-        row, column = (int(place) for place in np.argwhere(~np.isfinite(values))[0])
-        query, key = first + grid.rows.edge(row), grid.columns.edge(column)
-        among = "" if grid.is_whole else ", or at another weight of that block"
-        raise NonFiniteError(f"weights must be finite; {values[row, column]} came at query {query}, key {key}{among}")
-    return values
+def require_finite(
+    values: npt.NDArray[np.floating[Any]], grid: Grid, *, whose: str = "weights", first: int = 0
+) -> None:
+    """Raise NonFiniteError for a picture, (rows, columns) or (heads, rows, columns), whose first query is `first`."""
+    if np.isfinite(values).all():
+        return
+    *head, row, column = place = tuple(int(at) for at in np.argwhere(~np.isfinite(values))[0])
+    query, key = first + grid.rows.edge(row), grid.columns.edge(column)
+    where = "".join(f"in head {at} " for at in head)
+    among = "" if grid.is_whole else ", or at another weight of that block"
+    raise NonFiniteError(f"{whose} must be finite; {values[place]} came {where}at query {query}, key {key}{among}")
 
 
 def _block_labels(labels: list[str], bins: Bins) -> list[str]:

@@ -227,11 +227,16 @@ class AttentionMonitor:
         self.every, self.on_fault, self.sequences, self.causal, self.names = every, on_fault, sequences, causal, names
         self.measured, self.unread = {}, {}
         self._open: Seen | None = None
+        self._told: dict[str, Tensor | None] = {}
         self._last = 0
 
-    def begin(self, model: nn.Module, step: int) -> None:
-        """Open the watch if this step, counted from 1, is the first one or every N-th."""
+    def begin(
+        self, model: nn.Module, step: int, *, padding: Tensor | None = None, documents: Tensor | None = None
+    ) -> None:
+        """Open the watch if this step, counted from 1, is the first one or every N-th. Where no argument of the model
+        tells them, `padding` and `documents` tell the audit of the step's batch, as of `Seen.audit`."""
         self.close()
+        self._told = {"padding": padding, "documents": documents}
         if self.audited is None or (step % self.every == 0 and step != self._last):
             self._last = step
             self._open = watch(model, self.names)
@@ -244,12 +249,12 @@ class AttentionMonitor:
         Raises:
             AssertionError: the audit found an error, and `on_fault` is "stop".
         """
-        seen = self._open
+        seen, told = self._open, self._told
         self.close()
         if seen is None:
             return {}
         if self.audited is None:
-            audited = seen.audit(causal=self.causal, skip="*")
+            audited = seen.audit(causal=self.causal, skip="*", **told)
             # Without the calls, whose tensors would be held as long as the monitor.
             self.audited = replace(audited, findings=tuple(replace(one, observed=None) for one in audited))
             self._say(self.audited)
@@ -266,7 +271,7 @@ class AttentionMonitor:
 
     def close(self) -> None:
         """Close the watch without reading it, as after an interrupted step."""
-        seen, self._open = self._open, None
+        seen, self._open, self._told = self._open, None, {}
         if seen is not None:
             seen.__exit__()
 

@@ -27,7 +27,7 @@ from regard.watching.kept.output_gradients import ITSELF, NO_GRAPH, called
 from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment, Sequences
-from regard.watching.running.module_kinds import is_plain
+from regard.watching.running.module_kinds import has_no_attention
 from regard.watching.running.observed_call import Interceptor, KeysChosen, ObservedCall, has_compiled
 from regard.watching.running.thread_state import is_in_backward
 
@@ -227,7 +227,7 @@ class Record(Interceptor):
         self._lock = threading.RLock()
 
     def ran_elsewhere(self, module: nn.Module) -> None:
-        if (path := self.paths.get(id(module))) is not None and not is_plain(module):
+        if (path := self.paths.get(id(module))) is not None and not has_no_attention(module):
             self.elsewhere.add(path)
 
     def entered(self, module: nn.Module) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.call.biases import Shaw, TransformerXL
+from regard.call.biases import Disentangled, Forgetting, Shaw, TransformerXL
 from tests.fuzz.core.parts import Added, Score, Sides, Tensors
 from tests.fuzz.drawing import Drawn
 
@@ -110,11 +110,43 @@ def _transformer_xl(drawn: Drawn, sides: Sides, score: Score) -> Added:
     )  # fmt: skip
 
 
-BIASES: tuple[Callable[[Drawn, Sides, Score], Added], ...] = (_dense, _alibi, _t5, _shaw, _transformer_xl)
+def _disentangled(drawn: Drawn, sides: Sides, score: Score) -> Added:
+    """With k = 4, distances up to 2 have rows of their own, and one row takes all from 3 to 31."""
+    offset = drawn.of([None, drawn.number(-2, 3)])
+    place = 4 + (-_distance(sides, offset)).clamp(-3, 3)
+    factor = sides.dim**-0.5 if score.scale is None else score.scale
+
+    def formula(t: Tensors, q: Tensor, k: Tensor) -> Tensor:
+        by_key, by_query = t["keys"][:, place], t["queries"][:, place]
+        return factor * (torch.einsum("bhtd,htsd->bhts", q, by_key) + torch.einsum("bhsd,htsd->bhts", k, by_query))
+
+    return Added(
+        f"Disentangled({score.scale}, {offset})",
+        lambda t: Disentangled(t["keys"], t["queries"], score.scale, 32, offset), formula,
+        {name: drawn.normal(sides.heads, 8, sides.dim) for name in ("keys", "queries")},
+    )  # fmt: skip
+
+
+def _forgetting(drawn: Drawn, sides: Sides, score: Score) -> Added:
+    """Query i stands at position S - T + i; the sums and their differences are eighths, which bfloat16 holds too."""
+    if sides.queries > sides.keys:
+        return _dense(drawn, sides, score)
+    sums = -drawn.integers(0, 3, *sides.leading, 1, sides.keys).double().cumsum(-1) / 8
+
+    def formula(t: Tensors, q: Tensor, k: Tensor) -> Tensor:
+        c = t["sums"].expand(*sides.leading, 1, sides.keys).reshape(sides.flat, sides.heads, 1, sides.keys)
+        return c[..., sides.keys - sides.queries :].mT - c
+
+    return Added("Forgetting", lambda t: Forgetting(t["sums"]), formula, {"sums": sums})
+
+
+BIASES: tuple[Callable[[Drawn, Sides, Score], Added], ...] = (
+    _dense, _alibi, _t5, _forgetting, _shaw, _transformer_xl, _disentangled,
+)  # fmt: skip
 
 
 def random_bias(drawn: Drawn, sides: Sides, score: Score) -> Added | None:
     """None, or any bias that the score's vectors allow; some read the vectors and need a dot product."""
     if not drawn.chance():
         return None
-    return drawn.of(BIASES if score.is_dot else BIASES[:3])(drawn, sides, score)
+    return drawn.of(BIASES if score.is_dot else BIASES[:4])(drawn, sides, score)

@@ -166,9 +166,7 @@ def mutate_tensors(drawn: Drawn, path: Path) -> None:
 def mutate(drawn: Drawn, path: Path) -> str:
     """Damage one file in a way that suits it; says how."""
     before = path.read_bytes()
-    by_suffix = {
-        ".safetensors": mutate_tensors, ".json": mutate_json, ".toml": mutate_toml, ".tokens": mutate_footer,
-    }  # fmt: skip
+    by_suffix = {".safetensors": mutate_tensors, ".json": mutate_json, ".toml": mutate_toml}
     how = by_suffix.get(path.suffix)
     if how is not None and before and drawn.chance(3) is False:
         # What was damaged before may be none of its kind any more.
@@ -177,17 +175,3 @@ def mutate(drawn: Drawn, path: Path) -> str:
             return path.suffix
     path.write_bytes(mutate_bytes(drawn, before))
     return "bytes"
-
-
-def mutate_footer(drawn: Drawn, path: Path) -> None:
-    """The JSON at the end of a file of tokens, wherever it begins."""
-    content = path.read_bytes()
-    begin = max(content.rfind(b'{"'), content.rfind(b"{'"))
-    end = content.rfind(b"}") + 1
-    try:
-        value = json.loads(content[begin:end])
-    except ValueError:
-        path.write_bytes(mutate_bytes(drawn, content))
-        return
-    written = json.dumps(mutated_value(drawn, value)).encode("utf-8", errors="replace")
-    path.write_bytes(content[:begin] + written + content[end:])

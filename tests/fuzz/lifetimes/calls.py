@@ -97,7 +97,7 @@ def _of_default(parts: Parts) -> regard.Mask:
 
 
 def _several(parts: Parts) -> regard.Mask:
-    one, other = (parts.drawn.of(MASKS[1:-1])(parts) for _ in range(2))
+    one, other = (MASKS[parts.drawn.number(1, len(MASKS) - 2)](parts) for _ in range(2))
     match parts.drawn.of(["and", "or", "not"]):
         case "and":
             return one & other

@@ -7,7 +7,7 @@ import torch
 from starlette.testclient import TestClient
 
 from regard.models.config import DecoderOnlyConfig
-from regard.models.decoder_only import DecoderOnly
+from regard.models.one_stack import DecoderOnly
 from regard.serving.application import application
 from regard.serving.asking import Desk
 from regard.serving.served import ServedLanguageModel, ServedTranslator

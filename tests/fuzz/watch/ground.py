@@ -12,6 +12,7 @@ from tests.fuzz.watch.generation import check_generation
 from tests.fuzz.watch.models import random_model
 from tests.fuzz.watch.truths import Truths
 from tests.fuzz.watch.watching import require_same_bits, require_truth
+from tests.fuzz.watch.written_out import Writing, Written
 
 
 def case(drawn: Drawn) -> None:
@@ -23,6 +24,28 @@ def case(drawn: Drawn) -> None:
             check_generation(drawn)
         case "family":
             check_family(drawn)
+
+
+def check_writing(drawn: Drawn) -> None:
+    """One writing of attention: it is shown, and nothing else is said of it."""
+    truths = Truths()
+    torch.manual_seed(drawn.number(0, 99))
+    model = Written(8, 2, Writing.random(drawn), truths).train(drawn.chance(3))
+    x, memory = drawn.normal(2, 5, 8).float(), drawn.normal(2, 7, 8).float()
+    context = drawn.of([torch.no_grad, torch.enable_grad, torch.inference_mode])
+    note(f"{model.writing}, {context.__name__}")
+
+    def run() -> list[Tensor]:
+        with context():
+            return [model(x, memory).detach().clone()]
+
+    seen = require_same_bits(model, truths, run, verify=True)
+    require_truth(model, seen, truths)
+    report = seen.report()
+    assert len(seen.maps) == (4 if model.writing.product.startswith("each") and not model.writing.is_folded else 1)
+    assert not [*report.missed, *report.others], str(report)
+    errors = [call.error for call in seen.calls if call.error != "dropout"]
+    assert all(isinstance(error, float) and error < 1e-5 for error in errors), errors
 
 
 def check_model(drawn: Drawn) -> None:

@@ -19,6 +19,16 @@ def folded(tensor: Tensor) -> Tensor:
     return tensor.flatten(0, 1)
 
 
+def each(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A product of two matrices, for one head of one sequence after the other."""
+
+    def products(p: Tensor, v: Tensor) -> Tensor:
+        found = [product(a, b) for a, b in zip(folded(p), folded(v), strict=True)]
+        return torch.stack(found).view(*p.shape[:3], v.shape[-1])
+
+    return products
+
+
 SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "matmul": lambda q, k: torch.matmul(q, k.transpose(-1, -2)),
     "at": lambda q, k: q @ k.mT,
@@ -49,7 +59,16 @@ SOFTMAXES: dict[str, Callable[[Tensor], Tensor]] = {
     "exp / sum": lambda s: (e := (s - s.amax(-1, keepdim=True)).exp()) / e.sum(-1, keepdim=True),
     "exp - logsumexp": lambda s: (s - s.logsumexp(-1, keepdim=True)).exp(),
     "log_softmax exp": lambda s: s.log_softmax(-1).exp(),
+    "float64": lambda s: F.softmax(s, dim=-1, dtype=torch.float64).to(s.dtype),
+    "by keyword": lambda s: torch.softmax(input=s, dim=3),
+    "exp * mask / sum": lambda s: (e := s.exp() * torch.ones(s.shape[-2:]).tril(2)) / (e.sum(-1).unsqueeze(-1) + 1e-9),
+    "squares / sum": lambda s: (e := s.relu() ** 2) / e.sum(-1, keepdim=True).clamp(min=1e-6),
+    "gumbel": lambda s: F.gumbel_softmax(s, dim=-1),
+    "masked": lambda s: torch.masked.softmax(s, -1, mask=torch.ones_like(s, dtype=torch.bool)),
+    "out=": lambda s: torch.softmax(s.detach(), -1, out=torch.empty_like(s)),
+    "put into a larger tensor": lambda s: (t := torch.zeros(s.shape)).__setitem__(slice(None), s.softmax(-1)) or t,
     "aten": lambda s: torch.ops.aten.softmax.int(s, -1),
+    "aten._softmax": lambda s: torch.ops.aten._softmax.default(s, -1, False),
     "sink": lambda s: torch.cat([s, torch.zeros_like(s[..., :1])], -1).softmax(-1)[..., :-1],
 }
 GATES: dict[str, Callable[["Written", Tensor], Tensor]] = {
@@ -58,6 +77,13 @@ GATES: dict[str, Callable[["Written", Tensor], Tensor]] = {
     "talking heads": lambda m, p: torch.einsum("bhts,hg->bgts", p, m.talk),
     "renormalised": lambda m, p: (w := p * (m.gate.abs().mean() + p)) / w.sum(-1, keepdim=True),
     "times tril": lambda m, p: (w := p * torch.ones(p.shape[-2:]).tril(p.shape[-1])) / w.sum(-1, keepdim=True),
+    "a projection (CaiT)": lambda m, p: m.mix(p.permute(0, 2, 3, 1)).permute(0, 3, 1, 2),
+    "a convolution (DeepViT)": lambda m, p: m.norm(m.conv(p)),
+    "the difference of two": lambda m, p: p - 0.8 * (2 * p).softmax(-1),
+    "left out by a fill": lambda m, p: p.masked_fill(p < 0.1, 0.0),
+    "a choice": lambda m, p: torch.where(p > 0.1, p, torch.zeros(())),
+    "rows in a new tensor": lambda m, p: torch.slice_scatter(torch.zeros_like(p), p[:, :, :-1], 2, 0, p.shape[2] - 1),
+    "another layout": lambda m, p: (p.transpose(1, 2) * 2).transpose(1, 2),
 }
 PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "at": lambda p, v: p @ v,
@@ -69,15 +95,25 @@ PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "transposed": lambda p, v: (v.mT @ p.mT).mT,
     "bmm": lambda p, v: torch.bmm(folded(p), folded(v)).view(*p.shape[:3], v.shape[-1]),
     "product and sum": lambda p, v: (p[..., None] * v[..., None, :, :]).sum(-2),
-    "a loop of mm": lambda p, v: torch.stack([torch.mm(a, b) for a, b in zip(folded(p), folded(v), strict=True)]).view(
-        *p.shape[:3], v.shape[-1]
-    ),
-    "a loop of linear": lambda p, v: torch.stack(
-        [F.linear(a, b.T) for a, b in zip(folded(p), folded(v), strict=True)]
+    "aten.matmul": torch.ops.aten.matmul,
+    "linalg.matmul": torch.linalg.matmul,
+    "Tensor.matmul": lambda p, v: p.matmul(v),
+    "einsum of a tuple": lambda p, v: torch.einsum("bhts, bhsd -> bhtd", (p, v)),
+    "einsum of numbers": lambda p, v: torch.einsum(p, [0, 1, 2, 3], v, [0, 1, 3, 4], [0, 1, 2, 4]),
+    "baddbmm": lambda p, v: torch.baddbmm(
+        torch.ones(p.shape[0] * p.shape[1], p.shape[2], v.shape[-1]), folded(p), folded(v), beta=0.5
     ).view(*p.shape[:3], v.shape[-1]),
-    "a loop of tensordot": lambda p, v: torch.stack(
-        [torch.tensordot(a, b, dims=1) for a, b in zip(folded(p), folded(v), strict=True)]
-    ).view(*p.shape[:3], v.shape[-1]),
+    "bmm, values first": lambda p, v: torch.bmm(folded(v).mT, folded(p).mT).mT.reshape(*p.shape[:3], v.shape[-1]),
+    "each by mm": each(torch.mm),
+    "each by mm, out=": each(lambda a, v: torch.mm(a.detach(), v.detach(), out=torch.empty(len(a), v.shape[-1]))),
+    "each by mm of keywords": each(lambda a, v: torch.mm(mat2=v, input=a)),
+    "each by aten.mm": each(torch.ops.aten.mm.default),
+    "each by linear": each(lambda a, v: F.linear(a, v.T)),
+    "each by tensordot": each(lambda a, v: torch.tensordot(a, v, dims=1)),
+    "each by tensordot of axes": each(lambda a, v: torch.tensordot(v, a, dims=([0], [1])).T),
+    "each by addmm": each(lambda a, v: torch.addmm(torch.ones(v.shape[-1]), a, v, beta=2.0, alpha=0.5)),
+    "each by inner": each(lambda a, v: torch.inner(a, v.mT)),
+    "each by multi_dot": each(lambda a, v: torch.linalg.multi_dot([a, v, torch.eye(v.shape[-1])])),
 }
 
 
@@ -100,8 +136,7 @@ class Writing:
     def random(cls, drawn: Drawn) -> "Writing":
 
         def one(choices: dict[str, Callable[..., Tensor]], usual: int) -> str:
-            names = list(choices)
-            return drawn.of([drawn.of(names[:usual]), drawn.of(names)])
+            return drawn.of([*choices, *list(choices)[:usual] * 3])
 
         return cls(
             one(SCORES, 3), one(MASKINGS, 3), one(SOFTMAXES, 3), one(GATES, 1), one(PRODUCTS, 3),
@@ -126,6 +161,7 @@ class Written(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
         self.gate = nn.Parameter(torch.randn(heads))
         self.talk = nn.Parameter(torch.randn(heads, heads))
+        self.mix, self.conv, self.norm = nn.Linear(heads, heads), nn.Conv2d(heads, heads, 1), nn.BatchNorm2d(heads)
         self.softmax = nn.Softmax(dim=-1) if writing.has_child else None
 
     def forward(self, x: Tensor, memory: Tensor | None = None, keep: Tensor | None = None) -> Tensor:

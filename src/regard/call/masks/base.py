@@ -316,6 +316,12 @@ class And(_Combination):
         return " & ".join(f"({mask})" if isinstance(mask, Or) else str(mask) for mask in self.masks)
 
 
+def all_of(*masks: Mask | None) -> Mask | None:
+    """The conjunction of masks, each as its factors; None for none of them."""
+    factors = [factor for mask in masks if mask is not None for factor in mask.factors()]
+    return None if not factors else factors[0] if len(factors) == 1 else And(tuple(factors))
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Or(_Combination):
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -7,118 +7,68 @@ the fused kernel of the attention itself. As many threads as torch has share fla
 
 import ctypes
 import math
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.call.normalizations import Softmax
-from regard.kernels.base import Call
 from regard.maps.loop.row_tiles import FIELDS, WORK, addresses, batches_of
 from regard.maps.sources.source import Scores, Source, Statistic
 from regard.maps.statistics import definitions as st
+from regard.maps.statistics.asked import Answer, Asked, RowReader
+from regard.maps.statistics.chosen_keys import SumsOfKeys
 from regard.maps.statistics.pooling import Bins, Grid
 from regard.tensors.guards import can_look, in_forward_mode, is_recorded
 from regard.tensors.memory import row_contiguous
 from regard.tensors.triton_use import has_numba
 
-if TYPE_CHECKING:
-    from regard.maps.statistics.chosen_keys import SumsOfKeys
-
 SMALL = 1 << 20
 """Maps with fewer weights go by tiles: loading numba takes longer."""
 SHARES = 4
 """The shares of a thread, if there are not as many flat_heads: rows see different numbers of keys."""
-MOST_RANKED = 64
-"""For more keys of each query, torch's selection and tiles are faster."""
 
 
-def _is_worth_it(dtype: torch.dtype, weights: int) -> bool:
-    return dtype == torch.float32 and weights >= SMALL
+class NumbaRows(RowReader):
+    name = "one loop over each row (numba)"
+    devices = frozenset({"cpu"})
+
+    def why_not(self, source: Source, asked: Asked) -> str | None:
+        weights = math.prod(source.shape)
+        if not weights or weights < SMALL:
+            return f"its {weights:,} weights are fewer than {SMALL:,}"
+        if not has_numba():
+            return "numba is not installed (pip install 'regard[fast]')"
+        if asked.beyond is not None:
+            return asked.beyond
+        call = source.softmax_form()
+        if call is None or source.dtype != torch.float32:
+            return "it reads a softmax of dot products in float32"
+        if call.score.dot_scale(call.query.shape[-1]) is None:
+            return f"{call.score} is no scaled dot product"
+        if in_forward_mode() or (is_recorded() and any(one.requires_grad for one in source.tensors())):
+            return "it has no gradient"
+        return None if all(map(can_look, source.tensors())) else "the elements of a tensor cannot be looked at"
+
+    def read(self, source: Source, asked: Asked) -> list[Answer | None]:
+        with torch.no_grad():
+            scores = source.dot_scores()
+            assert scores is not None, "a softmax of dot products"
+            found = _read(source, scores, asked)
+        if found is None:
+            return [None] * len(asked.statistics)
+        return list(map(found.answer, asked.statistics))
 
 
-def said_of(call: Call) -> str | None:
-    """The line of `explain` for the statistics of a call's weights; None if the loop cannot compute them."""
-    sizes = call.sizes
-    weights = sizes.flat_batch * sizes.heads * sizes.queries * sizes.keys
-    is_dot = isinstance(call.normalization, Softmax) and call.score.dot_scale(call.query.shape[-1]) is not None
-    if not is_dot or call.query.device.type != "cpu" or not _is_worth_it(call.compute_dtype, weights):
-        return None
-    loop = "by one loop over each row"
-    return loop if has_numba() else f"by tiles; with numba (pip install 'regard[fast]') {loop}"
-
-
-def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
-    """The answers (flat_heads, ...) of several statistics, as in `regard.maps.statistics.tiles.one_pass`.
-
-    None, for a fallback to tiles, if a statistic is not among those of the loop, if the weights are not a softmax of
-    dot products in float32 on the CPU, if a gradient is needed, or if an element is not finite.
-    """
-    weights = math.prod(source.shape)
-    if not weights or weights < SMALL or not _is_worth_it(source.dtype, weights) or not has_numba():
-        return None
-    wanted = LoopRequest.of(statistics)
-    if wanted is None or in_forward_mode():
-        return None
-    if is_recorded() and any(tensor.requires_grad for tensor in source.tensors()):
-        return None
-    if not all(map(can_look, source.tensors())):
-        return None
-    with torch.no_grad():
-        scores = source.dot_scores()
-        return None if scores is None else _read(source, scores, wanted, statistics)
-
-
-@dataclass(frozen=True, slots=True)
-class LoopRequest:
-    ranked: int
-    """k: how many of the largest weights of each query."""
-    grid: Grid | None
-    pictures: frozenset[str]
-    """Subset of mean, sum and max. The loop computes sums if they are in it, else means."""
-    offset: int | None
-    """The offset of the distances, if they are wanted."""
-    chosen: "tuple[SumsOfKeys, ...]"
-
-    @classmethod
-    def of(cls, statistics: Sequence[Statistic]) -> "LoopRequest | None":
-        """The answers for these statistics; None if the loop lacks one of them."""
-        from regard.maps.statistics.chosen_keys import SumsOfKeys
-
-        ranked, grids, pictures, offsets, chosen = 0, set[Grid](), set[str](), set[int](), list[SumsOfKeys]()
-        for statistic in statistics:
-            match statistic:
-                case st.Received() | st.Entropy():
-                    pass
-                case st.Distance(offset):
-                    offsets.add(offset)
-                case SumsOfKeys():
-                    chosen.append(statistic)
-                case st.Largest() | st.ArgLargest():
-                    ranked = max(ranked, 1)
-                case st.TopWeights(k):
-                    ranked = max(ranked, k)
-                case st.Pooled(grid, how):
-                    grids.add(grid)
-                    pictures.add(how)
-                case _:
-                    return None
-        if ranked > MOST_RANKED or len(grids) > 1 or len(offsets) > 1:
-            return None
-        return cls(ranked, next(iter(grids), None), frozenset(pictures), next(iter(offsets), None), tuple(chosen))
-
-    def chains(self, keys: int) -> list[Any]:
-        """The chains of all chosen keys, as arrays (chains, sequences, T) and (chains, sequences, S)."""
-        found = [chosen.chains(keys) for chosen in self.chosen]
-        sequences = max((one.first.shape[1] for one in found), default=1)
-        parts = ([t.expand(-1, sequences, -1).cpu().numpy() for t in kind] for kind in zip(*found, strict=True))
-        return [np.concatenate(part) for part in parts] if found else [np.zeros((0, 1, 0), np.int64)] * 2
+def _chains(asked: Asked, keys: int) -> list[Any]:
+    """The chains of all chosen keys, as arrays (chains, sequences, T) and (chains, sequences, S)."""
+    found = [chosen.chains(keys) for chosen in asked.chosen]
+    sequences = max((one.first.shape[1] for one in found), default=1)
+    parts = ([t.expand(-1, sequences, -1).cpu().numpy() for t in kind] for kind in zip(*found, strict=True))
+    return [np.concatenate(part) for part in parts] if found else [np.zeros((0, 1, 0), np.int64)] * 2
 
 
 PAGE = 4_096
@@ -135,7 +85,7 @@ def _half_a_page_from(other: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class _LoopAnswers:
-    def __init__(self, source: Source, wanted: LoopRequest, pieces: int, width: int, chains: int) -> None:
+    def __init__(self, source: Source, wanted: Asked, pieces: int, width: int, chains: int) -> None:
         made = partial(torch.empty, device="cpu")
         flat_heads, queries, grid = source.flat_heads, source.queries, wanted.grid
         self._keys, self._has_sums = source.keys, "sum" in wanted.pictures
@@ -144,8 +94,9 @@ class _LoopAnswers:
         self.distance = made((flat_heads, 0 if wanted.offset is None else queries), dtype=torch.float32)
         self.chosen = made((flat_heads, chains, queries), dtype=torch.float32)
         self._chains = iter(self.chosen.unbind(1))
-        self.top = made((flat_heads, queries, wanted.ranked), dtype=torch.float32)
-        self.places = made((flat_heads, queries, wanted.ranked), dtype=torch.int64)
+        self.ranked = max(wanted.ranked, st.Largest in wanted.kinds)
+        self.top = made((flat_heads, queries, self.ranked), dtype=torch.float32)
+        self.places = made((flat_heads, queries, self.ranked), dtype=torch.int64)
         rows, columns = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
         self.sums = made((flat_heads, rows, columns if wanted.pictures & {"mean", "sum"} else 0), dtype=torch.float32)
         columns = columns if "max" in wanted.pictures else 0
@@ -155,9 +106,7 @@ class _LoopAnswers:
         names = ("received", "entropy", "distance", "chosen", "top", "places", "sums", "peaks")
         return {name: getattr(self, name) for name in names}
 
-    def answer(self, statistic: Statistic) -> tuple[Tensor, ...]:
-        from regard.maps.statistics.chosen_keys import SumsOfKeys
-
+    def answer(self, statistic: Statistic) -> Answer:
         match statistic:
             case st.Distance():
                 return (self.distance,)
@@ -167,7 +116,7 @@ class _LoopAnswers:
                 whole = self.received[:, 0] if self.received.shape[1] == 1 else self.received.sum(1)
                 return (whole[:, : self._keys].float(),)
             case st.Entropy():
-                return (self.entropy,)
+                return (st.without_rounding(self.entropy),)
             case st.Largest():
                 return (self.top[..., 0].clone(),)
             case st.ArgLargest():
@@ -181,9 +130,8 @@ class _LoopAnswers:
         raise AssertionError(statistic)
 
 
-def _read(
-    source: Source, scores: Scores, wanted: LoopRequest, statistics: Sequence[Statistic]
-) -> list[tuple[Tensor, ...]] | None:
+def _read(source: Source, scores: Scores, wanted: Asked) -> _LoopAnswers | None:
+    """The answers; None if an element is not finite."""
     from regard.maps.loop.row_loop import prepare, read_rows
     from regard.tensors.vector_code import PANEL
 
@@ -191,7 +139,7 @@ def _read(
     pieces = 1 if source.flat_heads >= SHARES * threads else -(-SHARES * threads // source.flat_heads)
     panels, has_sums = -(-source.keys // PANEL), "sum" in wanted.pictures
     query, key = (row_contiguous(t) for t in (scores.query, scores.key))
-    first, following = wanted.chains(source.keys)
+    first, following = _chains(wanted, source.keys)
     found = _LoopAnswers(source, wanted, pieces, panels * PANEL, len(first))
     arrays = {
         **found.arrays(),
@@ -214,7 +162,7 @@ def _read(
     told = {
         **addresses(**arrays), "batch": query.shape[0], "heads": query.shape[1], "key_heads": key.shape[1],
         "queries": source.queries, "keys": source.keys, "depth": query.shape[3], "panel_count": panels,
-        "ranked": wanted.ranked, "pieces": pieces, "row_bins": found.sums.shape[1],
+        "ranked": found.ranked, "pieces": pieces, "row_bins": found.sums.shape[1],
         "column_bins": 0 if grid is None else grid.columns.count,
         "has_distance": wanted.offset is not None, "offset": wanted.offset or 0, "chains": len(first),
         "sequences": first.shape[1], "sum_bins": found.sums.shape[2], "peak_bins": found.peaks.shape[2],
@@ -230,7 +178,7 @@ def _read(
         work["tiles"], work["tile_count"], work["added"] = places["tiles"], len(tiles), places["added"]
         arrays["counter"][:] = 0
         run_in_threads(read_rows, work.ctypes.data, threads)
-    return [found.answer(statistic) for statistic in statistics]
+    return found
 
 
 def _strides(name: str, tensor: Tensor) -> dict[str, int]:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.call.masks.row_ranges import RowRanges
+from regard.call.masks.row_spans import RowRanges
 from regard.call.shapes import Sizes
 from regard.maps.sources.source import Statistic
 from regard.maps.statistics import definitions as st
-from regard.maps.statistics.pooling import Grid
+from regard.maps.statistics.asked import Asked
 from regard.tensors.triton_use import Launch
 
 LOG2_E = math.log2(math.e)
@@ -130,35 +130,8 @@ class CallForm:
         return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    names: frozenset[type[Statistic]]
-    ranked: int
-    grid: Grid | None
-    pictures: frozenset[str]
-    offset: int | None
-
-    @classmethod
-    def of(cls, statistics: tuple[Statistic, ...]) -> "Asked":
-        pictures = [one for one in statistics if isinstance(one, st.Pooled)]
-        offsets = [one.offset for one in statistics if isinstance(one, st.Distance)]
-        ranked = [one.k for one in statistics if isinstance(one, st.TopWeights)]
-        ranked += [1 for one in statistics if isinstance(one, st.ArgLargest)]
-        return cls(
-            frozenset(map(type, statistics)),
-            max(ranked, default=0),
-            pictures[0].grid if pictures else None,
-            frozenset(one.how for one in pictures),
-            offsets[0] if offsets else None,
-        )
-
-    @property
-    def reads_rows(self) -> bool:
-        return bool(self.names & {st.Entropy, st.Largest, st.ArgLargest, st.TopWeights, st.Distance})
-
-    @property
-    def reads_columns(self) -> bool:
-        return st.Received in self.names or self.grid is not None
+def reads_rows(asked: Asked) -> bool:
+    return bool(asked.kinds & {st.Entropy, st.Largest, st.ArgLargest, st.TopWeights, st.Distance})
 
 
 class Memory:
@@ -179,12 +152,12 @@ class LaunchPlan:
     def __init__(self, form: CallForm, asked: Asked) -> None:
         from regard.maps.loop import triton_columns, triton_ranks, triton_rows
 
-        sizes, number, whole = form.sizes, torch.float32, torch.int32
+        sizes, number, whole, names = form.sizes, torch.float32, torch.int32, asked.kinds
         flat_heads, queries, keys = sizes.flat_batch * sizes.heads, sizes.queries, sizes.keys
-        self.form, self.asked, self.finds_rows = form, asked, asked.reads_rows or not form.has_state
+        self.form, self.asked, self.finds_rows = form, asked, reads_rows(asked) or not form.has_state
         self._scale = form.scale * LOG2_E
         per_row = (flat_heads, queries), number
-        answers: Shapes = {name: per_row for name, kind in PER_ROW.items() if kind in asked.names}
+        answers: Shapes = {name: per_row for name, kind in PER_ROW.items() if kind in names}
         scratch: Shapes = {name: per_row for name in ("lse", *PER_ROW) if name not in answers}
         self.launches: list[Launch] = []
         self.sums_are_received = False
@@ -206,7 +179,7 @@ class LaunchPlan:
                 "groups": ((flat_heads, queries, count), whole),
             }
             fixed = {
-                "HAS_SINKS": form.sinks is not None, "ENTROPY": st.Entropy in asked.names, "DISTANCE": self._distance(),
+                "HAS_SINKS": form.sinks is not None, "ENTROPY": st.Entropy in names, "DISTANCE": self._distance(),
                 "RANKED": together, "GROUPS": groups, "IN_PARTS": parts > 1,
             }  # fmt: skip
             for one in range(passes):
@@ -227,7 +200,7 @@ class LaunchPlan:
                     ranked=asked.ranked, SIZE=tile.columns // groups, PLACES=1 << (asked.ranked - 1).bit_length(),
                     FEW=few.columns, DIMS=64,
                 )  # fmt: skip
-        if asked.reads_columns:
+        if st.Received in names or asked.grid is not None:
             grid = asked.grid
             has_peaks = "max" in asked.pictures
             longest = queries if grid is None else grid.rows.largest
@@ -237,12 +210,12 @@ class LaunchPlan:
             heads = max(1, min(flat_heads, SCRATCH // (bins * keys * (1 + has_peaks))))
             parts = max(1, min(bins, ENOUGH_PROGRAMS // (heads * blocks)))
             # Without bins, and without turns, the sums are the answer.
-            self.sums_are_received = bins == 1 and heads == flat_heads and st.Received in asked.names
+            self.sums_are_received = bins == 1 and heads == flat_heads and st.Received in names
             if not self.sums_are_received:
                 scratch["sums"] = (heads, bins, keys), number
             if has_peaks:
                 scratch["peaks"] = (heads, bins, keys), number
-            answers |= {"received": ((flat_heads, keys), number)} if st.Received in asked.names else {}
+            answers |= {"received": ((flat_heads, keys), number)} if st.Received in names else {}
             if grid is not None:
                 picture = (flat_heads, grid.rows.count, grid.columns.count), number
                 answers |= {f"pooled_{how}": picture for how in asked.pictures}

@@ -6,20 +6,18 @@ of each query, and one over the queries of each key. Values that are not finite 
 nothing waits for the device.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from regard.call.biases.relative import ALiBi
-from regard.call.masks.row_ranges import RowRanges
+from regard.call.masks.row_spans import RowRanges
 from regard.call.normalizations import Softmax, SoftmaxWithSink
 from regard.call.scores.base import SoftCapped
 from regard.kernels.base import Call
-from regard.maps.loop.one_loop import LoopRequest
-from regard.maps.loop.triton_plan import LOG2_E, Asked, CallForm, plan_of
+from regard.maps.loop.triton_plan import LOG2_E, CallForm, plan_of, reads_rows
 from regard.maps.sources.source import SoftmaxCall, Source, Statistic
 from regard.maps.statistics import definitions as st
+from regard.maps.statistics.asked import Answer, Asked, RowReader
 from regard.tensors.guards import has_values, in_forward_mode, in_transform, is_recorded
 from regard.tensors.memory import row_contiguous
 from regard.tensors.triton_use import card_of, is_interpreted, or_else, runs_triton
@@ -31,39 +29,37 @@ WIDEST = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def said_of_triton(call: Call) -> str | None:
-    """The line of `explain` for the statistics of a call's weights; None for calls irrelevant to the kernel."""
-    if not runs_triton(call.query.device, NAME):
-        return None
-    reason = _why_tiles(call)
-    if reason is None and _ranges(call) is None:
-        reason = f"under the mask ({call.mask}) the keys of a query are not one range"
-    return "by kernels of our own (Triton)" if reason is None else f"by tiles: {reason}"
+class TritonRows(RowReader):
+    """Kernels of our own. In float32 they multiply without tensor cores, and leave sums to calls of a fused kernel."""
 
+    name = "kernels of our own (Triton)"
+    devices = frozenset({"cuda", "cpu"} if is_interpreted() else {"cuda"})
 
-def in_kernels(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
-    """The answers (flat_heads, ...) of several statistics, as in `regard.maps.statistics.tiles.one_pass`.
+    def why_not(self, source: Source, asked: Asked) -> str | None:
+        if not runs_triton(source.device, NAME) or in_forward_mode() or in_transform("Vmap", "Jvp", "Grad"):
+            return "Triton runs from compute capability 8.0 on, and has no transforms"
+        if asked.beyond is not None or asked.chosen:
+            return asked.beyond or f"it has no {asked.chosen[0]}"
+        call = source.softmax_form()
+        if call is None or not source.flat_heads:
+            return "it reads the softmax of one call"
+        if is_recorded() and any(tensor.requires_grad for tensor in source.tensors()):
+            return "it has no gradient"
+        if (reason := _why_tiles(call)) is not None:
+            return reason
+        if call.query.dtype == torch.float32 and not any(one.needs_tiles for one in asked.statistics):
+            return "in float32 calls of a fused kernel are faster"
+        if not all(map(has_values, source.tensors())):
+            return "the elements of a tensor cannot be read"
+        if _ranges(call) is None:
+            return f"under the mask ({call.mask}) the keys of a query are not one range"
+        return None
 
-    None, for a fallback to tiles, if a statistic is not among those of the kernels, if they cannot take the call, or if
-    a gradient is needed. In float32 they multiply without tensor cores, so they leave statistics by calls of a fused
-    kernel to them.
-    """
-    if not runs_triton(source.device, NAME) or in_forward_mode() or in_transform("Vmap", "Jvp", "Grad"):
-        return None
-    made = source.softmax_call() if _has_all(statistics) else None
-    if made is None or not source.flat_heads or not all(map(has_values, source.tensors())):
-        return None
-    if is_recorded() and any(tensor.requires_grad for tensor in source.tensors()):
-        return None
-    if _why_tiles(made.call) is not None:
-        return None
-    if made.call.query.dtype == torch.float32 and not any(statistic.needs_tiles for statistic in statistics):
-        return None
-    ranges = _ranges(made.call)
-    if ranges is None:
-        return None
-    with torch.no_grad():
-        return or_else(NAME, lambda: _read(made, ranges, tuple(statistics)), lambda: None)
+    def read(self, source: Source, asked: Asked) -> list[Answer | None]:
+        made = source.softmax_call()
+        assert made is not None, "the softmax of one call"
+        with torch.no_grad():
+            return or_else(NAME, lambda: _read(made, asked), lambda: [None] * len(asked.statistics))
 
 
 def _ranges(call: Call) -> RowRanges | None:
@@ -92,14 +88,9 @@ def _why_tiles(call: Call) -> str | None:
     return None
 
 
-def _has_all(statistics: Sequence[Statistic]) -> bool:
-    wanted = LoopRequest.of(statistics)
-    names_zeros = any(isinstance(one, st.ArgLargest | st.TopWeights) and one.names_zeros for one in statistics)
-    return wanted is not None and not wanted.chosen and not names_zeros
-
-
-def _read(made: SoftmaxCall, ranges: RowRanges, statistics: tuple[Statistic, ...]) -> list[tuple[Tensor, ...]]:
-    call, asked = made.call, Asked.of(statistics)
+def _read(made: SoftmaxCall, asked: Asked) -> list[Answer | None]:
+    call, ranges = made.call, _ranges(made.call)
+    assert ranges is not None, "the keys of a query are one range"
     score, bias = call.score, call.bias
     slopes = bias.slopes if isinstance(bias, ALiBi) and isinstance(bias.slopes, Tensor) else None
     inner = score.score if isinstance(score, SoftCapped) else score
@@ -108,7 +99,7 @@ def _read(made: SoftmaxCall, ranges: RowRanges, statistics: tuple[Statistic, ...
     scale = inner.dot_scale(width)
     assert scale is not None, "it was asked"
     # The program for rows finds their log-sum-exp by the way.
-    state = None if asked.reads_rows else made.state()
+    state = None if reads_rows(asked) else made.state()
     form = CallForm(
         sizes=call.sizes, width=width, dtype=query.dtype, strides=CallForm.strides_of(query, key, ranges),
         lower=ranges.lower, upper=ranges.upper, scale=scale,
@@ -133,7 +124,7 @@ def _read(made: SoftmaxCall, ranges: RowRanges, statistics: tuple[Statistic, ...
         state = (state.float() * LOG2_E).nan_to_num_(nan=torch.nan, posinf=torch.inf, neginf=0.0)
         given["lse"] = state.contiguous()
     answers = plan.run(query.device, {name: one for name, one in given.items() if one is not None})
-    return [_answer(answers, statistic) for statistic in statistics]
+    return [_answer(answers, statistic) for statistic in asked.statistics]
 
 
 def _sinks(call: Call) -> Tensor | None:
@@ -146,7 +137,7 @@ def _sinks(call: Call) -> Tensor | None:
     return (sink[:, None] if sink.dim() == 1 else sink).expand(*query.shape[:2], 1)[..., 0]
 
 
-def _answer(answers: dict[str, Tensor], statistic: Statistic) -> tuple[Tensor, ...]:
+def _answer(answers: dict[str, Tensor], statistic: Statistic) -> Answer:
     match statistic:
         case st.Received():
             return (answers["received"],)

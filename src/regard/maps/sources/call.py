@@ -21,7 +21,7 @@ from regard.maps.sources.values import NOTHING, CallValues, of_heads
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.of_softmax import DotSoftmax
 from regard.maps.statistics.tiles import ask
-from regard.tensors.guards import look
+from regard.tensors.guards import run_state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,6 +137,10 @@ class CallSource(NamedSource):
         scale = _dot_scale(call)
         return None if scale is None else DotScores(call, state, scale)
 
+    def softmax_form(self) -> Call | None:
+        call = self.factors.form
+        return call if isinstance(call.normalization, Softmax) else None
+
     def softmax_call(self) -> SoftmaxCall | None:
         call = self.call
         if not isinstance(call.normalization, Softmax):
@@ -242,9 +246,8 @@ class CallSource(NamedSource):
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
         factors, backend = self.factors.mapped(change), self.backend
         # Another device may have no kernel for this dtype.
-        backend = (
-            choose_backend(factors.form, None) if backend.why_not(factors.form, look(factors.form.query)) else backend
-        )
+        form = factors.form
+        backend = choose_backend(form, None) if backend.why_not(form, run_state(form.query)) else backend
         beside = self.beside.mapped(change)
         return CallSource(factors, self.shape, backend, beside, self.name, self.names, self.chosen_key_heads)
 
@@ -260,8 +263,10 @@ def source_of_call(source: Source, asked: str) -> CallSource:
 
 
 def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
-    state, scale = take_rows(state, rows), _dot_scale(call)
-    if scale is not None and call.bias is None and call.sizes.heads == call.sizes.kv_heads:
+    state, scale = take_rows(state, rows), None
+    if isinstance(call.normalization, Softmax) and call.bias is None and call.sizes.heads == call.sizes.kv_heads:
+        scale = call.score.dot_scale(call.query.shape[-1])
+    if scale is not None:
         logs = _dot_logs(call, state, scale, rows, columns)
         return Piece(logs.exp(), logs)
     scores = call.scores(rows, columns)
@@ -272,37 +277,24 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
 
 
 def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows) -> Tensor:
-    dtype = call.compute_dtype
-    query, key = take(call.query, rows), take(call.key, columns)
+    """The logarithms (flat_heads, t, s) of the softmax of scaled dot products."""
+    query, key, dtype = take(call.query, rows), take(call.key, columns), state.dtype
     if query.dtype != dtype or key.dtype != dtype:  # (A `to` that has nothing to do takes microseconds.)
         query, key = query.to(dtype), key.to(dtype)
-    logs = dot_logs(query.flatten(0, 1), key.flatten(0, 1), state, scale)
+    less = _never_if_no_key(state).flatten(0, 1).unsqueeze(-1)  # (An index takes twice the time of a function.)
+    logs = torch.baddbmm(less, query.flatten(0, 1), key.flatten(0, 1).mT, beta=-1, alpha=scale)
     if call.mask is None:
         return logs
     masked = call.masked if logs.requires_grad else call.masked_
     return masked(logs.unflatten(0, call.query.shape[:2]), rows, columns).flatten(0, 1)
 
 
-def dot_logs(query: Tensor, key: Tensor, state: Tensor, scale: float) -> Tensor:
-    """The logarithms (flat_heads, T, S) of the softmax of scaled dot products.
+_never_if_no_key = partial(torch.nan_to_num, nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
+"""The log-sum-exp with +inf for -inf, so the weights of a row without keys are exp(-inf) = 0.
 
-    Args:
-        query: (flat_heads, T, D).
-        key: (flat_heads, S, D).
-        state: the log-sum-exp (B, H, T), B H = flat_heads; -inf for a row without keys.
-        scale: multiplies the dot products.
-    """
-    less = _never_if_no_key(state).flatten(0, 1).unsqueeze(-1)  # (An index takes twice the time of a function.)
-    return torch.baddbmm(less, query, key.mT, beta=-1, alpha=scale)
-
-
-def _never_if_no_key(state: Tensor) -> Tensor:
-    """The log-sum-exp with +inf for -inf, so the weights of a row without keys are exp(-inf) = 0.
-
-    Rows without keys exist without a mask too: a compact kernel without a key near, a score function of -inf, an
-    infinite query.
-    """
-    return torch.nan_to_num(state, nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
+Rows without keys exist without a mask too: a compact kernel without a key near, a score function of -inf, an infinite
+query.
+"""
 
 
 def _dot_scale(call: Call) -> float | None:

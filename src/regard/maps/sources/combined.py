@@ -14,12 +14,11 @@ from regard.call.shapes import UNNAMED, Dimensions, Rows
 from regard.maps.sources.derived import SameShapeSource, SizeSource
 from regard.maps.sources.source import NamedSource, Part, PartOf, Piece, Scratch, Source, Statistic, take_rows
 from regard.maps.statistics import definitions as st
+from regard.maps.statistics.asked import Answer
 from regard.maps.statistics.pooling import Grid
 from regard.maps.statistics.tiles import ask
 from regard.tensors.fresh import Fresh
 from regard.tensors.tile_sizes import union
-
-Answer = tuple[Tensor, ...]
 
 
 class SeveralSource(Source):

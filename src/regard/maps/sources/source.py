@@ -117,9 +117,6 @@ class Statistic(ABC):
     def end(self, total: Any) -> tuple[Tensor, ...]:
         """Turn the total into the answers (flat_heads, ...)."""
 
-    def without_rounding(self, answers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return answers
-
 
 class PartOf(NamedTuple):
     rows: Rows
@@ -284,6 +281,10 @@ class Source(ABC):
 
     def dot_scores(self) -> Scores | None:
         """The scores behind a softmax of dot products; None for other sources."""
+        return None
+
+    def softmax_form(self) -> Call | None:
+        """The call behind softmax weights, unchecked: its shapes, dtypes, mask and score; None for other sources."""
         return None
 
     def softmax_call(self) -> SoftmaxCall | None:

@@ -197,7 +197,7 @@ class SummarySource(NamedSource):
 
     def of_rows(self, rows: range) -> "SummarySource":
         """The statistics by query, for some queries; sums over all and pictures are left out."""
-        named = {name: s for name, s in self.named.items() if isinstance(s, st.PerQuery | st.TopWeights)}
+        named = {name: s for name, s in self.named.items() if isinstance(s, st.PerQuery)}
         if not named:
             self.refuse("some rows of the map")
         answers: Answers = {s: tuple(t[:, rows.start : rows.stop] for t in self.answers[s]) for s in named.values()}

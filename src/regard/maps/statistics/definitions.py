@@ -56,7 +56,10 @@ class PerQuery(Statistic):
         return total
 
     def end(self, total: dict[int, list[tuple[Tensor, ...]]]) -> tuple[Tensor, ...]:
-        groups = [[joined(pieces, 1) for pieces in zip(*tiles, strict=True)] for tiles in total.values()]
+        first, *more = total.values()
+        if not more and len(first) == 1:
+            return first[0]
+        groups = [[joined(pieces, 1) for pieces in zip(*tiles, strict=True)] for tiles in (first, *more)]
         return tuple(joined(group, 0) for group in zip(*groups, strict=True))
 
 
@@ -122,6 +125,12 @@ class Product(PerQuery):
         return "map @ x"
 
 
+def without_rounding(entropy: Tensor) -> Tensor:
+    """No sum is just below 0, unless a weight is just above 1; the gradient is unchanged."""
+    is_rounding = (entropy <= 0) & (entropy >= -ROUNDED * torch.finfo(entropy.dtype).eps)
+    return entropy - entropy.detach().where(is_rounding, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Entropy(PerQuery):
     """-sum_j P_ij ln P_ij: (flat_heads, T)."""
@@ -131,18 +140,13 @@ class Entropy(PerQuery):
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         weights = piece.weights
-        if piece.logs is not None:
-            if piece.is_scratch:
-                return (piece.logs.mul_(weights).sum(-1).mul_(-piece.unit),)
-            return (-piece.unit * torch.linalg.vecdot(weights, piece.logs.clamp_min(LOWEST_LOG)),)
-        positive = weights > 0
-        return (-(weights * torch.where(positive, weights, 1.0).log()).sum(-1),)
-
-    def without_rounding(self, answers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """No sum is just below 0, unless a weight is just above 1; the gradient is unchanged."""
-        (found,) = answers
-        is_rounding = (found <= 0) & (found >= -ROUNDED * torch.finfo(found.dtype).eps)
-        return (found - found.detach().where(is_rounding, 0.0),)
+        if piece.logs is None:
+            found = -(weights * torch.where(weights > 0, weights, 1.0).log()).sum(-1)
+        elif piece.is_scratch:
+            found = piece.logs.mul_(weights).sum(-1).mul_(-piece.unit)
+        else:
+            found = -piece.unit * torch.linalg.vecdot(weights, piece.logs.clamp_min(LOWEST_LOG))
+        return (without_rounding(found),)
 
     def __str__(self) -> str:
         return "entropy()"
@@ -217,7 +221,7 @@ class ArgLargest(PerQuery):
 
 
 @dataclass(frozen=True, slots=True)
-class TopWeights(Statistic):
+class TopWeights(PerQuery):
     """The k largest weights and their keys: (flat_heads, T, k) each. See `TopKeys`."""
 
     k: int
@@ -228,7 +232,7 @@ class TopWeights(Statistic):
 
     @classmethod
     def of(cls, k: int, keys: int) -> "TopWeights":
-        if not is_integer(k) or not 1 <= k <= keys:
+        if not (type(k) is int or is_integer(k)) or not 1 <= k <= keys:
             raise ArgumentError(f"top_keys needs k in [1, {keys}], the number of keys; got {k!r}")
         return cls(int(k))
 
@@ -236,28 +240,11 @@ class TopWeights(Statistic):
         weights, missing = piece.weights, self.k - piece.weights.shape[-1]
         weights = torch.nn.functional.pad(weights, (0, missing)) if missing > 0 else weights
         values, keys = (weights if is_recorded() else weights.detach()).topk(self.k, -1)
-        return values, keys + tile.columns.start
-
-    def add(
-        self, total: "dict[int, list[tuple[Tensor, ...]]] | None", read: tuple[Tensor, ...], tile: Tile, source: Source
-    ) -> "dict[int, list[tuple[Tensor, ...]]]":
-        total = {} if total is None else total
-        total.setdefault(tile.flat_heads.start, []).append(read)
-        return total
-
-    def end(self, total: "dict[int, list[tuple[Tensor, ...]]]") -> tuple[Tensor, ...]:
-        values, keys = _joined_pairs([_joined_pairs(rows, 1) for rows in total.values()], 0)
+        keys += tile.columns.start
         return values, keys if self.names_zeros else torch.where(values != 0, keys, -1)
 
     def __str__(self) -> str:
         return f"top_keys({self.k})"
-
-
-def _joined_pairs(pairs: Sequence[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...]:
-    if len(pairs) == 1:
-        return pairs[0]
-    first, second = zip(*pairs, strict=True)
-    return torch.cat(first, dim), torch.cat(second, dim)
 
 
 @dataclass(frozen=True, slots=True)

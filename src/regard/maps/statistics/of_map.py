@@ -126,7 +126,8 @@ class MapStatistics(MapWeights):
             [1],
             [2]]))
         """
-        found = ask(self._source_of(of, SizeSource), st.TopWeights.of(k, self.source.shape[-1]))
+        source = self.source if of == "value" else self._source_of(of, SizeSource)
+        (found,) = ask_all(source, [st.TopWeights.of(k, source.shape[-1])])
         return TopKeys(*map(self.source.laid_out, found))
 
     def top_p_count(self, p: float) -> Tensor:

@@ -44,12 +44,10 @@ def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
 
 
 def refuse_for_ctranslate2(config: TransformerConfig) -> None:
-    """Check that CTranslate2 can express a model of this configuration."""
     refuse("ctranslate2", config, activation=("relu", "gelu", "swiglu"), positions=("sinusoidal", "learned"))
 
 
 def library() -> ModuleType:
-    """The package `ctranslate2`."""
     with needs("ctranslate2", extra="train"):
         import ctranslate2
     return ctranslate2

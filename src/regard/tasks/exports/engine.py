@@ -23,7 +23,6 @@ IMPOSSIBLE = -1e9
 
 
 def refuse_run(run: Path) -> None:
-    """Check that CTranslate2 can search for a run, before its model is loaded."""
     library()
     refuse_for_ctranslate2(transformer_of(run))
 
@@ -176,13 +175,6 @@ def searching_by_ctranslate2(
         precision: as for `CTranslate2Engine`.
         threads: as for `CTranslate2Engine`.
         or_own: if given, regard's own search takes over where CTranslate2 cannot, and this is called with each reason.
-
-    Raises:
-        ArgumentError: CTranslate2 cannot express the model, or does not have the device or the precision here; or the
-            model has hooks, adapters or other layers than its configuration.
-        MissingExtraError: ctranslate2 is not installed.
-        RunFolderError: something else is in the place of the export.
-        OSError: the disk is full.
     """
     trained = exported(translator, transformer_of(run))
 

@@ -48,8 +48,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A model in a form for CTranslate2."""
-
     content: Mapping[str, Any]
     """All that decides the files, as values for JSON."""
     write: Callable[[Path], None]
@@ -72,12 +70,6 @@ def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:
     """Call `use` with the folder of the run's export, which is made if it is absent, damaged or of another model.
 
     A read-only run folder keeps no export: it is made in a temporary folder, for this call alone.
-
-    Raises:
-        RunFolderError: there is a link, or a file, in the place of the export.
-        ArgumentError: CTranslate2 cannot express the model.
-        MissingExtraError: ctranslate2 is not installed.
-        OSError: the disk is full; nothing half is left.
     """
     folder = run / ENGINE
     refuse_links(folder)  # files of these names behind it would be replaced

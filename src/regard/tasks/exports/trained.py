@@ -30,11 +30,7 @@ NUMBERS = 8
 
 
 class PlainModel:
-    """A model that was no more than its configuration and its weights when it was exported, and may change since.
-
-    Raises:
-        ArgumentError: it is more: an export would be of another model.
-    """
+    """A model that was no more than its configuration and its weights when it was exported, and may change since."""
 
     def __init__(self, model: nn.Module, made: nn.Module) -> None:
         if reason := why_not_plain(model, made):
@@ -181,7 +177,6 @@ def _scaled_by_width(model: Transformer, config: TransformerConfig) -> Transform
 
 
 def refuse(format: str, config: TransformerConfig, **reads: tuple[str | None, ...]) -> None:
-    """Raise an error if a format cannot express a configuration."""
     if config.num_kv_heads not in (None, config.num_heads):
         raise ArgumentError(f"{format} cannot express num_kv_heads={config.num_kv_heads}: there each head has its own")
     for name, values in reads.items():

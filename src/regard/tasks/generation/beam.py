@@ -15,7 +15,6 @@ from regard.tasks.generation.protocol import (
     SearchOf,
     first_tokens,
     log_probabilities,
-    mean_over_heads,
     steps,
     worth_leaving,
 )
@@ -25,15 +24,12 @@ from regard.tasks.generation.protocol import (
 def greedy(
     model: Decodable,
     asked: SearchOf,
-    *,
-    alignments: bool = False,
 ) -> list[Hypothesis]:
     """The most probable token at every step, until the end mark or `max_steps` tokens.
 
     Args:
         model: in evaluation mode.
         asked: the sources, and the tokens that may be written.
-        alignments: add to hypotheses the attention of their tokens to the source.
 
     Returns:
         One hypothesis for each source; its score is the sum of log-probabilities (length penalty 0).
@@ -51,18 +47,15 @@ def greedy(
         score, tokens = gains.max(-1)
         return tokens, score
 
-    count, columns, attended = len(asked.source), [], []
+    count, columns = len(asked.source), list[Tensor]()
     scores = torch.zeros(count, device=asked.source.device)
     for step in steps(model, asked, choose=take, is_worth_leaving=worth_leaving):
         columns.append(_spread(step.tokens, step.rows, count, fill=asked.eos_id))
         scores = scores + _spread(step.gains.masked_fill(step.ended, 0.0), step.rows, count)
-        if alignments and step.alignment is not None:
-            attended.append(_spread(mean_over_heads(step.alignment), step.rows, count))
-    whole = torch.stack(attended, 1) if attended else None
     hypotheses = []
-    for n, (sentence, total) in enumerate(zip(torch.stack(columns, 1).tolist(), scores.tolist(), strict=True)):
+    for sentence, total in zip(torch.stack(columns, 1).tolist(), scores.tolist(), strict=True):
         kept = sentence[: sentence.index(asked.eos_id) + 1] if asked.eos_id in sentence else sentence
-        hypotheses.append(Hypothesis(kept, total, None if whole is None else whole[n, : len(kept)]))
+        hypotheses.append(Hypothesis(kept, total))
     return hypotheses
 
 
@@ -79,7 +72,6 @@ def beam_search(
     asked: SearchOf,
     *,
     beam: Beam = Beam(),
-    alignments: bool = False,
 ) -> list[list[Hypothesis]]:
     r"""The best hypotheses of a beam search for each source.
 
@@ -94,7 +86,6 @@ def beam_search(
         model: in evaluation mode.
         asked: the sources, and the tokens that may be written.
         beam: the counts of continued and returned hypotheses, and the weight of their length.
-        alignments: add to hypotheses the attention of their tokens to the source.
 
     Returns:
         For each source up to `beam.num_best` different hypotheses, best first. If too few ended, hypotheses cut off at
@@ -113,11 +104,10 @@ def beam_search(
     state, tokens = model.start(asked.source, asked.source_lengths), first_tokens(held.sources, asked.bos_id)
     written = tokens[:, None][:, :0]
     for length in range(1, asked.max_steps + 1):
-        logits, alignment, state = model.step(state, tokens)
-        attended = mean_over_heads(alignment) if alignments and alignment is not None else None
+        logits, _, state = model.step(state, tokens)
         progress = Progress(held.sources.repeat_interleave(held.live.shape[1]), written)
         gains = log_probabilities(logits, asked.constraints, progress)
-        tokens, parents = held.advance(gains, length, attended)
+        tokens, parents = held.advance(gains, length)
         if not len(tokens) or length == asked.max_steps:
             break
         state = model.reorder(state, parents)
@@ -127,9 +117,8 @@ def beam_search(
 
 
 class _Trace(NamedTuple):
-    """One step: the alignment of its N rows, the tokens of the M next rows, and the indices of their parents."""
+    """One step: the tokens of the M next rows, and the indices of their parents."""
 
-    alignment: Float[Tensor, "N S"] | None
     tokens: Integer[Tensor, " M"]
     parents: Integer[Tensor, " M"]
 
@@ -152,7 +141,7 @@ class _Hypotheses:
         self.ended_at = torch.zeros((count, beam.size), dtype=torch.long, device=device)
         self.ended_in = torch.zeros((count, beam.size), dtype=torch.long, device=device)
 
-    def advance(self, gains: Float[Tensor, "N V"], length: int, alignment: Tensor | None) -> tuple[Tensor, Tensor]:
+    def advance(self, gains: Float[Tensor, "N V"], length: int) -> tuple[Tensor, Tensor]:
         """Choose among all continuations: the tokens and parents of the next rows, none when all sources are done."""
         (running, members), vocab_size = self.live.shape, gains.shape[1]
         # At least K of the 2K candidates do not end: each of the K rows has only one ending continuation.
@@ -163,7 +152,7 @@ class _Hypotheses:
         ends = chosen == self.eos_id
         if not (self.has_finished or bool(ends.any())):  # this is so at nearly all steps but the last few
             self.live, chosen, parents = (x[:, : self.size] for x in (scores, chosen, parents))
-            self.trace.append(_Trace(alignment, chosen.flatten(), parents.flatten()))
+            self.trace.append(_Trace(chosen.flatten(), parents.flatten()))
             return self.trace[-1].tokens, self.trace[-1].parents
         self.has_finished = True
         self._finish(scores[:, : self.size], parents[:, : self.size], ends[:, : self.size], length)
@@ -174,7 +163,7 @@ class _Hypotheses:
         keep = undecided.nonzero()[:, 0]
         if worth_leaving(running, len(keep)):
             chosen, parents, self.sources, self.live = (x[keep] for x in (chosen, parents, self.sources, self.live))
-        self.trace.append(_Trace(alignment, chosen.flatten(), parents.flatten()))
+        self.trace.append(_Trace(chosen.flatten(), parents.flatten()))
         return chosen.flatten(), parents.flatten()
 
     def _finish(self, scores: Tensor, parents: Tensor, ends: Tensor, length: int) -> None:
@@ -202,22 +191,15 @@ class _Hypotheses:
         for answer, *ended in zip(answers, *columns, strict=True):
             for score, length, row in zip(*ended, strict=True):
                 if score > -torch.inf:
-                    tokens, path = _walk_back(links[: length - 1], row)
-                    answer.append(Hypothesis([*tokens, self.eos_id], score, self._attended([*path, row])))
+                    answer.append(Hypothesis([*_walk_back(links[: length - 1], row), self.eos_id], score))
         length = len(self.trace)
         for at, (source, totals) in enumerate(zip(self.sources.tolist(), self.live.tolist(), strict=True)):
             if answers[source] and self.beam.score(max(totals), max(length, 1)) > answers[source][0].score:
                 answers[source][0] = replace(answers[source][0], limited=True)
             for row, total in enumerate(totals, start=at * self.size):
                 if total > -torch.inf and len(answers[source]) < self.num_best:
-                    tokens, path = _walk_back(links, row)
-                    answers[source].append(Hypothesis(tokens, self.beam.score(total, length), self._attended(path)))
+                    answers[source].append(Hypothesis(_walk_back(links, row), self.beam.score(total, length)))
         return answers
-
-    def _attended(self, path: list[int]) -> Tensor | None:
-        steps = zip(self.trace, path, strict=False)
-        attended = [trace.alignment[row] for trace, row in steps if trace.alignment is not None]
-        return torch.stack(attended) if attended else None
 
 
 def _filled_up(scores: Float[Tensor, "A C"], index: Integer[Tensor, "A C"], count: int) -> tuple[Tensor, Tensor]:
@@ -227,10 +209,9 @@ def _filled_up(scores: Float[Tensor, "A C"], index: Integer[Tensor, "A C"], coun
     return nn.functional.pad(scores, (0, missing), value=-torch.inf), nn.functional.pad(index, (0, missing))
 
 
-def _walk_back(links: list[tuple[list[int], list[int]]], row: int) -> tuple[list[int], list[int]]:
-    tokens, path = [], []
+def _walk_back(links: list[tuple[list[int], list[int]]], row: int) -> list[int]:
+    tokens = []
     for chosen, parents in reversed(links):
         tokens.append(chosen[row])
         row = parents[row]
-        path.append(row)
-    return tokens[::-1], path[::-1]
+    return tokens[::-1]

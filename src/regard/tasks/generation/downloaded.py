@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, NotSeenError, RunFolderError
 from regard.files.model_folder import family_of
-from regard.huggingface.folder import read_object, read_settings
-from regard.huggingface.load_folder import load_folder
+from regard.huggingface.folder import load_folder, read_object, read_settings
 from regard.maps.attention_map import AttentionMap
 from regard.models.protocol import Step
 from regard.tasks.text.pretrained import check_tokenizer
@@ -185,8 +184,6 @@ def sides_of(model: Any, seen: Seen) -> dict[str, MapSide]:
 
 
 class DownloadedParts(NamedTuple):
-    """A downloaded model, with the meaning of its special tokens."""
-
     model: Downloaded
     begin_id: int
     """The first token of a target, or of a generated text."""
@@ -196,13 +193,7 @@ class DownloadedParts(NamedTuple):
 
 
 def load_downloaded(folder: Path, *, is_pair: bool) -> DownloadedParts:
-    """Read a folder of `save_pretrained`: an encoder-decoder if `is_pair`, else a decoder.
-
-    Raises:
-        RunFolderError: the folder is foreign or cut short, holds another kind of model or no tokenizer, or does not say
-            which tokens begin and end a text.
-        ArgumentError: transformers is not installed.
-    """
+    """Read a folder of `save_pretrained`: an encoder-decoder if `is_pair`, else a decoder."""
     check_tokenizer(folder)
     loaded = load_folder(folder)
     does = "translate text" if is_pair else "write on after a text"

@@ -20,9 +20,8 @@ class Decodable(Protocol):
         """Read the source, and return the state before the first step."""
 
     def step(self, state: Any, ids: Integer[Tensor, " N"]) -> Any:
-        """Add one token to each sequence, and return (logits (N, V), alignment, state). The alignment is None or has a
-        method `dense()` with a result of shape (N, H, 1, S). The given state must not be used again: the new state may
-        use its buffers."""
+        """Add one token to each sequence, and return (logits (N, V), any alignment, state). The given state must not
+        be used again: the new state may use its buffers."""
 
     def reorder(self, state: Any, index: Integer[Tensor, " N"]) -> Any:
         """Return the state of the sequences `index`, in that order. Indices may repeat or be missing. The given state
@@ -64,11 +63,6 @@ def precise(logits: Tensor) -> Tensor:
 def first_tokens(rows: Integer[Tensor, " N"], bos_id: int | Integer[Tensor, " B"]) -> Integer[Tensor, " N"]:
     """The first token of each row; row number n belongs to source n of `bos_id`."""
     return torch.full_like(rows, bos_id) if isinstance(bos_id, int) else bos_id.long()[rows]
-
-
-def mean_over_heads(alignment: Any) -> Float[Tensor, "N S"]:
-    """The attention of each new token to the source, as a mean over heads."""
-    return alignment.dense().mean(1)[:, 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,8 +112,6 @@ class TextStep(NamedTuple):
     """The model's own log-probability of each token."""
     ended: Bool[Tensor, " N"]
     """True for texts ended before this step; their tokens are meaningless."""
-    alignment: Any
-    """The attention of the model, as `Decodable.step` returns it."""
 
 
 def steps(
@@ -140,10 +132,10 @@ def steps(
     tokens, ended = first_tokens(rows, asked.bos_id), torch.zeros_like(rows, dtype=torch.bool)
     written = tokens.new_empty((rows.shape[0], asked.max_steps))  # (len() of a tensor takes microseconds.)
     for length in range(asked.max_steps):
-        logits, alignment, state = model.step(state, tokens)
+        logits, _, state = model.step(state, tokens)
         progress = Progress(rows, written[:, :length], None if before is None else before[rows])
         tokens, gains = choose(logits, progress)
-        yield TextStep(rows, tokens, gains, ended, alignment)
+        yield TextStep(rows, tokens, gains, ended)
         written[:, length] = tokens
         ended = ended | (tokens == asked.eos_id)
         left = rows.shape[0] - int(ended.sum())

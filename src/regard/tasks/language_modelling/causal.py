@@ -10,21 +10,19 @@ import numpy as np
 import torch
 
 from regard.errors import ArgumentError, DataError
-from regard.files.model_folder import is_huggingface, snapshot_of
+from regard.files.model_folder import OnProgress, is_huggingface, no_progress, snapshot_of
 from regard.lazy import displayed
-from regard.models.decoder_only import DecoderOnly
+from regard.models.one_stack import DecoderOnly
 from regard.tasks.config import LANGUAGE_MODEL
 from regard.tasks.generation.downloaded import Downloaded, load_downloaded
 from regard.tasks.generation.filters import Filter, Vocabulary
 from regard.tasks.generation.protocol import SearchOf
 from regard.tasks.generation.sampling import sample_steps
 from regard.tasks.language_modelling.config import LanguageModelConfig
-from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN, Likelihood, likelihoods, together
 from regard.tasks.language_modelling.text_format import DownloadedFormat, TextFormat, TrainedFormat
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
-from regard.tasks.progress import OnProgress, no_progress
-from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.runs.run_folder import RunFolder, load_tokenizer
 from regard.tasks.text.blocks import TextWindow, next_token_windows, window_batches
 from regard.tasks.text.codec import Marks
 from regard.tasks.text.pair_store import chunks
@@ -209,7 +207,6 @@ class LanguageModel:
         cut_off: Callable[[], None],
         drawn: Callable[[int], None] = lambda _: None,
     ) -> Iterator[tuple[int, str]]:
-        """Pieces of `count` texts as they come, each with the number of its text."""
         if max_tokens < 1:
             raise ArgumentError(f"max_tokens must be at least 1, got {max_tokens}")
         streams = [TextStream(self.tokenizer, stop=stop) for _ in range(count)]

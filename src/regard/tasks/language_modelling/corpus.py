@@ -10,11 +10,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.errors import DataError, RunFolderError
+from regard.errors import DataError
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
 from regard.tasks.runs.run import Say
-from regard.tasks.runs.run_folder import RunFolder, check_file, read_prepared, write_prepared
+from regard.tasks.runs.run_folder import RunFolder, load_tokenizer, write_prepared
 from regard.tasks.text.forms import RunningText
 from regard.tasks.text.held_out import seen_documents, without
 from regard.tasks.text.running_text import TextPiece, TextStore, pieces
@@ -63,7 +63,7 @@ def prepare_text(config: LanguageModelConfig, folder: RunFolder, say: Say) -> No
 
             valid = _store(config, folder, "valid", tail(), tokenizer)
             if seen := seen_documents(valid, train):
-                count = valid.footer.documents
+                count = valid.documents
                 if len(seen) == count:
                     raise DataError(
                         f"{_names(config)}: expected a document for validation that training lacks, but all {count:,} "
@@ -85,17 +85,8 @@ def prepare_text(config: LanguageModelConfig, folder: RunFolder, say: Say) -> No
 
 def open_text(folder: RunFolder) -> TextCorpus:
     tokenizer = load_tokenizer(folder)
-    train, valid = (TextStore.open(folder.data / f"{part}.tokens", tokenizer) for part in ("train", "valid"))
+    train, valid = (TextStore.open(folder.data / part, tokenizer) for part in ("train", "valid"))
     return TextCorpus(tokenizer, train, valid)
-
-
-def load_tokenizer(folder: RunFolder) -> Tokenizer:
-    prepared, path = read_prepared(folder), folder.path / "tokenizer.json"
-    check_file(path, folder, prepared)
-    tokenizer = Tokenizer.load(path)
-    if tokenizer.fingerprint() != prepared.get("fingerprint"):
-        raise RunFolderError(f"{path} is not the tokenizer that {folder.path} was trained with")
-    return tokenizer
 
 
 def _text(paths: tuple[Path, ...], config: LanguageModelConfig) -> RunningText:
@@ -121,9 +112,7 @@ def _between(begin: int, end: int, lines: Iterable[str]) -> Iterator[str]:
 def _store(
     config: LanguageModelConfig, folder: RunFolder, name: str, text: Iterator[TextPiece], tokenizer: Tokenizer
 ) -> TextStore:
-    path = folder.data / f"{name}.tokens"
-    whole = config.documents != "file"
-    store = TextStore.build(path, text, tokenizer, is_whole=whole)
+    store = TextStore.build(folder.data / name, text, tokenizer, is_whole=config.documents != "file")
     needed = config.block_length + 1 if name == "train" else 2
     if len(store) < needed:
         purpose = {"train": "to train on", "valid": "for validation"}[name]

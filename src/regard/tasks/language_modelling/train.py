@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Unpack
 
-import torch
 from torch import nn
 
 from regard.errors import require
 from regard.models.config import DecoderOnlyConfig
-from regard.models.decoder_only import DecoderOnly
+from regard.models.one_stack import DecoderOnly
 from regard.tasks.config import LANGUAGE_MODEL
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig
@@ -24,8 +23,7 @@ from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.text.running_text import TextStore
 from regard.tasks.text.tokenizers import BOS
 from regard.tasks.training.checkpoints import chosen_optimizer, made_of
-from regard.tasks.training.distributed import Ranks
-from regard.tasks.training.losses import BatchSize, LossSum, Validate, output_cross_entropy
+from regard.tasks.training.losses import BatchSize, LossSum, Validate, output_cross_entropy, sum_over_ranks
 
 
 def train_language_model(config: LanguageModelConfig, **options: Unpack[RunOptions]) -> LanguageModel:
@@ -41,7 +39,6 @@ def train_language_model(config: LanguageModelConfig, **options: Unpack[RunOptio
 
 
 def run_language_model(config: LanguageModelConfig, **options: Unpack[RunOptions]) -> str:
-    """Train as `train_language_model` does, but return the name of the device used, not the model."""
     return train_run(LANGUAGE_MODEL, config, prepare_text, next_token_job, _decoder, **options)
 
 
@@ -70,7 +67,6 @@ def next_token_loss(model: nn.Module, batch: TextBatch) -> LossSum:
 
 
 def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
-    """Make the model, batches, loss and validation of a language model, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
     model = made_of(partial(_decoder, config.sizes, vocab_size=len(corpus.tokenizer)))
     warm_up(model, config, folder)
@@ -94,14 +90,10 @@ def _validation(config: LanguageModelConfig, model: DecoderOnly, valid: TextStor
     length, is_known = config.block_length, valid.unknown <= MOST_UNKNOWN * len(valid)
 
     def validate() -> dict[str, float]:
-        sums = torch.zeros(2, dtype=torch.float64)
         windows = next_token_windows(valid.tokens, length=length, stride=length, begin_id=BOS)
         batches = window_batches(windows, places=max(config.batch_tokens, length))
-        for batch in Ranks.of(fabric).share_out(batches):
-            part = next_token_loss(model, fabric.to_device(batch))
-            sums += torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
-        total, count = Ranks.of(fabric).sum(sums).tolist()
-        metrics = {"loss": total / max(count, 1.0)}
+        total, count = sum_over_ranks(next_token_loss, model, batches, fabric)
+        metrics = {"loss": total / count}
         if not is_known:
             return metrics
         return metrics | {"bits_per_byte": total / math.log(2) / max(valid.text_bytes, 1)}

@@ -106,13 +106,7 @@ def look_at(
 def save_pictures(
     seen: Sequence[SeenText], files: PictureFiles, *, title: str, scale: ScaleName | ColourScale = "sqrt"
 ) -> list[Path]:
-    """Write a picture (one map for each sentence) and a page (every layer and head).
-
-    Raises:
-        RunFolderError: a file is a link.
-        MissingExtraError: matplotlib is not installed.
-        FileError: a file cannot be written; an older one stays as it was.
-    """
+    """Write a picture (one map for each sentence) and a page (every layer and head)."""
     refuse_links(*files.paths)
     for path in files.paths:
         with file_errors(path):
@@ -127,7 +121,6 @@ def save_pictures(
 
 
 def _figure(seen: Sequence[SeenText], title: str, scale: ScaleName | ColourScale) -> "Figure":
-    """A map for each sentence; of an image, every head over it."""
     for one in seen:
         if one.image is not None and (rows := _on_patches(one.attention, one.image)) is not None:
             return overlay_grid(one.image.pixels, rows, title=f"{one.sentence} · {one.attention.shown}", scale=scale)
@@ -175,11 +168,6 @@ def save_numbers(path: Path, seen: Sequence[tuple[str, TextMaps]]) -> None:
     """Write `[{"text": ..., "maps": [{"name": ..., "queries": [...], "keys": [...], "weights": [H][T][S]}]}]`.
 
     AxisLabels are null where there are none; weights have five significant digits.
-
-    Raises:
-        TooLargeError: there are more than 2^23 weights.
-        NonFiniteError: a weight is NaN or infinite, which JSON cannot say.
-        FileError: the file cannot be written; an older one stays as it was.
     """
     count = sum(one.shape.numel() for _, attention in seen for one in attention.maps.values())
     if count > MOST_WEIGHTS:

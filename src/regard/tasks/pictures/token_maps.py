@@ -53,8 +53,6 @@ class TextAttention(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """The labels of a sequence of tokens, and the first and the last token of each label."""
-
     texts: list[str]
     spans: list[tuple[int, int]]
 
@@ -65,7 +63,6 @@ class LabelsEach(Protocol):
 
 
 def axis(tokenizer: Codec, ids: Sequence[int]) -> Axis:
-    """The labels of tokens; tokens that share a character share a label."""
     labels = tokenizer.labels(ids)
     return Axis([label.text for label in labels], [label.pieces for label in labels])
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.models.decoder_only import DecoderOnly
+from regard.models.one_stack import DecoderOnly
 from regard.tasks.language_modelling.corpus import TextCorpus
 from regard.tasks.pictures.save import Look
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
@@ -21,7 +21,6 @@ LONGEST_TOKENS = 40
 
 
 def look_at_pairs(model: Model, corpus: Corpus, count: int) -> Look | None:
-    """Look how a translator forced to write the targets aligns the first short enough validation pairs."""
     chosen = short_pairs(corpus.valid, count)
     if not chosen:
         return None

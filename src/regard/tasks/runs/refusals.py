@@ -14,7 +14,6 @@ from regard.tasks.text.tokenizers import Tokenizer
 
 
 def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrite: bool) -> None:
-    """Refuse a run whose files are not there, or whose folder holds something else."""
     for one in fields(config):
         value = getattr(config, one.name)
         for path in value if isinstance(value, tuple) else (value,):

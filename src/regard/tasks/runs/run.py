@@ -50,8 +50,6 @@ RESUMABLE = WATCHING | {
 
 
 class CountedBatches(Batches[Any], Protocol):
-    """Batches that can be counted before they are made."""
-
     def count(self) -> int:
         """The batches of the first pass over the data."""
 
@@ -233,7 +231,6 @@ def _differences(theirs: dict[str, Any], ours: dict[str, Any], within: str = "")
 
 
 def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None:
-    """Begin with the weights of the run `config.warm_start`, unless training has a checkpoint already."""
     if config.warm_start is None or folder.checkpoints.has("last"):
         return
     before = RunFolder(config.warm_start)
@@ -261,7 +258,6 @@ def _alone(folder: RunFolder, fabric: Any) -> Iterator[None]:
 
 
 def check_resumed(config: C, saved: C) -> None:
-    """Check that a run with the settings `saved` may go on with the settings `config`."""
     for (name, ours), (_, theirs) in zip(_settings(config), _settings(saved), strict=True):
         if ours != theirs and name not in RESUMABLE:
             told = f"{name} {_told(theirs)}, not {_told(ours)}"
@@ -269,7 +265,6 @@ def check_resumed(config: C, saved: C) -> None:
 
 
 def _settings(config: TrainingConfig) -> Iterator[tuple[str, Any]]:
-    """The settings with their names, as values for JSON; those of the training loop are among them."""
     plain = to_plain(config)
     fit = plain.pop("fit")
     for name, value in (plain | fit).items():
@@ -322,7 +317,6 @@ def _open_folder(
 
 
 def _replace(task: str, config: C, folder: RunFolder, prepare: Prepare[C], progress: IO[str] | None) -> None:
-    """Prepare a run beside the present one, which stays until the data of the new one have been read."""
     with folder.replacement() as beside:
         beside.begin(task, config)
         with beside.log_file.open("a", encoding="utf-8") as log:

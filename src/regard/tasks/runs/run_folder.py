@@ -33,6 +33,7 @@ from regard.files.atomic import (
     write_checksummed,
 )
 from regard.tasks.runs.serialisation import from_plain, read_toml, to_plain, write_toml
+from regard.tasks.text.tokenizers import Tokenizer
 from regard.version import installed_version
 
 if TYPE_CHECKING:
@@ -56,8 +57,11 @@ FILES = (
     "prepared.json",
 )
 """All files of a run. A new run gets the first two at once, and the last when it is ready."""
+STORES = ("data/train", "data/valid")
+"""The folders of tokens."""
 FOLDERS: dict[str, tuple[str, ...]] = {
-    "data": ("train.tokens", "valid.tokens", "valid.jsonl"),
+    **dict.fromkeys(STORES, ("tokens.npy", "starts.npy", "about.json")),
+    "data": ("valid.jsonl",),
     "tensorboard": ("events.out.tfevents.*",),
     ENGINE: ENGINE_FILES,
     REPLACEMENT: (),
@@ -103,7 +107,6 @@ class RunFolder:
             return False
 
     def begin(self, task: str, config: Any) -> None:
-        """Make the folder and write the configuration; other files are never touched."""
         self.refuse_taken()
         self.sweep()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -210,7 +213,6 @@ class RunFolder:
         return read_checksummed(self.config_file)
 
     def _clear(self, *files: str) -> None:
-        """Remove these files of a run, and those of its folders; other files stay."""
         for name in files:
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.path / ENGINE / REPLACEMENT, ignore_errors=True)
@@ -226,7 +228,8 @@ class RunFolder:
                 target = temporary_of(path)
                 if target is not None and any(fnmatch(target, pattern) for pattern in patterns):
                     path.unlink(missing_ok=True)
-        remove_empty(self.data)
+        for name in (*STORES, "data"):
+            remove_empty(self.path / name)
 
     def _folders(self) -> Iterator[tuple[Path, tuple[str, ...]]]:
         return ((self.path / name, patterns) for name, patterns in FOLDERS.items())
@@ -237,7 +240,7 @@ def _move(source: Path, target: Path) -> None:
         if source.exists():
             source.replace(target)
         return
-    target.mkdir(exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
         _move(path, target / path.name)
     source.rmdir()
@@ -260,7 +263,6 @@ def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:
 
 
 def read_prepared(folder: RunFolder) -> dict[str, Any]:
-    """Read the record of `write_prepared`."""
     prepared, path = read_checksummed(folder.prepared_file), folder.prepared_file
     files = prepared.get("files", {})
     if not isinstance(files, dict):
@@ -286,6 +288,16 @@ def check_file(path: Path, folder: RunFolder, prepared: Mapping[str, Any]) -> No
             f"{path} is not the {kind} that {folder.path} was trained with: expected {_said(expected)}, "
             f"got {_said(found)}; it is another run's or damaged: copy it again"
         )
+
+
+def load_tokenizer(folder: RunFolder, name: str = "tokenizer.json", key: str = "fingerprint") -> Tokenizer:
+    """A tokenizer of a run; raises RunFolderError for another than the run was trained with."""
+    prepared, path = read_prepared(folder), folder.path / name
+    check_file(path, folder, prepared)
+    tokenizer = Tokenizer.load(path)
+    if tokenizer.fingerprint() != prepared.get(key):
+        raise RunFolderError(f"{path} is not the tokenizer that {folder.path} was trained with")
+    return tokenizer
 
 
 def check_prepared(folder: RunFolder) -> None:

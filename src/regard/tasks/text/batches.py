@@ -97,9 +97,11 @@ def collate(
     if not len(sources) or len(sources) != len(targets):
         raise ArgumentError(f"expected as many sources as targets, got {len(sources)} and {len(targets)}")
     pad, begin, end = target_marks
-    source, source_lengths = _padded([[*sentence, source_marks.end_id] for sentence in sources], source_marks.pad_id)
-    target_output, target_lengths = _padded([[*sentence, end] for sentence in targets], pad)
-    target_input, _ = _padded([[begin, *sentence] for sentence in targets], pad)
+    source, source_lengths = padded_rows(
+        [[*sentence, source_marks.end_id] for sentence in sources], source_marks.pad_id
+    )
+    target_output, target_lengths = padded_rows([[*sentence, end] for sentence in targets], pad)
+    target_input, _ = padded_rows([[begin, *sentence] for sentence in targets], pad)
     return Batch(source, source_lengths, target_input, target_output, target_lengths)
 
 
@@ -161,12 +163,12 @@ def plan_batches(
     return _share(shuffled, rank, world_size)
 
 
-def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+def padded_rows(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
     lengths = [len(row) for row in rows]
-    padded = np.full((len(rows), max(lengths)), pad_id, np.int64)
-    for place, row in zip(padded, rows, strict=True):
+    filled = np.full((len(rows), max(lengths)), pad_id, np.int64)
+    for place, row in zip(filled, rows, strict=True):
         place[: len(row)] = row
-    return torch.from_numpy(padded), torch.tensor(lengths)
+    return torch.from_numpy(filled), torch.tensor(lengths)
 
 
 def _with_end(lengths: Integers) -> npt.NDArray[np.int64]:

@@ -51,8 +51,6 @@ _SYMBOLS: dict[str, tuple[Callable[[date], int], Sequence[date]]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a form: texts, and the field of the day that selects one."""
-
     number: Callable[[date], int]
     texts: Mapping[int, str]
 

@@ -18,8 +18,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RecordForm(Generic[R, T]):
-    """A way in which files hold items: how their records are found, and the item of a record."""
-
     records: Callable[[Sequence[Lines]], Iterator[R]]
     parse: Callable[[R], T]
     is_by_twos: bool = False
@@ -38,7 +36,6 @@ def reader_of(
     must_hold: str | None = None,
     too_long: Callable[[str], None] = refuse_long,
 ) -> Reader[T]:
-    """The items of files, each file in the form that is told, or else in that of its ending."""
     if format is not None and format not in forms:
         raise ArgumentError(f"expected --data-format out of {', '.join(forms)}, got {format!r}")
     told = [format or form_of(path, forms) for path in paths]
@@ -102,8 +99,6 @@ def text_of_json(line: Line, keys: Sequence[str] = ("text",)) -> str:
 
 
 class RunningText(Iterator[str]):
-    """The lines of several files as running text; a text of JSON lines has a blank line behind it."""
-
     def __init__(
         self, paths: Sequence[StrPath], *, format: RunningTextFormat | None = None, bad_lines: BadLines = "stop"
     ) -> None:

@@ -1,120 +1,143 @@
-"""Tokenised pairs in a memory-mapped file, for corpora larger than memory.
+"""Tokenised pairs in a folder of memory-mapped arrays, for corpora larger than memory.
 
-The file holds the tokens of source 0, target 0, source 1, target 1, ... in a row; then their start positions; then a
-footer in JSON that describes these; then the footer's length and a signature.
+tokens.npy has the tokens of source 0, target 0, source 1, target 1, ... in a row; starts.npy the place where each of
+these begins, and the end of the last; about.json the fingerprints of the tokenizers, and counts. It is written last.
 """
 
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, BinaryIO, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.files.atomic import replacing
-from regard.files.mapped import ADVICE, Footer, item_bytes, open_mapped, write_footer
+from regard.files.atomic import read_checksummed, replacing, write_checksummed
 from regard.tasks.text.lines import StrPath
 from regard.tasks.text.tokenizers import Tokenizer
 
+ABOUT, ADVICE = "about.json", "delete it to have it made again"
+T = TypeVar("T")
+Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+TokenCounts = npt.NDArray[np.int32]
+Append = Callable[[Any], None]
+"""Adds numbers to an array that is being written."""
 
-class TokenFooter(Footer, Protocol):
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def fingerprints(self) -> list[str]:
-        """The fingerprints of the file's tokenizers."""
-
-
-F = TypeVar("F", bound=TokenFooter)
+CHUNK_PAIRS = 4096
+"""Pairs tokenised and written at a time: few enough for memory, enough for the tokenizer's threads."""
 
 
-class TokenFile(Generic[F]):
-    """A file of tokens. Reading some loads only their pages of memory."""
+class TokenFolder:
+    """A folder of tokens. Reading some loads only their pages of memory.
 
-    footer_type: ClassVar[type[Any]]
+    Raises:
+        RunFolderError: the folder is absent, a file in it is cut short, or another program's.
+    """
+
+    counts: ClassVar[tuple[str, ...]] = ()
+    """The numbers in about.json."""
 
     def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
-        footer: F
-        self.raw, footer = open_mapped(self.path, self.footer_type)
-        self.footer = footer
+        if not self.path.is_dir():
+            raise RunFolderError(f"expected tokenised text at {path}, got no such folder; build it first")
+        about = read_checksummed(self.path / ABOUT)
+        numbers = [about.get(name) for name in self.counts]
+        if "fingerprints" not in about or any(type(one) is not int or one < 0 for one in numbers):
+            raise RunFolderError(f"{self.path / ABOUT} describes no such tokens; {ADVICE}")
+        self.about = about
+        self.tokens: Any = mapped(self.path / "tokens.npy", np.uint16, np.int32)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path,)
 
     @classmethod
     def open(cls, path: StrPath, *tokenizers: Tokenizer) -> Self:
-        """Open a file made with these tokenizers."""
-        file = cls(path)
-        if file.footer.fingerprints != fingerprints(*tokenizers):
+        """Open a folder made with these tokenizers."""
+        store = cls(path)
+        if store.about["fingerprints"] != _fingerprints(tokenizers):
             raise RunFolderError(f"{path} was made with other tokenizers than these; {ADVICE}")
-        return file
+        return store
 
 
-def fingerprints(*tokenizers: Tokenizer) -> list[str]:
+def mapped(path: Path, *dtypes: type[np.integer[Any]]) -> npt.NDArray[Any]:
+    """A row of numbers in an .npy file, mapped but not yet read; raises RunFolderError for anything else."""
+    try:
+        found = np.asarray(np.lib.format.open_memmap(path, mode="r"))
+    except Exception as error:  # of any kind: numpy evaluates the header as an expression of Python
+        raise RunFolderError(f"{path} is no array that can be mapped ({error!s:.200}); {ADVICE}") from None
+    if found.ndim != 1 or found.dtype not in dtypes:
+        raise RunFolderError(f"expected a row of whole numbers in {path}, got {found.dtype} {found.shape}; {ADVICE}")
+    return found
+
+
+@contextmanager
+def growing(path: StrPath, **dtypes: np.dtype[Any]) -> Iterator[list[Append]]:
+    """Functions that append to arrays in a folder, which are whole when the block ends; older ones stay if it fails."""
+    folder = Path(path)
+    folder.mkdir(exist_ok=True)
+    with ExitStack() as files:
+        yield [files.enter_context(_growing(folder / f"{name}.npy", dtype)) for name, dtype in dtypes.items()]
+        (folder / ABOUT).unlink(missing_ok=True)
+
+
+@contextmanager
+def _growing(path: Path, dtype: np.dtype[Any]) -> Iterator[Append]:
+    count = 0
+
+    def append(numbers: Any) -> None:
+        nonlocal count
+        file.write(np.asarray(numbers, dtype).tobytes())
+        count += len(numbers)
+
+    with replacing(path) as file:
+        begin = _write_header(file, dtype, 0)
+        yield append
+        file.seek(0)
+        assert _write_header(file, dtype, count) == begin, "numpy leaves room for the digits of a length"
+
+
+def _write_header(file: BinaryIO, dtype: np.dtype[Any], count: int) -> int:
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype.str, "fortran_order": False, "shape": (count,)})
+    return file.tell()
+
+
+def write_about(path: StrPath, *tokenizers: Tokenizer, **counts: int) -> None:
+    write_checksummed(Path(path, ABOUT), {"fingerprints": _fingerprints(tokenizers), **counts})
+
+
+def _fingerprints(tokenizers: Iterable[Tokenizer]) -> list[str]:
     return [one.fingerprint() for one in tokenizers]
 
 
 def dtype_below(count: int) -> np.dtype[Any]:
-    """The dtype for integers below `count`."""
     return np.dtype(np.uint16 if count <= 2**16 else np.int32)
 
 
-T = TypeVar("T")
-Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
-TokenCounts = npt.NDArray[np.int32]
+class TokenStore(TokenFolder):
+    """Tokenised pairs in a folder. Reading pair i loads only its pages of memory.
 
-CHUNK_PAIRS = 4096
-"""Pairs tokenised and written at a time: few enough for memory, enough for the tokenizer's threads."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairFooter:
-    dtype: str
-    tokens_bytes: int
-    pairs: int
-    fingerprints: list[str]
-
-    @property
-    def numbers_bytes(self) -> int:
-        """The bytes of the tokens, and of the start positions of the sentences."""
-        if self.tokens_bytes % item_bytes(self.dtype):
-            raise ValueError(f"{self.tokens_bytes} bytes are no whole number of tokens")
-        return _aligned(self.tokens_bytes) + 8 * (2 * self.pairs + 1)
-
-
-class TokenStore(TokenFile[PairFooter]):
-    """Tokenised pairs in a file. Reading pair i loads only its pages of memory.
-
+    >>> import tempfile
     >>> from regard.tasks.text.tokenizer_recipes import Characters
     >>> tokenizer = Characters().train(["abc"])
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "pairs.tokens")
-    ...     store = TokenStore.build(path, [("ab", "c"), ("a", "bcb")], tokenizer, tokenizer)
+    ...     store = TokenStore.build(Path(folder, "pairs"), [("ab", "c"), ("a", "bcb")], tokenizer, tokenizer)
     ...     print(len(store), store.target(1), store.source_lengths)
     2 [5 6 5] [2 1]
     """
 
-    footer_type = PairFooter
-
     def __init__(self, path: StrPath) -> None:
         super().__init__(path)
-        tokens_bytes, starts_bytes = self.footer.tokens_bytes, 8 * (2 * self.footer.pairs + 1)
-        starts_at = _aligned(tokens_bytes)
-        self._tokens = self.raw[:tokens_bytes].view(self.footer.dtype)
-        self._starts = self.raw[starts_at : starts_at + starts_bytes].view(np.int64)
+        self._starts = mapped(self.path / "starts.npy", np.int64)
+        self._require_order(len(self._starts) % 2 == 1)
 
     def __len__(self) -> int:
-        return self.footer.pairs
+        return len(self._starts) // 2
 
     def __repr__(self) -> str:
-        return f"TokenStore({str(self.path)!r}, {len(self):,} pairs, {len(self._tokens):,} tokens)"
+        return f"TokenStore({str(self.path)!r}, {len(self):,} pairs, {len(self.tokens):,} tokens)"
 
     @property
     def source_lengths(self) -> TokenCounts:
@@ -132,7 +155,7 @@ class TokenStore(TokenFile[PairFooter]):
         begins, middles, ends = self._starts[:-1:2], self._starts[1::2], self._starts[2::2]
         begin, middle, end = begins[rows], middles[rows], ends[rows]
         self._require_order(
-            bool(np.all((begin >= 0) & (begin <= middle) & (middle <= end) & (end <= len(self._tokens))))
+            bool(np.all((begin >= 0) & (begin <= middle) & (middle <= end) & (end <= len(self.tokens))))
         )
         return (middle - begin).astype(np.int32), (end - middle).astype(np.int32)
 
@@ -148,13 +171,12 @@ class TokenStore(TokenFile[PairFooter]):
     def build(
         cls, path: StrPath, pairs: Iterable[tuple[str, str]], source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
     ) -> "TokenStore":
-        """Tokenise pairs into a file, chunk by chunk, and open it. An older file is replaced.
+        """Tokenise pairs into a folder, chunk by chunk, and open it. An older one is replaced.
 
         Raises:
             DataError: a pair cannot be read.
-            OSError: the file cannot be written; an older one stays as it was.
+            OSError: a file cannot be written; an older one stays as it was.
         """
-        tokenizers = source_tokenizer, target_tokenizer
 
         def encoded() -> Iterator[tuple[list[int], list[int]]]:
             for chunk in chunks(pairs, CHUNK_PAIRS):
@@ -164,24 +186,23 @@ class TokenStore(TokenFile[PairFooter]):
                     strict=True,
                 )
 
-        dtype = dtype_below(max(map(len, tokenizers)))
-        with replacing(path) as file, tempfile.TemporaryFile(dir=Path(path).parent) as starts:
-            ends = np.zeros(1, np.int64)
-            starts.write(ends.tobytes())
+        dtype, ends = dtype_below(max(len(source_tokenizer), len(target_tokenizer))), np.zeros(1, np.int64)
+        with growing(path, tokens=dtype, starts=ends.dtype) as (add_tokens, add_starts):
+            add_starts(ends)
             for chunk in chunks(encoded(), CHUNK_PAIRS):
                 pieces = [tokens for pair in chunk for tokens in pair]
-                file.write(np.fromiter(chain.from_iterable(pieces), dtype).tobytes())
+                add_tokens(np.fromiter(chain.from_iterable(pieces), dtype))
                 ends = ends[-1] + np.cumsum([len(tokens) for tokens in pieces], dtype=np.int64)
-                starts.write(ends.tobytes())
-            _finish(file, starts, dtype.str, fingerprints(*tokenizers))
+                add_starts(ends)
+        write_about(path, source_tokenizer, target_tokenizer)
         return cls(path)
 
     def _piece(self, index: int, side: int) -> Tokens:
-        if not 0 <= index < self.footer.pairs:
+        if not 0 <= index < len(self):
             raise ArgumentError(f"expected the number of a pair from 0 to {len(self) - 1}, got {index}")
         begin, end = self._starts[2 * index + side : 2 * index + side + 2].tolist()
-        self._require_order(0 <= begin <= end <= len(self._tokens))
-        piece: Tokens = self._tokens[begin:end]
+        self._require_order(0 <= begin <= end <= len(self.tokens))
+        piece: Tokens = self.tokens[begin:end]
         return piece
 
     def _require_order(self, is_kept: bool) -> None:
@@ -194,17 +215,3 @@ def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk
-
-
-def _aligned(size_bytes: int) -> int:
-    """A size rounded up to a multiple of 8, to align 8-byte integers."""
-    return -(-size_bytes // 8) * 8
-
-
-def _finish(file: IO[bytes], starts: IO[bytes], dtype: str, made_with: list[str]) -> None:
-    tokens_bytes = file.tell()
-    pairs = (starts.tell() // 8 - 1) // 2
-    file.write(bytes(_aligned(tokens_bytes) - tokens_bytes))
-    starts.seek(0)
-    shutil.copyfileobj(starts, file)
-    write_footer(file, PairFooter(dtype, tokens_bytes, pairs, made_with))

@@ -100,7 +100,6 @@ def _names(head: Sequence[str]) -> dict[str, int]:
 
 
 def tmx_units(files: Sequence[Lines]) -> Iterator[Unit]:
-    """The two sides of each unit of translation memories; the source is in the language that the header names."""
     for file in files:
         parser: Any = XMLPullParser(("start", "end"))
         source, number = "*all*", 0
@@ -177,7 +176,6 @@ def read_pairs(
 def read_items(
     files: Sequence[StrPath], format: str | None, forms: Mapping[str, RecordForm[Any, T]], *, bad_lines: BadLines
 ) -> Reader[T]:
-    """The items of files, at least one; raises as `read_pairs` does."""
     must_hold = f"pairs of sentences in {' and '.join(map(str, files))}"
     return reader_of(files, format, forms, bad_lines=bad_lines, must_hold=must_hold)
 
@@ -215,7 +213,7 @@ def _from_unit(unit: Unit) -> Pair:
     return _pair((unit.place, source), (unit.place, target))
 
 
-def _from_aligned(lines: tuple[Line, Line]) -> Pair:
+def _from_aligned(lines: tuple[Line, ...]) -> Pair:
     source, target = lines
     return _pair((source.place, decoded(*source)), (target.place, decoded(*target)))
 
@@ -238,16 +236,19 @@ def _pair(source: tuple[str, str], target: tuple[str, str]) -> Pair:
     return Pair(source[1], target[1])
 
 
-def _side_by_side(files: Sequence[Lines]) -> Iterator[tuple[Line, Line]]:
-    for first, second in zip(files[::2], files[1::2], strict=True):
-        for number, (source, target) in enumerate(zip_longest(first, second), 1):
-            if source is None or target is None:
-                short, long = (first, target) if source is None else (second, source)
-                raise DataError(
-                    f"{long.place}: expected aligned files to have as many lines as each other, "
-                    f"but {short.name} ends after line {number - 1}; give files of equal length"
-                )
-            yield source, target
+def in_step(files: Sequence[Lines]) -> Iterator[tuple[Line, ...]]:
+    for number, lines in enumerate(zip_longest(*files)):
+        if None in lines:
+            short, place = files[lines.index(None)], next(line.place for line in lines if line is not None)
+            raise DataError(
+                f"{place}: expected aligned files to have as many lines as each other, "
+                f"but {short.name} ends after line {number}; give files of equal length"
+            )
+        yield lines
+
+
+def _by_twos(files: Sequence[Lines]) -> Iterator[tuple[Line, ...]]:
+    return chain.from_iterable(in_step(files[at : at + 2]) for at in range(0, len(files), 2))
 
 
 PAIR_FORMS: Mapping[str, RecordForm[Any, Pair]] = MappingProxyType(
@@ -258,7 +259,7 @@ PAIR_FORMS: Mapping[str, RecordForm[Any, Pair]] = MappingProxyType(
         "csv-no-header": RecordForm(partial(csv_rows, has_header=False), _from_row),
         "jsonl": RecordForm(in_a_row, _from_json),
         "tmx": RecordForm(tmx_units, _from_unit),
-        "aligned": RecordForm(_side_by_side, _from_aligned, is_by_twos=True),
+        "aligned": RecordForm(_by_twos, _from_aligned, is_by_twos=True),
     }
 )
 
@@ -284,14 +285,13 @@ def read_references(source: StrPath, references: Sequence[StrPath], *, bad_lines
     """
     if not references:
         raise ArgumentError("expected one file of references or more, got none")
-    sides = (partial(_judged, lines) for lines in _line_by_line([source, *references]))
+    sides = (partial(_judged, lines) for lines in in_step([*map(Lines, (source, *references))]))
     return Reader(sides, bad_lines=bad_lines, must_hold=f"sentences in {source}")
 
 
 def read_judged(
     paths: Sequence[StrPath], *, format: PairFormat | None = None, bad_lines: BadLines = "stop"
 ) -> Reader[tuple[str, str | tuple[str, ...]]]:
-    """Pairs in any form that `read_pairs` takes; the target of a JSON object may be a list of texts."""
     forms: dict[str, RecordForm[Any, Any]] = {**PAIR_FORMS, "jsonl": RecordForm(in_a_row, _judged_json)}
     return read_items(paths, format, forms, bad_lines=bad_lines)
 
@@ -310,17 +310,6 @@ def _judged_json(line: Line) -> Judged:
             f"got {line.raw[:60].decode(errors='replace')!r}; correct the line"
         )
     return Judged(normalise(source), tuple(map(normalise, texts[1:])))
-
-
-def _line_by_line(paths: Sequence[StrPath]) -> Iterator[tuple[Line, ...]]:
-    for number, lines in enumerate(zip_longest(*map(Lines, paths)), 1):
-        if None in lines:
-            short = paths[lines.index(None)]
-            raise DataError(
-                f"{short} ends after line {number - 1}, and other files do not: expected as many lines in each of "
-                f"{', '.join(map(str, paths))}"
-            )
-        yield lines
 
 
 def _judged(lines: tuple[Line, ...]) -> Judged:

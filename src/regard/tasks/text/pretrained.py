@@ -85,7 +85,6 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def check_rows(folder: Path, name: str, tokenizer: Codec, rows: Sized) -> None:
-    """Check that a model has a row of weights for each token of the tokenizer of its folder."""
     if len(tokenizer) > len(rows):
         raise RunFolderError(
             f"{folder}: the {name} has {len(tokenizer)} tokens and the model {len(rows)}: they are not of one folder"

@@ -1,20 +1,14 @@
-"""Running text: documents as one row of tokens in a memory-mapped file, and text streamed token by token."""
+"""Running text: documents as one row of tokens in a memory-mapped array, and text streamed token by token."""
 
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, NamedTuple, get_args
-
-import numpy as np
-import numpy.typing as npt
+from typing import Literal, NamedTuple, get_args
 
 from regard.errors import ArgumentError
-from regard.files.atomic import replacing
-from regard.files.mapped import item_bytes, write_footer
 from regard.tasks.text.codec import Codec
 from regard.tasks.text.lines import StrPath
-from regard.tasks.text.pair_store import CHUNK_PAIRS, TokenFile, chunks, dtype_below, fingerprints
+from regard.tasks.text.pair_store import CHUNK_PAIRS, TokenFolder, chunks, dtype_below, growing, write_about
 from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
 from regard.tasks.text.unicode import bounded
 
@@ -55,22 +49,7 @@ def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
     return list(chain.from_iterable(tokenizer.encode_batch(parts)))
 
 
-@dataclass(frozen=True, slots=True)
-class TextFooter:
-    dtype: str
-    tokens: int
-    text_bytes: int
-    documents: int
-    unknown: int
-    is_whole: bool
-    fingerprints: list[str]
-
-    @property
-    def numbers_bytes(self) -> int:
-        return self.tokens * item_bytes(self.dtype)
-
-
-class TextStore(TokenFile[TextFooter]):
+class TextStore(TokenFolder):
     """The tokens of documents in a row: BOS, document, EOS, BOS, document, EOS, ...; only pages in use are loaded.
 
     If the whole file is one document ("file"), there is no EOS: the text may have been cut, so it has no true end.
@@ -80,40 +59,33 @@ class TextStore(TokenFile[TextFooter]):
     >>> from regard.tasks.text.tokenizer_recipes import Characters
     >>> tokenizer = Characters().train(["abc"])
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store = TextStore.build(Path(folder, "x.tokens"), pieces(["ab", "c"], "lines"), tokenizer, is_whole=True)
+    ...     store = TextStore.build(Path(folder, "x"), pieces(["ab", "c"], "lines"), tokenizer, is_whole=True)
     ...     print(store.tokens, store.text_bytes)
     [1 4 5 2 1 6 2] 5
     """
 
-    footer_type = TextFooter
+    counts = ("text_bytes", "documents", "unknown")
 
     def __init__(self, path: StrPath) -> None:
         super().__init__(path)
-        self.tokens: npt.NDArray[np.integer[Any]] = self.raw.view(self.footer.dtype)
+        self.text_bytes: int = self.about["text_bytes"]
+        """The bytes of the text in UTF-8. The separator of documents, tokenised as EOS, counts as one byte."""
+        self.documents: int = self.about["documents"]
+        self.unknown: int = self.about["unknown"]
 
     def __len__(self) -> int:
-        return self.footer.tokens
-
-    @property
-    def text_bytes(self) -> int:
-        """The bytes of the text in UTF-8. The separator of documents, tokenised as EOS, counts as one byte."""
-        return self.footer.text_bytes
-
-    @property
-    def unknown(self) -> int:
-        return self.footer.unknown
+        return len(self.tokens)
 
     @classmethod
     def build(cls, path: StrPath, pieces: Iterable[TextPiece], tokenizer: Tokenizer, *, is_whole: bool) -> "TextStore":
-        """Tokenise pieces into a file, chunk by chunk, and open it. An older file is replaced.
+        """Tokenise pieces into a folder, chunk by chunk, and open it. An older one is replaced.
 
         Raises:
             DataError: a piece cannot be read.
-            OSError: the file cannot be written; an older one stays as it was.
+            OSError: a file cannot be written; an older one stays as it was.
         """
-        dtype = dtype_below(len(tokenizer))
-        tokens = text_bytes = documents = unknown = 0
-        with replacing(path) as file:
+        text_bytes = documents = unknown = 0
+        with growing(path, tokens=dtype_below(len(tokenizer))) as (add,):
             for chunk in chunks(pieces, CHUNK_PAIRS):
                 row: list[int] = []
                 for piece, ids in zip(chunk, tokenizer.encode_batch(piece.text for piece in chunk), strict=True):
@@ -121,15 +93,12 @@ class TextStore(TokenFile[TextFooter]):
                         row += [EOS, BOS] if is_whole and documents else [BOS]
                         documents += 1
                     row += ids
-                file.write(np.asarray(row, dtype).tobytes())
-                tokens += len(row)
+                add(row)
                 unknown += row.count(UNK)
                 text_bytes += sum(len(piece.text.encode()) + (is_whole and piece.begins) for piece in chunk)
             if is_whole and documents:
-                file.write(np.asarray([EOS], dtype).tobytes())
-                tokens += 1
-            made_with = fingerprints(tokenizer)
-            write_footer(file, TextFooter(dtype.str, tokens, text_bytes, documents, unknown, is_whole, made_with))
+                add([EOS])
+        write_about(path, tokenizer, text_bytes=text_bytes, documents=documents, unknown=unknown)
         return cls(path)
 
 

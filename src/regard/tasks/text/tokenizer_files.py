@@ -30,10 +30,6 @@ def read_tokenizer(text: str) -> Any:
     """The library's tokenizer of a tokenizer.json, without its padding and truncation.
 
     Padding of a fixed length would allocate without limit, and truncation can end the encoding thread.
-
-    Raises:
-        ValueError: the text describes no tokenizer, or one that would explode.
-        MissingExtraError: tokenizers is not installed.
     """
     library = tokenizers_library()
     with _as_value_errors():

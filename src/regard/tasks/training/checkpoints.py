@@ -45,8 +45,6 @@ class Position:
 
 
 class TrainingState(NamedTuple):
-    """The whole content of a checkpoint: tensors by name, and the position."""
-
     model: Tensors
     optimizer: Tensors
     random: Tensors
@@ -73,11 +71,7 @@ class Checkpoints:
         return self.folder / f"{which}.safetensors"
 
     def save_last(self, state: TrainingState, ranks: Ranks = ALONE) -> None:
-        """Replace the last checkpoint. Every rank must call this method.
-
-        Raises:
-            OSError: a rank could not write; the checkpoint before is still there.
-        """
+        """Replace the last checkpoint. Every rank must call this method."""
         parts = {"model": state.model, "optimizer": state.optimizer, "random": state.random}
         if state.average is not None:
             parts["average"] = state.average
@@ -294,7 +288,6 @@ class AdamSettings(TypedDict, total=False):
 def chosen_optimizer(
     config: TrainingConfig, model: nn.Module, output: nn.Module, **settings: Unpack[AdamSettings]
 ) -> torch.optim.Optimizer:
-    """AdamW, or Muon with AdamW, over a model whose last layer is `output`."""
     decay = config.weight_decay
     if config.optimizer == "muon":
         return muon(model, aside=[output], rate=config.muon_rate, weight_decay=decay, **settings)

@@ -201,3 +201,9 @@ def line_if_busy(chosen: int | None, threads: int) -> str | None:
         f"the machine is busy (a load of {load:.1f} on {cores} cores, and {threads} threads more): beside other work "
         "fewer threads are several times as fast, as --threads 1"
     )
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: ranks on one machine share its cores."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)

@@ -16,8 +16,6 @@ class Interrupted(KeyboardInterrupt):
 
 
 class TrainingInterrupted(Interrupted):
-    """Training was stopped by a signal after its state was saved, at `step`."""
-
     def __init__(self, step: int, signal_number: int) -> None:
         name = signal.Signals(signal_number).name
         super().__init__(signal_number, f"stopped by {name} after step {step:,}, which is saved")

@@ -402,7 +402,6 @@ class _Group(NamedTuple):
 
 
 def _grouped(batches: Iterator[Any], size: int, epoch: int, start: int) -> Iterator[_Group]:
-    """Groups of `size` batches; the last of a pass may be shorter."""
     group: list[Any] = []
     for batch in batches:
         group.append(batch)

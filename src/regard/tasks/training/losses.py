@@ -3,7 +3,7 @@
 `output_cross_entropy` begins at the input of the output layer: a batch's logits are never in memory all at once.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -14,13 +14,12 @@ from torch.autograd.function import once_differentiable
 
 import regard.call  # noqa: F401 (so that the first exponential is made by one thread)
 from regard.errors import ArgumentError, ShapeError
+from regard.tasks.training.distributed import Ranks
 from regard.tensors.guards import autocast_of, can_look, is_compiling, is_observed, is_recorded
 
 
 @dataclass(frozen=True, slots=True)
 class LossSum:
-    """A summed loss and the number of tokens in the sum; the mean is `total / count`."""
-
     total: Tensor
     count: Tensor
 
@@ -65,8 +64,6 @@ B = TypeVar("B")
 
 
 class BatchSize(NamedTuple):
-    """How large a batch is: the number of its tokens, and of its places including padding."""
-
     tokens: int
     places: int
 
@@ -83,6 +80,16 @@ Loss = Callable[[nn.Module, Any], LossSum]
 
 Validate = Callable[[], Mapping[str, float]]
 """Computes the metrics of the model on the validation data, by name."""
+
+
+def sum_over_ranks(loss: Loss, model: nn.Module, batches: Iterable[Any], fabric: Any) -> tuple[float, float]:
+    """The summed loss of all batches, which the ranks share out, and its count, at least 1."""
+    ranks, sums = Ranks.of(fabric), torch.zeros(2, dtype=torch.float64)
+    for batch in ranks.share_out(batches):
+        part = loss(model, fabric.to_device(batch))
+        sums += torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
+    total, count = ranks.sum(sums).tolist()
+    return total, max(count, 1.0)
 
 
 ROWS_AT_A_TIME = 64

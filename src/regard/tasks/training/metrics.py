@@ -14,8 +14,6 @@ from regard.errors import ArgumentError, MissingExtraError, needs
 
 
 class CorpusScore(NamedTuple):
-    """A score in 0..100 and the signature of its exact computation."""
-
     value: float
     signature: str
 

@@ -188,7 +188,6 @@ def moving_average(model: nn.Module, decay: float) -> AveragedModel:
 
 @contextmanager
 def in_place_of(average: AveragedModel, model: nn.Module) -> Iterator[None]:
-    """Give the model the averaged weights while the block runs, and its own weights again afterwards."""
     _exchange(average.module, model)
     try:
         yield

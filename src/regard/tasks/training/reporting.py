@@ -160,8 +160,6 @@ class PlainLines:
 
 
 class LiveProgress:
-    """A callback that keeps two live lines at the foot of a terminal; validations scroll above them."""
-
     def __init__(self, file: IO[str]) -> None:
         with needs("rich", extra="train"):
             from rich.console import Console, Group

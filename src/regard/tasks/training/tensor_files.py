@@ -49,8 +49,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str
 
 
 class TensorFile:
-    """An open file of `write_tensors`."""
-
     def __init__(self, path: Path, file: Any) -> None:
         self.path = path
         self._file = file
@@ -84,11 +82,7 @@ class TensorFile:
 
 @contextmanager
 def open_checked(path: Path) -> Iterator[TensorFile]:
-    """Open a file of `write_tensors`.
-
-    Raises:
-        RunFolderError: it is absent, cut short, altered, another program's, or no regular file.
-    """
+    """Open a file of `write_tensors`."""
     try:
         with open_tensors(path) as file:
             yield TensorFile(path, file)

@@ -25,7 +25,6 @@ def forced_attention(
     *,
     alternatives: int = 0,
 ) -> Attention:
-    """The attention of every layer and head of a model in evaluation mode, forced to write `tokens`."""
     marks = source_tokenizer.marks, target_tokenizer.marks
     arrays = [np.asarray(source, dtype=np.int64)], [np.asarray(ids[:-1], dtype=np.int64)]
     batch, device = collate(*arrays, source_marks=marks[0], target_marks=marks[1]), next(model.parameters()).device

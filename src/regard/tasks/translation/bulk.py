@@ -35,8 +35,6 @@ FORMAT = 1
 
 
 class Unfinished:
-    """A file of answers that is not finished yet; see `opened`."""
-
     def __init__(self, target: Path, settings: Mapping[str, Any]) -> None:
         self.target = target
         self.partial = target.with_name(f"{target.name}.partial")
@@ -52,13 +50,7 @@ class Unfinished:
     # -- opening -----------------------------------------------------------------------------------
 
     def begin(self, *, overwrite: bool) -> None:
-        """Start an empty file.
-
-        Raises:
-            ArgumentError: the target or an unfinished file exists, and is not to be overwritten.
-            RunFolderError: in the place of the unfinished file there is a link, or a file regard did not write.
-            OSError: the folder cannot be written to.
-        """
+        """Start an empty file."""
         self._refuse_strangers()
         if not overwrite:
             self._refuse_to_overwrite()
@@ -292,11 +284,7 @@ class BulkTranslation:
     unknown: Notes = field(default_factory=Notes)
 
     def take(self, window: Iterable[Answered], *, after: int) -> str:
-        """The answers to lines that follow on line number `after`, as they are printed; lines with a note are counted.
-
-        Raises:
-            DataError: a line is bad, and the work is to end there.
-        """
+        """The answers to lines after line number `after`, as they are printed; lines with a note are counted."""
         shown = []
         for number, (_, translation) in enumerate(window, start=after + 1):
             shown.append(f"{self.show(number, translation)}\n")
@@ -312,21 +300,12 @@ class BulkTranslation:
         return "".join(shown)
 
     def print(self, file: IO[str], *, flush: bool) -> None:
-        """Write the answers to a stream.
-
-        Raises:
-            DataError: a line is bad, and the work is to end there; the answers before it are written.
-        """
+        """Write the answers to a stream."""
         for number, one in enumerate(chain.from_iterable(self.windows)):
             print(self.take([one], after=number), file=file, end="", flush=flush)
 
     def written(self, unfinished: Unfinished) -> Iterator[int]:
-        """Write all answers and finish the file; yields the number of lines answered so far, after each window.
-
-        Raises:
-            DataError: a line is bad, and the work is to end there; the answers before its window are kept.
-            OSError: the disk is full; the answers so far are kept.
-        """
+        """Write all answers and finish the file; yields the number of lines answered so far, after each window."""
         for window in self.windows:
             content = self.take(window, after=unfinished.lines)
             unfinished.add((one.line for one in window), content)

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.errors import DataError, RunFolderError
+from regard.errors import DataError
 from regard.files.atomic import replacing
 from regard.tasks.runs.run import Say
-from regard.tasks.runs.run_folder import RunFolder, check_file, read_prepared, write_prepared
+from regard.tasks.runs.run_folder import RunFolder, load_tokenizer, write_prepared
 from regard.tasks.text.batches import Batch, Indices, collate, plan_batches, sections
 from regard.tasks.text.held_out import held_out_sources
 from regard.tasks.text.lines import Reader
@@ -102,7 +102,7 @@ def _too_long(config: TranslationConfig, part: str, store: TokenStore) -> int:
 
 def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
     tokenizers = load_tokenizers(config, folder)
-    train, valid = (TokenStore.open(folder.data / f"{part}.tokens", *tokenizers) for part in ("train", "valid"))
+    train, valid = (TokenStore.open(folder.data / part, *tokenizers) for part in ("train", "valid"))
     return Corpus(*tokenizers, train, valid, list(held_out_pairs(folder)))
 
 
@@ -111,15 +111,9 @@ def held_out_pairs(folder: RunFolder) -> Reader[Pair]:
 
 
 def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Tokenizer, Tokenizer]:
-    prepared = read_prepared(folder)
-    loaded = []
-    for side, path in zip(("source", "target"), _tokenizer_files(config, folder), strict=True):
-        check_file(path, folder, prepared)
-        tokenizer = Tokenizer.load(path)
-        if tokenizer.fingerprint() != prepared.get(f"{side}_fingerprint"):
-            raise RunFolderError(f"{path} is not the tokenizer that {folder.path} was trained with")
-        loaded.append(tokenizer)
-    return loaded[0], loaded[1]
+    files = zip(_tokenizer_files(config, folder), ("source", "target"), strict=True)
+    source, target = (load_tokenizer(folder, path.name, f"{side}_fingerprint") for path, side in files)
+    return source, target
 
 
 def _say_of_figures(
@@ -151,7 +145,7 @@ def _store(
             "the tokenizer reads them; give pairs for validation by --valid"
         )
     return TokenStore.build(
-        folder.data / f"{part}.tokens",
+        folder.data / part,
         chain([first], pairs),
         source_tokenizer=tokenizers[0],
         target_tokenizer=tokenizers[1],
@@ -225,23 +219,15 @@ class TokenBatches:
         return sum(len(plan) for _, plan in self._plans(epoch=0))
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
-        is_empty = True
         for rows, plan in self._plans(epoch):
-            is_empty = False
             for chosen in plan[start:]:
                 yield self._batch(rows[chosen])
             start = max(start - len(plan), 0)
-        if is_empty:
-            raise DataError(
-                f"there is no pair of at most {self._plan['max_tokens']} tokens (--batch-tokens), with at most "
-                f"{self._max_length} on either side (--max-length): raise them"
-            )
 
     def size(self, batch: Batch) -> BatchSize:
         return BatchSize(batch.tokens, batch.padded_tokens)
 
     def _plans(self, epoch: int) -> Iterator[tuple[Indices, list[Indices]]]:
-        """The pairs that fit, and which of them each batch has; for each section of an epoch."""
         for number, rows in enumerate(sections(len(self._store), seed=self._seed, epoch=epoch)):
             fitting = self._fitting(rows)
             if len(fitting):

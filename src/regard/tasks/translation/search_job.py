@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from regard.tasks.generation.beam import beam_search, greedy
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Constraint, ForcedPrefix, StillWanted
 from regard.tasks.generation.protocol import Decodable, Hypothesis, SearchOf
+from regard.tasks.text.batches import padded_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
     >>> [len(best) for best in search(model, job)]
     [2, 2]
     """
-    source, lengths = _padded(job.sources)
+    source, lengths = padded_rows(job.sources, 0)
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else torch.device("cpu")
     asked = SearchOf(
         source.to(device), lengths.to(device), bos_id=job.begin_id, eos_id=job.end_id, max_steps=job.max_steps,
@@ -62,9 +62,3 @@ def _constraints(job: SearchJob) -> list[Constraint]:
     forced = ForcedPrefix(job.prefixes) if any(job.prefixes) else None
     wanted = StillWanted(job.wanted, job.end_id) if job.wanted else None
     return [one for one in (forced, wanted) if one is not None]
-
-
-def _padded(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    lengths = [len(ids) for ids in sources]
-    rows = [[*ids, *[0] * (max(lengths) - len(ids))] for ids in sources]
-    return torch.tensor(rows), torch.tensor(lengths)

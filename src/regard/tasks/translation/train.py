@@ -19,7 +19,7 @@ from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.text.pairs import Pair
 from regard.tasks.training.checkpoints import chosen_optimizer, made_of
 from regard.tasks.training.distributed import Ranks
-from regard.tasks.training.losses import LossSum, output_cross_entropy
+from regard.tasks.training.losses import LossSum, output_cross_entropy, sum_over_ranks
 from regard.tasks.training.metrics import BleuCounts
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
 from regard.tasks.translation.corpus import TokenBatches, open_corpus, prepare_corpus
@@ -30,8 +30,6 @@ from regard.tasks.translation.translator import Translator as Translator
 
 
 class TeacherForcing:
-    """The loss of a batch when the model reads the target up to each token and predicts the next."""
-
     def __init__(self, label_smoothing: float = 0.0) -> None:
         self._label_smoothing = label_smoothing
 
@@ -62,7 +60,8 @@ class Validation:
 
     def __call__(self) -> dict[str, float]:
         """The mean loss in nats; if wanted BLEU (0..100)."""
-        metrics = {"loss": self._mean_loss()}
+        total, count = sum_over_ranks(self._loss, self._model, self._batches.epoch(0, 0), self._fabric)
+        metrics = {"loss": total / count}
         return metrics | {"bleu": self._bleu()} if self._config.best_by == "bleu" else metrics
 
     @property
@@ -76,14 +75,6 @@ class Validation:
             lowercase=self._translator.target_tokenizer.lowercases,
             tokenize=self._config.bleu_tokenize,
         )
-
-    def _mean_loss(self) -> float:
-        sums = torch.zeros(2, dtype=torch.float64)
-        for batch in Ranks.of(self._fabric).share_out(self._batches.epoch(0, 0)):
-            part: LossSum = self._loss(self._model, self._fabric.to_device(batch))
-            sums += torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
-        total, count = Ranks.of(self._fabric).sum(sums).tolist()
-        return total / max(count, 1.0)
 
     def _bleu(self) -> float:
         translator, config, ranks, counts = self._translator, self._config, Ranks.of(self._fabric), self._counts
@@ -121,7 +112,6 @@ def train_translation(config: TranslationConfig, **options: Unpack[RunOptions]) 
 
 
 def run_translation(config: TranslationConfig, **options: Unpack[RunOptions]) -> str:
-    """Train as `train_translation` does, but return the name of the device used, not the model."""
     return train_run(TRANSLATION, config, prepare_corpus, translation_job, _model, **options)
 
 
@@ -130,7 +120,6 @@ def _model(sizes: TransformerConfig | RNNConfig) -> nn.Module:
 
 
 def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
-    """Make the model, batches, loss and validation of a translator, from a folder that `prepare_corpus` filled."""
     corpus = open_corpus(config, folder)
     source_size, target_size = len(corpus.source_tokenizer), len(corpus.target_tokenizer)
     sizes = {"source_vocab_size": source_size, "target_vocab_size": target_size}

@@ -12,13 +12,12 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, DataError
-from regard.files.model_folder import is_huggingface, snapshot_of
+from regard.files.model_folder import OnProgress, is_huggingface, no_progress, snapshot_of
 from regard.tasks.config import TRANSLATION
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.downloaded import load_downloaded
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.language_modelling.likelihood import together
-from regard.tasks.progress import OnProgress, no_progress
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.codec import Marks
 from regard.tasks.text.lines import BadLines

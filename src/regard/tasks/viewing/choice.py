@@ -10,13 +10,11 @@ from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.tasks.viewing.places import ForeignAttention
-from regard.views.html.token_lists import layer_names
+from regard.views.html.contents import layer_names
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Layers and heads by number, from 0 or from -1 backwards; empty for all."""
-
     layers: Sequence[int] = ()
     heads: Sequence[int] = ()
 

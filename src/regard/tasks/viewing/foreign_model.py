@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import ArgumentError, DataError, NotSeenError, RegardError, RunFolderError
-from regard.huggingface.folder import TellRead
-from regard.huggingface.load_folder import load_folder, quiet, transformers_library
+from regard.files.model_folder import OnProgress, no_progress
+from regard.huggingface.folder import load_folder, quiet, transformers_library
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.generation.downloaded import MapSide, sides_of
 from regard.tasks.text.codec import label_of_each
@@ -36,7 +36,7 @@ MOST_WRITTEN = 64
 
 
 class ForeignModel:
-    def __init__(self, folder: Path, *, device: str, sequence: int = 0, tell: TellRead = lambda *_: None) -> None:
+    def __init__(self, folder: Path, *, device: str, sequence: int = 0, tell: OnProgress = no_progress) -> None:
         self._folder, self._sequence = folder, sequence
         self._library = transformers_library()
         loaded = load_folder(folder, tell)
@@ -46,11 +46,7 @@ class ForeignModel:
         self._is_pair = bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with the special ones of the folder's template.
-
-        Raises:
-            RunFolderError: the tokenizer has special tokens alone, and the model others.
-        """
+        """The tokens of a text, with the special ones of the folder's template."""
         if self._tokens.is_empty and self._rows > self._tokens.size:
             raise RunFolderError(
                 f"{self._folder}: expected the tokenizer of a model with {self._rows:,} tokens, got one of "
@@ -187,7 +183,6 @@ class ForeignModel:
     # -- targets -----------------------------------------------------------------------------------------
 
     def _with_target(self, inputs: dict[str, Any], target: str | None) -> tuple[dict[str, Any], list[int], list[int]]:
-        """The inputs with those of the decoder, the tokens that it writes, and those that it reads for them."""
         if target is None:
             read, written = self._own_target(inputs)
         else:
@@ -207,7 +202,6 @@ class ForeignModel:
         return [next((mark for mark in marks if isinstance(mark, int)), 0), *written[:-1]]
 
     def _own_target(self, inputs: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        """What the model writes by itself, as its folder's settings of generation say, without a beam."""
         if not self.model.can_generate():
             raise ArgumentError(f"{self._kind} writes nothing by itself: give --target")
         limit = getattr(self.model.config, "max_target_positions", None) or self._positions() or 2 * MOST_WRITTEN
@@ -269,7 +263,6 @@ class ForeignModel:
             )
 
     def _of_sequence(self, whole: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:
-        """The chosen window or tile of the maps that have several; the one sequence of the others."""
         counts = {name: prod(one.leading[:-1]) for name, one in whole.items()}
         if not 0 <= self._sequence < max(counts.values()):
             raise ArgumentError(f"--sequence must be from 0 to {max(counts.values()) - 1}, got {self._sequence}")
@@ -304,7 +297,6 @@ class ForeignModel:
         return found
 
     def _marks(self) -> frozenset[int]:
-        """Tokens that stand for more than themselves: of the tokenizer, and of the config's `..._token_id`."""
         configs = (self.model.config, self.model.config.get_text_config())
         named = (value for one in configs for key, value in one.to_dict().items() if "token_i" in key)
         flat = (one for value in named for one in (value if isinstance(value, list) else [value]))
@@ -340,8 +332,6 @@ class IndexCheck(TorchFunctionMode):
 
 
 class ForeignTokens:
-    """The tokenizer of a folder, or numbers as labels where it has none."""
-
     def __init__(self, folder: Path, library: Any) -> None:
         self._folder = folder
         self._own = _tokenizer(folder, library)

@@ -103,7 +103,6 @@ def _grid(count: int, size: tuple[int, int], side: int | None) -> "tuple[PatchGr
 
 
 def _patches(grid: PatchGrid, side: int | None, tile: int) -> ClaimedAxis:
-    """Row and column of each patch, after the tokens that are none."""
     others = ["[CLS]", *(f"[R{n}]" for n in range(1, grid.extra))][: grid.extra]
     cells = ImageCells(
         grid.rows, grid.columns, ((tile,),), height=grid.rows * (side or 0), width=grid.columns * (side or 0)

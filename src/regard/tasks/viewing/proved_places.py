@@ -99,7 +99,6 @@ class PlaceProof:
     # -- changed inputs ----------------------------------------------------------------------------------
 
     def _parts(self, cells: ImageCells | None) -> list[Any]:
-        """The parts of the inputs that change: tokens, and cells of an image."""
         ids = [(name, self.inputs[name]) for name in OF_TOKENS if isinstance(self.inputs.get(name), Tensor)]
         tokens = [(name, n) for name, rows in ids for n, one in enumerate(rows[0].tolist()) if one not in self.fixed]
         return [*tokens, *(cells.each() if cells is not None else ())]
@@ -209,7 +208,6 @@ class _Reading:
 
 
 def _rows(given: Tensor, count: int, place: MapPlace) -> Tensor | None:
-    """The positions (count, features) of the shown sequence; None for a tensor of another form."""
     for lead, rows in ((given.shape[:-2], given.shape[-2:-1]), (given.shape[:-3], given.shape[-3:-1])):
         if given.dim() > len(rows) and prod(rows) == count and prod(lead) in (1, place.sequences):
             whole = given.reshape(prod(lead), count, given.shape[-1])

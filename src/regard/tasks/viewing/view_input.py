@@ -23,7 +23,6 @@ class ViewInput:
 
     @property
     def title(self) -> str:
-        """The text, or the name of the file; for tokens their number."""
         files = [path.name for path in (self.image, self.audio) if path is not None]
         text = self.text if self.tokens is None else f"{len(self.tokens)} tokens"
         title = " · ".join(" ".join(part.split()) or part for part in (*files, text or "") if part)

@@ -16,7 +16,7 @@ from regard.maps.statistics.pooling import Grid
 from regard.maps.statistics.tiles import ask_all
 from regard.views.html.arrays import Arrays, Floats, PackedArray, halves, packed
 from regard.views.html.factors import factors_of
-from regard.views.html.numbers import HeadNumbers, Top
+from regard.views.html.numbers import HeadNumbers, Top, as_numpy
 from regard.watching.report import count
 
 SIDES = (128, 256, 512, 1024, 2048, 4096)
@@ -211,7 +211,7 @@ def _carry_pyramid(work: Work, arrays: Arrays, head: int) -> bool:
         pooled(grid.rows.count, grid.columns.count, queries, keys, how) for grid in grids for how in ("max", "sum")
     ]
     # One pass gives all the pictures.
-    found = [_array(answer)[0] for (answer,) in ask_all(work.one(head).source, wanted)] if wanted else []
+    found = [as_numpy(answer)[0] for (answer,) in ask_all(work.one(head).source, wanted)] if wanted else []
     levels: list[dict[str, Any]] = []
     for largest, mass in zip(found[::2], found[1::2], strict=True):
         level = _level(largest, mass, work.entry["scale"], arrays)
@@ -249,11 +249,6 @@ def _level(largest: Floats, mass: Floats, scale: float, arrays: Arrays) -> dict[
         return None
     at = [None if place is None else first + place for place in places]
     return {"grid": [*largest.shape], "tile": TILE, "places": at, "massScale": mass_scale}
-
-
-def _array(values: torch.Tensor) -> Floats:
-    array: Floats = values.cpu().double().numpy()
-    return array
 
 
 # -- factors ---------------------------------------------------------------------------------------------

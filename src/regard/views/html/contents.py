@@ -8,7 +8,8 @@
 The rest of the budget goes to the weights and tiles of the other maps. The page names everything left out.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,8 @@ from regard.lazy import displayed
 from regard.views.html.arrays import Arrays, Floats, as_text, halves, packed
 from regard.views.html.carried import Carried, Work, carry_factors, carry_strongest, carry_tiles
 from regard.views.html.numbers import HeadNumbers, as_heads, common_text, mean_of_heads, numbers, spans
-from regard.views.html.token_lists import TokenLists, layer_names
-from regard.views.labels import axis_labels, printable
+from regard.views.labels import axis_labels, printable, right_to_left
+from regard.views.reading_order import visual_order
 
 MEGABYTE = 1e6
 LINE_BYTES = 300
@@ -47,6 +48,60 @@ class Example(NamedTuple):
     """Maps by name, such as "decoder.0.cross": digits are the layer, words the sort of attention."""
     show: str = ""
     """The map shown first; "" for that with the most telling head, of the last map's kind."""
+
+
+class TokenLists:
+    def __init__(self, arrays: Arrays) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self._arrays = arrays
+        self._known: list[tuple[list[str], bool]] = []
+
+    def place(self, texts: list[str], *, given: bool) -> int:
+        """The index of a list among the entries, with `given` for labels and not positions."""
+        if (texts, given) in self._known:
+            return self._known.index((texts, given))
+        self._known.append((texts, given))
+        shown = [printable(text) for text in texts] if given else None
+        order = visual_order(texts) if given else []
+        moved = order != sorted(order)
+        packed_order = self._arrays.need("the order of tokens", packed(np.array(order), "u32")) if moved else None
+        direction = "rtl" if right_to_left(texts) else "ltr"
+        self.entries.append({"texts": shown, "count": len(texts), "direction": direction, "order": packed_order})
+        return len(self.entries) - 1
+
+
+class LayerName(NamedTuple):
+    kind: str
+    layer: str
+    """On a page; "" for a map alone whose name has no number."""
+    number: int
+    """In `--layers` and in the tables of `regard measure`."""
+
+
+def layer_names(names: Iterable[str]) -> dict[str, LayerName]:
+    """The kinds and layers of maps: by the numbers in their names, by the calls of a module that is called for each
+    layer, or, where neither tells them apart, in order.
+
+    >>> layer_names(["decoder.0.cross", "decoder.1.cross"])["decoder.1.cross"]
+    LayerName(kind='decoder cross', layer='1', number=1)
+    >>> [one.layer for one in layer_names(["albert.0.attention [0]", "albert.0.attention [1]"]).values()]
+    ['0', '1']
+    """
+    kinds: dict[str, list[tuple[str, list[str], list[str]]]] = {}
+    for name in names:
+        words = re.split(r"[.\s]+", name)
+        call = [words.pop()[1:-1]] if re.fullmatch(r"\[\d+\]", words[-1]) else []
+        kind = " ".join(word for word in words if not word.isdecimal())
+        kinds.setdefault(kind, []).append((name, [word for word in words if word.isdecimal()], call))
+    found: dict[str, LayerName] = {}
+    for kind, maps in kinds.items():
+        ways = ([call or numbers for _, numbers, call in maps], [numbers + call for _, numbers, call in maps])
+        layers = [".".join(one) for one in next((way for way in ways if len(set(map(tuple, way))) == len(maps)), [])]
+        layers = layers or list(map(str, range(len(maps))))
+        is_counted = all(map(str.isdecimal, layers))
+        for at, ((name, *_), layer) in enumerate(zip(maps, layers, strict=True)):
+            found[name] = LayerName(kind, layer, int(layer) if is_counted else at)
+    return found
 
 
 def contents(
@@ -87,26 +142,25 @@ def contents(
 
 
 def _first(example: Example, arrays: Arrays) -> tuple[dict[str, Any], list[Work]]:
-    names = list(example.maps)
-    if example.show and example.show not in names:
-        raise ArgumentError(f"show must name one of the maps {', '.join(names)}; got {example.show!r}")
     labels = TokenLists(arrays)
     works = [_begun(example, name, one, labels, arrays) for name, one in example.maps.items()]
-    alternatives: list[list[list[tuple[str, float]]]] = []
-    for work, (name, one) in zip(works, example.maps.items(), strict=True):
-        told = None if one.alternatives is None else alternatives_of(name, one.alternatives, work.heads.shape[-2])
-        if told is not None and told not in alternatives:
-            alternatives.append(told)
-        work.entry["alternatives"] = None if told is None else alternatives.index(told)
-    entry = {
-        "title": example.title,
-        "labels": labels.entries,
-        "alternatives": alternatives,
-        "maps": [work.entry for work in works],
-        "show": names.index(example.show) if example.show else most_telling([work.entry for work in works]),
-    }
+    maps = [work.entry for work in works]
+    entry = example_entry(example, maps, labels, most_telling(maps))
     arrays.spend("labels, the names of maps and their numbers", len(as_text(entry)) + LINE_BYTES * len(works))
     return entry, works
+
+
+def example_entry(example: Example, maps: list[dict[str, Any]], labels: TokenLists, first: int) -> dict[str, Any]:
+    """An example for the script; `first` is the index of the map that it shows if the example names none."""
+    alternatives: list[list[list[tuple[str, float]]]] = []
+    for entry, (name, one) in zip(maps, example.maps.items(), strict=True):
+        told = None if one.alternatives is None else alternatives_of(name, one.alternatives, entry["shape"][1])
+        if told is not None and told not in alternatives:
+            alternatives.append(told)
+        entry["alternatives"] = None if told is None else alternatives.index(told)
+    show = list(example.maps).index(example.show) if example.show else first
+    text = {"title": example.title, "labels": labels.entries}
+    return {**text, "alternatives": alternatives, "maps": maps, "show": show}
 
 
 def most_telling(maps: Sequence[Mapping[str, Any]]) -> int:

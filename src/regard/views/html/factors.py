@@ -37,19 +37,30 @@ class PageFactors(NamedTuple):
     """(H, T): the log-sum-exp of each query's scores; 0 where it has no key."""
 
 
-def why_none(heads: AttentionMap) -> str:
-    """Why a page cannot use the factors of a map; "" if it can."""
+def why_no_softmax(heads: AttentionMap) -> str:
+    """Why a map is not one softmax of scaled dot products without a bias; "" if it is.
+
+    >>> import regard
+    >>> why_no_softmax(regard.map_of(torch.eye(3), torch.eye(3)).with_heads())
+    ''
+    """
     source = heads.source
     if not isinstance(source, CallSource):
         return f"it is {source}, not one call"
-    call = source.call
+    call = source.factors.form
     if not isinstance(call.normalization, Softmax) or call.score.dot_scale(call.query.shape[-1]) is None:
         return f"it is {source}, not a softmax of scaled dot products"
-    if call.bias is not None:
-        return "it has a bias"
-    masks = () if call.mask is None else call.mask.factors()
-    others = [m for m in masks if not isinstance(m, KNOWN)]
-    return f"its mask is {call.mask}, not causal, a length or a window" if others else ""
+    return "" if call.bias is None else "it has a bias"
+
+
+def why_none(heads: AttentionMap) -> str:
+    """Why a page cannot use the factors of a map; "" if it can."""
+    reason, source = why_no_softmax(heads), heads.source
+    if reason or not isinstance(source, CallSource):
+        return reason
+    mask = source.call.mask
+    others = [m for m in (() if mask is None else mask.factors()) if not isinstance(m, KNOWN)]
+    return f"its mask is {mask}, not causal, a length or a window" if others else ""
 
 
 @torch.no_grad()

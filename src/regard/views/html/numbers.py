@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.call.normalizations import Softmax
-from regard.errors import ArgumentError, NonFiniteError, ShapeError
+from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.derived import AverageSource
@@ -22,6 +22,7 @@ from regard.maps.statistics.definitions import Entropy, Received, TopKeys, TopWe
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.memory import widest_dtype
 from regard.views.html.arrays import Floats
+from regard.views.values import require_finite
 from regard.watching.analysis.head_table import patterns
 
 THUMBNAIL = 64
@@ -101,11 +102,8 @@ def _tensor(name: str, weights: Any) -> Tensor:
 def numbers(name: str, heads: AttentionMap, text: Sequence[str] | None) -> HeadNumbers:
     """Statistics of every head of a map (H, T, S).
 
-    Args:
-        name: of the map, for messages.
-        heads: the map.
-        text: the labels of the keys, if the queries are the last of them; None for queries of another text. Patterns
-            are for one text, and those of repeated tokens for labels that repeat.
+    `text` has the labels of the keys, if the queries are the last of them; None for queries of another text. Patterns
+    are for one text, and those of repeated tokens for labels that repeat.
     """
     queries, keys = heads.shape[-2:]
     wanted = Grid.at_most(THUMBNAIL, THUMBNAIL, queries, keys)
@@ -116,8 +114,10 @@ def numbers(name: str, heads: AttentionMap, text: Sequence[str] | None) -> HeadN
     k = min(STRONGEST, keys)
     found: dict[str, Any] = heads.summary(*asked, rows=THUMBNAIL, columns=THUMBNAIL, k=k)
     mean = found["pooled_mean"]
-    cells = HeadCells(wanted, _numpy(found.get("pooled_max", mean)), _numpy(mean))
-    _refuse_what_is_not_finite(name, cells)
+    cells = HeadCells(wanted, as_numpy(found.get("pooled_max", mean)), as_numpy(mean))
+    for values in (cells.largest, cells.mean):
+        if values is not None:
+            require_finite(values, wanted, whose=f"map {name!r}: weights")
     largest = [float(one.max()) for one in cast(Floats, cells.largest)]
     top = _top(heads, found["top_keys"]) if "top_keys" in found else None
     return HeadNumbers(cells, top, largest, _without_sink(cells, top, largest), _statistics(heads, found, text))
@@ -145,7 +145,7 @@ def _without_sink(cells: HeadCells, top: Top | None, largest: list[float]) -> li
     return [float(one.max()) for one in np.where(top.keys > 0, top.weights, 0.0)]
 
 
-def _numpy(values: Tensor) -> Floats:
+def as_numpy(values: Tensor) -> Floats:
     array: Floats = values.cpu().double().numpy()
     return array
 
@@ -159,7 +159,7 @@ def _of_what_was_kept(heads: AttentionMap) -> HeadNumbers:
         grids[how] = heads.grid(KEPT, KEPT, how)
         rows, columns = grids[how].rows.count, grids[how].columns.count
         if source.keeps(pooled(rows, columns, queries, keys, how)):
-            found[how] = _numpy(heads.pooled(rows, columns, how))
+            found[how] = as_numpy(heads.pooled(rows, columns, how))
     if not found:
         heads.pooled(THUMBNAIL, THUMBNAIL, "max")  # the error lists the recorded pictures
     grid = grids["max" if "max" in found else "mean"]
@@ -178,19 +178,6 @@ def _of_what_was_kept(heads: AttentionMap) -> HeadNumbers:
         statistics["telling"] = _short(telling_score(heads.received(), heads.entropy().mean(-1), queries, None))
     most = [float(one.max()) for one in largest]
     return HeadNumbers(cells, top, most, _without_sink(cells, top, most), statistics)
-
-
-def _refuse_what_is_not_finite(name: str, cells: HeadCells) -> None:
-    for values in (cells.largest, cells.mean):
-        if values is None or np.isfinite(values).all():
-            continue
-        head, row, column = (int(place) for place in np.argwhere(~np.isfinite(values))[0])
-        query, key = cells.grid.rows.edge(row), cells.grid.columns.edge(column)
-        among = "" if cells.grid.is_whole else ", or at another weight of that block"
-        raise NonFiniteError(
-            f"map {name!r}: weights must be finite; {values[head, row, column]} came in head {head} at query {query}, "
-            f"key {key}{among}"
-        )
 
 
 def _top(heads: AttentionMap, found: TopKeys) -> Top:

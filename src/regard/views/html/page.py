@@ -20,9 +20,9 @@ from regard.kinds import refuse_wrong_kinds
 from regard.lazy import Displayed
 from regard.views.colours import DARK, LIGHT, Theme, hexadecimal
 from regard.views.examples import Viewed, examples_of, title_of
-from regard.views.html.arrays import Arrays, PackedArray, as_text
+from regard.views.html.arrays import Arrays, as_text
 from regard.views.html.carried import Carried, report_lines
-from regard.views.html.contents import LINE_BYTES, MEGABYTE, Example, contents
+from regard.views.html.contents import LINE_BYTES, MEGABYTE, contents
 
 MODULES = (
     "page_codec.js", "page_worker.js", "page_numbers.js", "page_tiles.js", "page_weights.js", "page_state.js",
@@ -127,6 +127,8 @@ def page(
     """
     title = title_of(shown, title)
     examples = examples_of(shown, tokens, source, sequence, title)
+    if not 0 < budget_mb < float("inf"):
+        raise ArgumentError(f"budget_mb must be above 0; got {budget_mb}")
     parts = {
         "title": html.escape(title.encode("utf-8", "replace").decode()),
         "style": resource("page.css"),
@@ -134,12 +136,12 @@ def page(
         "render": "render",
         "data": "",
     }
-    empty = len(document_of(parts).encode())
-    data, arrays, carried = page_data(
-        examples, title=title, budget_mb=budget_mb, exact=exact, factors=factors, document_bytes=empty
-    )
-    data["arrays"] = [None if one is None else one.as_json() for one in arrays]
-    parts["data"] = as_text(data)
+    arrays, about = Arrays(budget_mb * MEGABYTE), {"title": title, "note": PRECISION, "colours": page_colours()}
+    arrays.spend("and what it says of itself", len(document_of(parts).encode()) + len(as_text(about)) + LINE_BYTES)
+    shown_data, carried = contents(examples, arrays, exact, factors)
+    said = _report(arrays.used_bytes, arrays.budget_bytes, carried)
+    packed = [None if one is None else one.as_json() for one in arrays.held]
+    parts["data"] = as_text({**about, **shown_data, "carried": said, "arrays": packed})
     text = document_of(parts)
     made = Page(text, carried, len(text.encode()), budget_mb * MEGABYTE)
     if path is not None:
@@ -149,33 +151,6 @@ def page(
 
 def document_of(parts: Mapping[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], resource("page.html"))
-
-
-def page_data(
-    examples: Iterable[Example],
-    *,
-    title: str,
-    budget_mb: float,
-    exact: Sequence[str] | None,
-    factors: Sequence[str],
-    document_bytes: int = 0,
-) -> tuple[dict[str, Any], list[PackedArray | None], list[Carried]]:
-    """The input of the page's script without its arrays; the arrays; and the report. See `page`."""
-    chosen = list(examples)
-    if not chosen or not all(example.maps for example in chosen):
-        raise ArgumentError("a page needs at least one example, and each example at least one map")
-    if not 0 < budget_mb < float("inf"):
-        raise ArgumentError(f"budget_mb must be above 0; got {budget_mb}")
-    arrays = Arrays(budget_mb * MEGABYTE)
-    about = {
-        "title": title,
-        "note": PRECISION,
-        "colours": page_colours(),
-    }
-    arrays.spend("and what it says of itself", document_bytes + len(as_text(about)) + LINE_BYTES)
-    data, carried = contents(chosen, arrays, exact, factors)
-    said = _report(arrays.used_bytes, arrays.budget_bytes, carried)
-    return about | data | {"carried": said}, arrays.held, carried
 
 
 def _report(used_bytes: float, budget_bytes: float, carried: Sequence[Carried]) -> list[str]:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from regard.call.masks.basic import Causal
-from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError, NonFiniteError
 from regard.maps.attention_map import AttentionMap
@@ -25,6 +24,7 @@ from regard.maps.sources.factors import Factors
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.memory import widest_dtype
 from regard.views.html.contents import Example
+from regard.views.html.factors import why_no_softmax
 from regard.views.html.numbers import as_heads, common_text, mean_of_heads, numbers, spans
 from regard.views.labels import axis_labels
 
@@ -33,28 +33,10 @@ MASK_CHOICES = ("own", "none", "causal")
 COLDEST, HOTTEST = 0.05, 20.0
 
 
-def can_be_recomputed(heads: AttentionMap) -> bool:
-    """True if a map (H, T, S) is one softmax of scaled dot products without a bias.
-
-    >>> import torch, regard
-    >>> can_be_recomputed(regard.map_of(torch.eye(3), torch.eye(3)).with_heads())
-    True
-    """
-    source = heads.source
-    if not isinstance(source, CallSource):
-        return False
-    call = source.factors.form
-    is_softmax = isinstance(call.normalization, Softmax) and call.bias is None
-    return is_softmax and call.score.dot_scale(call.query.shape[-1]) is not None
-
-
 def recomputed(heads: AttentionMap, temperature: float, mask: str) -> AttentionMap:
     r"""The map $\mathrm{softmax}(c \, q_i \cdot k_j / \tau)$ of the same queries and keys, deferred until it is read.
 
-    Args:
-        heads: a map (H, T, S) that can be recomputed.
-        temperature: $\tau$, from 0.05 to 20; 1 is the call's own.
-        mask: "own" for the mask of the call, "none", or "causal", with the last query at the last key.
+    The temperature $\tau$ is from 0.05 to 20. A causal mask has the last query at the last key.
 
     >>> import torch, regard
     >>> x = torch.eye(2) * 3
@@ -63,8 +45,8 @@ def recomputed(heads: AttentionMap, temperature: float, mask: str) -> AttentionM
             [0.0398, 0.9602]], dtype=torch.float64)
     """
     source = heads.source
-    if not can_be_recomputed(heads) or not isinstance(source, CallSource):
-        raise ArgumentError(f"only a softmax of scaled dot products without a bias is computed anew; this is {source}")
+    if (reason := why_no_softmax(heads)) or not isinstance(source, CallSource):
+        raise ArgumentError(f"only a softmax of scaled dot products without a bias is computed anew; {reason}")
     is_number = isinstance(temperature, int | float) and math.isfinite(temperature)
     if not (is_number and COLDEST <= temperature <= HOTTEST) or mask not in MASK_CHOICES:
         raise ArgumentError(

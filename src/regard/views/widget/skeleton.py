@@ -8,11 +8,10 @@ from typing import Any
 
 from regard.maps.attention_map import AttentionMap
 from regard.views.html.arrays import Arrays
-from regard.views.html.contents import Example, alternatives_of, contents
+from regard.views.html.contents import Example, TokenLists, contents, example_entry, layer_names
+from regard.views.html.factors import why_no_softmax
 from regard.views.html.page import one_module, page_colours, resource, script
-from regard.views.html.token_lists import TokenLists, layer_names
 from regard.views.labels import axis_labels
-from regard.views.widget.replies import can_be_recomputed
 
 OWN_MODULES = ("questions.js", "kernel_weights.js", "still.js", "widget.js")
 """The files of the widget's JavaScript; each uses only those before it, and those of the page."""
@@ -36,7 +35,6 @@ def skeleton(examples: Sequence[Example], maps: Sequence[Sequence[AttentionMap]]
 def _entry(example: Example, maps: Sequence[AttentionMap], arrays: Arrays) -> dict[str, Any]:
     lists, names = TokenLists(arrays), layer_names(example.maps)
     entries: list[dict[str, Any]] = []
-    alternatives: list[list[list[tuple[str, float]]]] = []
     for (name, one), heads in zip(example.maps.items(), maps, strict=True):
         count, queries, keys = heads.shape
         places = {
@@ -46,27 +44,16 @@ def _entry(example: Example, maps: Sequence[AttentionMap], arrays: Arrays) -> di
             "columns": lists.place(axis_labels(one.columns, keys, "columns"), given=one.columns is not None),
         }
         if heads.source.has_blocks:
-            factors = {"heads": {str(head): -1 for head in range(count)}} if can_be_recomputed(heads) else None
+            factors = {"heads": {str(head): -1 for head in range(count)}} if not why_no_softmax(heads) else None
             entries.append({
                 **places, "name": name, "shape": [count, queries, keys], "kernel": True,
                 "mean": count > 1, "scale": 1, "spans": None, "pictures": [], "largest": [], "withoutSink": [],
                 "statistics": {}, "top": {}, "exact": {}, "finer": {}, "factors": factors,
             })  # fmt: skip
         else:
-            entries.append({**_carried(name, example, arrays), **places})
-        entries[-1]["alternatives"] = None
-        if one.alternatives is not None:
-            entries[-1]["alternatives"] = len(alternatives)
-            alternatives.append(alternatives_of(name, one.alternatives, queries))
-    show = list(names).index(example.show) if example.show else len(names) - 1
-    shown = {"alternatives": alternatives, "maps": entries, "show": show}
-    return {"title": example.title, "labels": lists.entries, **shown}
-
-
-def _carried(name: str, example: Example, arrays: Arrays) -> dict[str, Any]:
-    found, _ = contents([Example("", {name: example.maps[name]})], arrays, None, ())
-    entry: dict[str, Any] = found["examples"][0]["maps"][0]
-    return entry
+            found, _ = contents([Example("", {name: one})], arrays, None, ())
+            entries.append({**found["examples"][0]["maps"][0], **places})
+    return example_entry(example, entries, lists, len(names) - 1)
 
 
 def live_sources() -> list[str]:

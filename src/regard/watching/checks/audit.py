@@ -10,7 +10,7 @@ from regard.watching.checks.checked import AuditQuestion, Checked
 from regard.watching.checks.finding import Finding, by_module
 from regard.watching.checks.roles import UNKNOWN
 from regard.watching.checks.rules import FIRST, RULES
-from regard.watching.checks.rules.rows import is_finite
+from regard.watching.checks.rules.kernel import is_finite
 from regard.watching.observed import Record
 from regard.watching.readers.product_calls import OVER_ANOTHER_AXIS
 from regard.watching.report import IN_A_THREAD, count, in_threads, missed_by, mixers_in

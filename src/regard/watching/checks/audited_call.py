@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.tensors.tile_sizes import fitting, ranges
-from regard.watching.checks.facts import Facts, facts_of
+from regard.watching.checks.facts import Facts, allowed_pairs, facts_of
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.padding_told import PadToken, padding_of
 from regard.watching.checks.roles import Role, config_of, is_of_decoder, reads_memory, role_of
@@ -25,7 +25,6 @@ from regard.watching.checks.told import (
     prefix_of,
     types_of,
 )
-from regard.watching.checks.visible import allowed_pairs
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 from regard.watching.kept.sequences import CallSequence, SequenceStep
 from regard.watching.observed import EmbeddedIds, Observed, Record

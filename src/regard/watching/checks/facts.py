@@ -1,4 +1,4 @@
-"""The mask of one watched call at the kernel, and the distribution of its weight."""
+"""The mask of one watched call at the kernel, the distribution of its weight, and the keys that each query chose."""
 
 import math
 from collections.abc import Sequence
@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias, DenseBias
-from regard.call.masks.base import And
+from regard.call.masks.base import And, DenseMask
 from regard.call.masks.basic import Causal
+from regard.call.masks.row_spans import RowSpans
 from regard.call.normalizations import Softmax
+from regard.call.shapes import Sizes, take, take_pairs
 from regard.errors import NotKeptError, OverwrittenError, RegardError
 from regard.kernels import row_state
+from regard.kernels.base import Call
 from regard.kernels.recurrence import fault_of
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
@@ -22,11 +25,124 @@ from regard.maps.sources.source import LinearSource
 from regard.tensors.memory import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.tensors.undisturbed import undisturbed
-from regard.watching.checks.chosen_keys import BlockFacts, KeyChoice, blocks_of, choice_of
-from regard.watching.checks.mask_kind import MaskKind, chosen_by, kind_of
-from regard.watching.checks.visible import Visible, visible, visible_in
+from regard.watching.kept.mask_kind import MaskKind, kind_of
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, HIDDEN
 from regard.watching.observed import Observed
+from regard.watching.running.observed_call import KeysChosen
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChoice:
+    """The chosen keys of a call, over the rows that had to choose: those with more causal keys than they may see."""
+
+    recall: float | None
+    """The share of the dense map's weight on the chosen keys, the mean over rows and heads; None if it is unknown."""
+    without_first: float
+    """The share of these rows that did not choose the first key."""
+    first: float | None
+    """The dense map's weight on the first key in those, the mean; None without such rows, or if it is unknown."""
+
+    def __str__(self) -> str:
+        return "" if self.recall is None else f"recall: they have {self.recall:.1%} of the dense map's weight"
+
+
+def choice_of(call: Observed, kind: MaskKind, seen: RowSpans) -> KeyChoice | None:
+    r"""Measure a choice in linear memory: the recall is $\exp(\mathrm{lse}_\mathrm{chosen} - \mathrm{lse}_\mathrm{all
+    causal})$ of each row, from one pass over the scores without the choice. None for other masks."""
+    if kind.pattern != "chosen" or kind.size is None:
+        return None
+    place = torch.arange(seen.count.shape[-1], device=seen.count.device) + kind.offset
+    hidden = None if call.chooser is None else call.chooser.hidden.to(place.device)
+    real = torch.ones(1, seen.keys.shape[-1], dtype=torch.bool, device=place.device) if hidden is None else ~hidden
+    # Of padding, there is nothing to choose.
+    chose = (real.cumsum(-1)[:, place] > kind.size) & real[:, place]
+    first_key = real.long().argmax(-1)
+    earliest, live = (x.unflatten(0, seen.shape) for x in (seen.first, seen.live))
+    lost = (earliest > first_key[:, None, None]) & chose[:, None] & live
+    if not bool(chose.any()):
+        return None
+    without_first = float(lost[chose[:, None].expand_as(lost)].double().mean())
+    recalled = _recalled(call, kind.offset, real, first_key)
+    if recalled is None:
+        return KeyChoice(None, without_first, None)
+    shares, on_first = (x.to(widest_dtype(x.device)) for x in recalled)
+    first = float(on_first[lost.expand(shares.shape)].mean()) if bool(lost.any()) else None
+    recall = shares[chose[:, None].expand(shares.shape)].mean().clamp(0.0, 1.0)
+    return KeyChoice(float(recall), without_first, first)
+
+
+def _recalled(call: Observed, offset: int, real: Tensor, first_key: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The share of the dense weight on the chosen keys, and on the first key, (B, H, T) each. The dense map has the
+    real keys, (B or 1, S)."""
+    source = None if call.map is None else call.map.source
+    if not isinstance(source, CallSource) or call.is_stored:
+        return None
+    own, chosen = source.factors.read()
+    is_plain = isinstance(own.normalization, Softmax) and not own.normalization.has_base
+    if not is_plain or isinstance(own.bias, ShiftedBias) or not _is_choice(own):
+        return None
+    rest = [one for one in (own.mask.factors() if own.mask is not None else ()) if not isinstance(one, DenseMask)]
+    bias = None if isinstance(own.bias, DenseBias) else own.bias
+    first = torch.nn.functional.one_hot(first_key, own.sizes.keys).bool()
+    dense_mask, first_mask = (DenseMask(one.to(own.key.device)[:, None, None]) for one in (real, first))
+    with undisturbed():
+        dense = row_state(replace(own, bias=bias, mask=And((*rest, Causal(offset), dense_mask))))
+        at_first = row_state(replace(own, bias=bias, mask=And((*rest, Causal(offset), first_mask))))
+        return torch.exp(chosen - dense), torch.exp(at_first - dense)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFacts:
+    rate: int
+    count: int
+    weight: float
+    """The share of the weight on blocks, the mean over rows and heads."""
+    chosen: KeysChosen | None = None
+    """The choice of blocks for each query; None where each has all earlier ones."""
+    recall: float | None = None
+    """The share of the weight that all earlier blocks would get on the chosen ones, the mean over the rows with more
+    earlier blocks than they may see; None if it is unknown."""
+
+    def __str__(self) -> str:
+        blocks = "block" if self.count == 1 else "blocks"
+        said = f"{self.count} {blocks} of {self.rate} tokens, with {self.weight:.1%} of the weight"
+        if self.chosen is not None:
+            said += f": {self.chosen.each} of the earlier ones for each query, chosen by {self.chosen.module}"
+        return said if self.recall is None else f"{said}, with {self.recall:.1%} of the weight that all would get"
+
+
+def blocks_of(call: Observed) -> BlockFacts:
+    assert call.map is not None
+    assert call.blocks is not None
+    count, rate, keys = call.blocks.number, call.blocks.rate, call.map.shape[-1]
+    weight = float(call.map[..., keys - count :].sum(-1).mean().clamp(0.0, 1.0))
+    if call.chooser is None or call.chooser.each >= count:
+        return BlockFacts(rate, count, weight)
+    source = call.map.source
+    if call.over_tokens is None or not isinstance(source, CallSource) or call.is_stored:
+        return BlockFacts(rate, count, weight, call.chooser)
+    own, places = source.factors.call, torch.arange(count, device=call.map.device)
+    bare, shares = replace(own, mask=None, bias=None), []
+    if isinstance(own.normalization, Softmax) and _is_choice(own):
+        for rows in ranges(own.sizes.queries, fitting(CHUNK_ELEMENTS, own.sizes.flat_batch * own.sizes.heads * count)):
+            ready = (torch.arange(rows.start, rows.stop, device=places.device) + 1) // rate
+            with undisturbed():
+                scores = bare.scores(rows, range(keys - count, keys))
+                chosen = own.scores(rows, range(keys - count, keys)) > HIDDEN
+            dense = scores.masked_fill(places >= ready[:, None], -torch.inf).logsumexp(-1)
+            share = torch.exp(scores.masked_fill(~chosen, -torch.inf).logsumexp(-1) - dense)
+            shares.append(share[..., ready > call.chooser.each])
+    found = torch.cat(shares, -1) if shares else torch.empty(0, device=places.device)
+    recall = float(found.mean(dtype=widest_dtype(found.device)).clamp(0.0, 1.0)) if found.numel() else None
+    return BlockFacts(rate, count, weight, call.chooser, recall)
+
+
+def _is_choice(own: Call) -> bool:
+    """Whether a dense bias hides keys and does nothing else."""
+    if not isinstance(own.bias, DenseBias):
+        return True
+    tensor = own.bias.tensor.detach()
+    return bool(((tensor == 0) | (tensor <= HIDDEN)).all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +158,7 @@ class Facts:
     no_key: int
     """How many of the rows of all sequences have no key; rows the model then spread evenly count too."""
     rows: int
-    seen: Visible
+    seen: RowSpans
     choice: KeyChoice | None = None
     """The measures of the keys that each query chose; None for other masks."""
     blocks: BlockFacts | None = None
@@ -88,12 +204,15 @@ def facts_of(call: Observed) -> Facts:
     if not min(call.sizes.map_shape):
         raise NotKeptError(f"{call.name!r} has an empty map {tuple(call.map.shape)}")
     factors = call.factors
-    seen = visible_in(call.map) if factors is None else visible(factors.call, factors.even)
+    seen = spans_of_weights(call.map) if factors is None else spans_of_call(factors.call, factors.even)
     if isinstance(call.map.source, LinearSource):
         count, source = seen.first.shape[1] * call.sizes.flat_batch, call.map.source
         fault = fault_of(source.recurrence) if isinstance(source, LinearRecurrent) else None
         return Facts(kind_of(seen), 0.0, None, 0, count, seen, fault=str(fault or ""))
-    kind = chosen_by(kind_of(seen), seen, call.chooser)
+    kind, chooser = kind_of(seen), call.chooser
+    if chooser is not None and kind.is_unknown and not kind.ahead and int(seen.count.max()) == chooser.each:
+        # (Padding may leave a row fewer keys than were chosen.)
+        kind = replace(kind, pattern="chosen", size=chooser.each, chooser=chooser.module)
     # (`scores * mask - 1e4 * (1 - mask)` hides keys.)
     changed = next((c.format(float(flag)) for c, flag in call.changed if kind.pattern == "none" and flag), "")
     kind = replace(kind, added=changed if factors is None else _two_numbers(factors.call.bias))
@@ -110,12 +229,63 @@ def facts_of(call: Observed) -> Facts:
     )
 
 
+def spans_of_call(call: Call, even: Tensor | None) -> RowSpans:
+    """The visible keys by the mask and the bias of a call; `even` are the rows that the model spread evenly."""
+    sizes, device = call.sizes, call.query.device
+    found = None if call.bias is not None or even is not None else RowSpans.of(call.mask, sizes, device)
+    if found is not None:
+        return found
+
+    def read(rows: range) -> tuple[Tensor, Tensor | None]:
+        is_of_all = even is None or even.shape[-1] == 1
+        return allowed_pairs(call, rows), even if is_of_all else even[..., rows.start : rows.stop]
+
+    return RowSpans.read(read, sizes.queries, fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys))
+
+
+def allowed_pairs(call: Call, rows: range) -> Tensor:
+    """The pairs that the mask and the bias of a call allow, for some rows: bool (B or 1, H or 1, rows, S)."""
+    sizes, columns = call.sizes, range(call.sizes.keys)
+    seen = torch.ones((1, 1, len(rows), sizes.keys), dtype=torch.bool, device=call.query.device)
+    for factor in () if call.mask is None else call.mask.factors():
+        if isinstance(factor, DenseMask) and factor.tensor.dim() == 4:
+            # A slice is many times faster than single pairs.
+            seen = seen & take_pairs(factor.tensor, rows, columns)
+        else:
+            seen = seen & call.allowed(factor, rows, columns)
+    if isinstance(call.bias, DenseBias):
+        vectors = {"query": take(call.query, rows), "key": call.key}
+        seen = seen & (call.bias.block(rows, columns, **vectors, sizes=sizes) > HIDDEN)
+    return seen
+
+
+def spans_of_weights(weights: AttentionMap) -> RowSpans:
+    """The visible keys by weights that a model computed itself, which are not 0, over all heads together."""
+    queries, keys = weights.shape[-2:]
+    if isinstance(weights.source, LinearSource):
+        found = RowSpans.of(weights.source.mask, Sizes((1,), 1, 1, queries, keys, True), weights.device)
+        assert found is not None, "it is a range for each query"
+        return found
+    heads = weights.shape[-3] if weights.dimensions.has_heads_last else 1
+
+    def read(rows: range) -> tuple[Tensor, Tensor]:
+        block = weights.block(rows, range(keys)).reshape(-1, heads, len(rows), keys)
+        seen = block != 0
+        # Where a mask leaves no key, models spread a row evenly over hidden keys; scores give no equal weights.
+        spread = (block.amax(-1) == torch.where(seen, block, torch.inf).amin(-1)) & (seen.sum(-1) > 1)
+        return seen.any(1, keepdim=True), spread.all(1, keepdim=True)
+
+    step = fitting(CHUNK_ELEMENTS, math.prod(weights.leading) * keys)
+    return RowSpans.read(read, queries, step, is_exact=False)
+
+
 def _with_blocks(call: Observed, positions: int) -> Facts:
     assert call.map is not None
     own: AttentionMap = call.map[..., :positions]
     facts = facts_of(replace(call, made=own, factors=None, is_stored=True, blocks=None, chooser=None))
     on_blocks = call.map[..., positions:].sum(-1).reshape(call.sizes.flat_batch, -1, facts.seen.count.shape[-1])
-    seen = replace(facts.seen, count=facts.seen.count + (on_blocks > 0).any(1))
+    sees = (on_blocks > 0).any(1)
+    seen = replace(facts.seen, count=facts.seen.count + sees, live=facts.seen.live | sees)
     return replace(facts, seen=seen, no_key=int((~seen.live).sum()), blocks=blocks_of(call))
 
 
@@ -129,7 +299,7 @@ def _two_numbers(bias: Bias | None) -> str:
     return f"{float(low):g} and {float(high):g} are added to the scores" if is_of_two else ""
 
 
-def _mean(call: Observed, seen: Visible, of_rows: Tensor) -> float | None:
+def _mean(call: Observed, seen: RowSpans, of_rows: Tensor) -> float | None:
     """The mean of values (..., T) over the rows with a key."""
     sizes = call.sizes
     live = seen.live.unflatten(0, seen.shape).expand(sizes.flat_batch, sizes.heads, sizes.queries)
@@ -137,7 +307,7 @@ def _mean(call: Observed, seen: Visible, of_rows: Tensor) -> float | None:
     return float(counted.mean(dtype=widest_dtype(counted.device)).clamp(0.0, 1.0)) if counted.numel() else None
 
 
-def _on_first(call: Observed, seen: Visible) -> float | None:
+def _on_first(call: Observed, seen: RowSpans) -> float | None:
     assert call.map is not None
     weights, sizes = call.map, call.sizes
     first = seen.keys.unflatten(0, seen.shape).any(1).expand(sizes.flat_batch, sizes.keys).long().argmax(-1)
@@ -148,36 +318,16 @@ def _on_first(call: Observed, seen: Visible) -> float | None:
     return _mean(call, seen, weights @ x)
 
 
-def _later(call: Observed, kind: MaskKind, seen: Visible) -> float | None:
+def _later(call: Observed, kind: MaskKind, seen: RowSpans) -> float | None:
     assert call.map is not None
     if not kind.ahead:
         return 0.0
-    source, found = call.map.source, None
-    if isinstance(source, CallSource) and not call.is_stored:
-        found = _later_by_state(source, kind.offset)
-    return _mean(call, seen, _later_by_rows(call.map, kind.offset) if found is None else found)
-
-
-def _later_by_state(source: CallSource, offset: int) -> Tensor | None:
-    r"""The share on later keys as $\exp(\mathrm{lse}_\mathrm{later} - \mathrm{lse})$, from one pass over scores. None
-    if the weights are not a softmax, or rows were lowered."""
-    call, whole = source.factors.read()
-    if not isinstance(call.normalization, Softmax) or isinstance(call.bias, ShiftedBias):
-        return None
-    factors = () if call.mask is None else call.mask.factors()
-    with undisturbed():
-        later = row_state(replace(call, normalization=Softmax(), mask=And((*factors, ~Causal(offset)))))
-        return torch.exp(later - whole.masked_fill(whole == -torch.inf, torch.inf))
-
-
-def _later_by_rows(weights: AttentionMap, offset: int) -> Tensor:
-    queries, keys = weights.shape[-2:]
-    places = torch.arange(keys, device=weights.device)
-    parts = []
+    weights, (queries, keys) = call.map, call.map.shape[-2:]
+    places, parts = torch.arange(keys, device=weights.device), []
     for rows in ranges(queries, fitting(CHUNK_ELEMENTS, math.prod(weights.leading) * keys)):
-        later = places > (torch.arange(rows.start, rows.stop, device=weights.device) + offset)[:, None]
+        later = places > (torch.arange(rows.start, rows.stop, device=weights.device) + kind.offset)[:, None]
         parts.append((weights.block(rows, range(keys)) * later).sum(-1))
-    return torch.cat(parts, -1)
+    return _mean(call, seen, torch.cat(parts, -1))
 
 
 def _percent(share: float) -> str:

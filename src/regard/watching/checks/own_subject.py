@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.models.decoder_only import DecoderOnly
-from regard.models.encoder_only import EncoderOnly
+from regard.models.one_stack import DecoderOnly, EncoderOnly
 from regard.models.protocol import Seq2Seq
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer

@@ -3,7 +3,7 @@
 A mask may be wrong where it is handed over first, so it is compared: with the tokens, and with the calls before.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,18 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from regard.watching.checks.roles import config_of
-from regard.watching.checks.told import Told, ids_of, joint_masks_of, lengths_of, masks_of, unnamed_masks_of
+from regard.watching.checks.told import (
+    MASKS,
+    Handed,
+    SequencePart,
+    Told,
+    are_ids,
+    arguments,
+    ids_of,
+    is_of_flags,
+    is_of_keys,
+    masks_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +78,8 @@ def padding_of(call: Any) -> Told | None:
     part, keys = call.key_part, call.sizes.keys
     ids = ids_of(call.call, part, keys)
     runs = None if ids is None else _runs(call, ids)
-    words = None if runs is None else runs.values
-    joint = joint_masks_of(call.call, keys, call.seen_keys) if call.offset == 0 else ()
-    unnamed = unnamed_masks_of(call.call, part, keys, words)
-    ways = masks_of(call.call, part, keys), unnamed, lengths_of(call.call, part, keys), joint
-    mask = next((one for way in ways for one in way), None)
+    words = _words_of if ids is None else lambda flags: None if runs is None else runs.values
+    mask = next(masks_of(call.call, part, keys), None) or _by_arguments(call, words)
     before = _by_the_calls_before(call)
     if mask is None:
         mask = before
@@ -85,6 +93,76 @@ def padding_of(call: Any) -> Told | None:
         runs = replace(runs, is_sure=False)  # A model may be made to see its padding, as the text tower of SigLIP is.
     said = "" if mask is None else f", which {mask.source} calls words"
     return replace(runs, source=runs.source + said)
+
+
+WordsOf = Callable[[Tensor], Tensor | None]
+"""The real tokens (B, S) by the ids, or else by the flags of a mask; None if they are not known."""
+
+
+def _by_arguments(call: Any, words: WordsOf) -> Told | None:
+    """The real tokens by an argument of no published name."""
+    for read in (_by_flags, _by_lengths, _beside_patches):
+        for one in arguments(call.call):
+            if (real := read(call, one, words)) is not None:
+                return one.told(real)
+    return None
+
+
+def _by_flags(call: Any, one: Handed, words: WordsOf) -> Tensor | None:
+    """By a mask (B, S) or (B, 1, S): its flags are known by the words that the ids tell; without ids by a row that is
+    no padding, beside others with a run at one end."""
+    flags = one.values
+    if one.name in MASKS or not any(word in one.name for word in ("mask", "pad")):
+        return None
+    flags = flags.squeeze(1) if flags.dim() == 3 and flags.shape[1] == 1 else flags
+    fits = flags.shape == (call.sizes.flat_batch, call.sizes.keys) and _is_of_its_keys(call, one)
+    if not fits or not bool(((flags == 0) | (flags == 1)).all()):
+        return None
+    known, flags = words(flags > 0), flags > 0
+    return known if known is not None and (torch.equal(flags, known) or torch.equal(~flags, known)) else None
+
+
+def _by_lengths(call: Any, one: Handed, words: WordsOf) -> Tensor | None:
+    """By the length of each sequence, of which the longest has all keys."""
+    lengths, keys = one.values, call.sizes.keys
+    if not ("lengths" in one.name or one.name.endswith(("_lens", "_len"))) or not are_ids(lengths):
+        return None
+    if lengths.shape != (call.sizes.flat_batch,) or not _is_of_its_keys(call, one):
+        return None
+    is_whole = int(lengths.max()) == keys and int(lengths.min()) > 0
+    return torch.arange(keys, device=lengths.device) < lengths[:, None] if is_whole else None
+
+
+def _beside_patches(call: Any, one: Handed, words: WordsOf) -> Tensor | None:
+    """By the mask of the words that one attention reads beside patches: they stand before the patches, unless the seen
+    keys say that they stand behind."""
+    mask, beside = one.values, call.sizes.keys - one.values.shape[-1]
+    is_of_words = one.name == "encoder_hidden_states_mask" and mask.dim() == 2 and len(mask) == call.sizes.flat_batch
+    if call.offset != 0 or not is_of_words or not is_of_flags(mask) or beside <= 0:
+        return None
+    before, behind = (pad(mask > 0, ends, value=True) for ends in ((0, beside), (beside, 0)))
+    return behind if bool((behind == call.seen_keys).all()) else before
+
+
+def _is_of_its_keys(call: Any, one: Handed) -> bool:
+    said = next((of for of, words in PARTS.items() if any(word in one.name for word in words)), "own")
+    return is_of_keys(call.call, one, call.key_part, said)
+
+
+PARTS: Mapping[SequencePart, tuple[str, ...]] = {
+    "source": ("src", "source", "enc", "memory", "context"), "target": ("tgt", "trg", "target", "dec"),
+}  # fmt: skip
+"""The sequence of a mask, by a word in its name."""
+
+
+def _words_of(flags: Tensor) -> Tensor | None:
+    """The words by flags of one meaning in a whole row, and of the other in runs at one end of the others; None for
+    other flags."""
+    for real in (flags, ~flags):
+        for rises in (real.long(), real.flip(-1).long()):
+            if bool((rises.diff(dim=-1) <= 0).all()) and bool(real.all(-1).any()) and not bool(real.all()):
+                return real
+    return None
 
 
 def _contradicts(mask: Tensor, runs: Told) -> bool:

@@ -58,8 +58,7 @@ def encoder_kind(modules: Mapping[str, nn.Module], path: str, config: Any) -> st
     if sees_both_sides(config):
         owners = [one for one in around(modules, path) if getattr(one, "config", None) is not None]
         is_whole = owners[-1].config is config
-        says = getattr(config, "use_bidirectional_attention", None)
-        is_told = says is True or says == "all" or getattr(config, "is_causal", True) is False
+        is_told = _turns_causality_off(config)
         return "a model whose config turns causality off: an encoder" if is_whole and is_told else ""
     if is_masked_encoder(config):
         return "an encoder of text"
@@ -71,12 +70,15 @@ def encoder_kind(modules: Mapping[str, nn.Module], path: str, config: Any) -> st
 
 def is_masked_encoder(config: Any) -> bool:
     """True for the config of an encoder that learns by masked tokens."""
-    mappings: Any = sys.modules.get("transformers.models.auto.modeling_auto")
-    is_masked = (
-        mappings is not None and getattr(config, "model_type", None) in mappings.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    )
     has_tokens = getattr(config, "vocab_size", None) is not None
-    return is_masked and has_tokens and not getattr(config, "is_decoder", False)
+    return has_tokens and _is_listed(config, "MASKED_LM") and not getattr(config, "is_decoder", False)
+
+
+def _is_listed(config: Any, task: str) -> bool:
+    """Whether transformers has a model of a config for a task, such as "CAUSAL_LM"."""
+    library = sys.modules.get("transformers.models.auto.modeling_auto")
+    mapping = getattr(library, f"MODEL_FOR_{task}_MAPPING_NAMES", ())
+    return getattr(config, "model_type", None) in mapping
 
 
 def generates(modules: Mapping[str, nn.Module]) -> bool:
@@ -125,7 +127,7 @@ def is_causal(modules: Mapping[str, nn.Module], path: str, crosses: bool | None 
     if is_pair(config):
         return crosses is False and is_of_decoder(modules, path) is True
     return is_causal_config(config) or (
-        (has_language_model(config) or _writes_text(modules, path, config))
+        (_is_listed(config, "CAUSAL_LM") or _writes_text(modules, path, config))
         and not is_masked_encoder(config)
         and not sees_both_sides(config)
         and getattr(modules.get(path), "is_causal", None) is True
@@ -133,10 +135,9 @@ def is_causal(modules: Mapping[str, nn.Module], path: str, crosses: bool | None 
 
 
 def _writes_text(modules: Mapping[str, nn.Module], path: str, config: Any) -> bool:
-    library: Any = sys.modules.get("transformers.models.auto.modeling_auto")
-    for one in around(modules, path) if library is not None else ():
+    for one in around(modules, path):
         other: Any = getattr(one, "config", None)
-        if getattr(other, "model_type", None) in library.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
+        if _is_listed(other, "MULTIMODAL_LM"):
             return type(other.get_text_config()) is type(config) is not type(other)
     return False
 
@@ -164,27 +165,23 @@ def is_pair(config: Any) -> bool:
 
 
 def is_causal_config(config: Any) -> bool:
-    if not has_language_model(config) or sees_both_sides(config):
-        return False
-    return bool(getattr(config, "is_decoder", True))
-
-
-def has_language_model(config: Any) -> bool:
-    names = sys.modules.get("transformers.models.auto.modeling_auto")
-    return names is not None and getattr(config, "model_type", None) in names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    is_one = _is_listed(config, "CAUSAL_LM") and not sees_both_sides(config)
+    return is_one and bool(getattr(config, "is_decoder", True))
 
 
 def sees_both_sides(config: Any) -> bool:
     """True if a config turns the causality of its model off: prefixes (PaliGemma), embedders, XLNet, XLM."""
-    says = getattr(config, "use_bidirectional_attention", None)
     return (
-        says is True
-        or says == "all"
-        or getattr(config, "is_causal", True) is False
+        _turns_causality_off(config)
         or getattr(config, "attn_type", None) == "bi"
         or getattr(config, "causal", True) is False
         or getattr(config, "model_type", None) in PREFIXED
     )
+
+
+def _turns_causality_off(config: Any) -> bool:
+    says = getattr(config, "use_bidirectional_attention", None)
+    return says is True or says == "all" or getattr(config, "is_causal", True) is False
 
 
 def config_of(modules: Mapping[str, nn.Module], path: str) -> Any:

@@ -66,28 +66,32 @@ class Handed(NamedTuple):
     frame: KeptArguments
     name: str
     values: Tensor
-    """(B, L)."""
 
     def told(self, values: Tensor | None = None) -> Told:
-        return Told(self.values if values is None else values, place(self.frame, self.name))
+        source = f"{self.name} of {self.frame.path or 'the model'}"
+        return Told(self.values if values is None else values, source)
 
     def is_of(self, part: SequencePart, said: SequencePart) -> bool:
         """True if it is of a sequence: in a pair, the encoder's arguments have the names of a model by itself."""
         return part == ("source" if said == "own" and _is_pair(self.frame) else said)
 
 
-def place(of: KeptArguments, name: str) -> str:
-    return f"{name} of {of.path or 'the model'}"
+def arguments(call: Observed) -> Iterator[Handed]:
+    """The tensors among the arguments around a call, on its device; those that were handed over first come first."""
+    assert call.map is not None
+    for frame in call.arguments:
+        for name in frame.tensors:
+            if (tensor := frame.read(name)) is not None:
+                yield Handed(frame, name, tensor.to(call.map.device))
 
 
 def handed(call: Observed, names: Container[str], length: int) -> Iterator[Handed]:
-    """The arguments (B or 1, length) of some names, those that were handed over first before the others."""
-    assert call.map is not None
+    """The arguments (B or 1, length) of some names, as (B, length)."""
     batch = call.sizes.flat_batch
-    for frame in call.arguments:
-        for name, tensor in _tensors(frame):
-            if name in names and tensor.dim() == 2 and tensor.shape[1] == length and len(tensor) in (1, batch):
-                yield Handed(frame, name, tensor.to(call.map.device).expand(batch, length))
+    for one in arguments(call):
+        shape = one.values.shape
+        if one.name in names and len(shape) == 2 and shape[1] == length and shape[0] in (1, batch):
+            yield one._replace(values=one.values.expand(batch, length))
 
 
 def part_of(call: Observed, *, crosses: bool, module_is_decoder: bool | None) -> SequencePart | None:
@@ -111,95 +115,20 @@ def masks_of(call: Observed, part: SequencePart, length: int) -> Iterator[Told]:
     """The masks of padding of one sequence, True for words, (B, L); those that were handed over first come first."""
     for one in handed(call, MASKS, length):
         meaning = MASKS[one.name]
-        if _is_of_keys(call, one, part, meaning.part) and _is_of_flags(one.values):
+        if is_of_keys(call, one, part, meaning.part) and is_of_flags(one.values):
             yield one.told(meaning.real(one.values))
 
 
-def unnamed_masks_of(call: Observed, part: SequencePart, length: int, real: Tensor | None) -> Iterator[Told]:
-    """Masks of padding (B, L) or (B, 1, L) under names of no published meaning: their flags are known by the `real`
-    tokens (B, L), as far as the ids tell them; without ids by a row that is no padding, beside others with a run at one
-    end."""
-    assert call.map is not None
-    batch = call.sizes.flat_batch
-    has_ids = ids_of(call, part, length) is not None
-    for frame in call.arguments:
-        for name, tensor in _tensors(frame):
-            if name in MASKS or not any(word in name for word in ("mask", "pad")) or tensor.shape[-1] != length:
-                continue
-            flags = tensor.squeeze(1) if tensor.dim() == 3 and tensor.shape[1] == 1 else tensor
-            said = _part_said(name)
-            if flags.shape != (batch, length) or not _is_of_keys(call, Handed(frame, name, flags), part, said):
-                continue
-            flags = flags.to(call.map.device)
-            if not bool(((flags == 0) | (flags == 1)).all()):
-                continue
-            flags = flags > 0
-            known = real if has_ids else _words_of(flags)
-            if known is not None and (torch.equal(flags, known) or torch.equal(~flags, known)):
-                yield Told(known, place(frame, name))
-
-
-PARTS: Mapping[SequencePart, tuple[str, ...]] = {
-    "source": ("src", "source", "enc", "memory", "context"), "target": ("tgt", "trg", "target", "dec"),
-}  # fmt: skip
-"""The sequence of a mask, by a word in its name."""
-
-
-def _is_of_keys(call: Observed, one: Handed, part: SequencePart, said: SequencePart) -> bool:
+def is_of_keys(call: Observed, one: Handed, part: SequencePart, said: SequencePart) -> bool:
     """True for an argument of a sequence, as its name says; or of the other sequence that a module by itself reads."""
     reads_another = said == "own" and part == "source" and call.sizes.queries != call.sizes.keys
     return one.is_of(part, said) or reads_another
 
 
-def joint_masks_of(call: Observed, length: int, seen: Tensor) -> Iterator[Told]:
-    """The real tokens (B, length) where one attention reads words beside patches, by the mask of the words: they stand
-    before the patches, unless the keys `seen` (B or 1, length) say that they stand behind."""
-    assert call.map is not None
-    for frame in call.arguments:
-        mask = frame.read("encoder_hidden_states_mask")
-        if mask is None or mask.dim() != 2 or len(mask) != call.sizes.flat_batch or not _is_of_flags(mask):
-            continue
-        words, beside = (mask > 0).to(call.map.device), length - mask.shape[1]
-        if beside > 0:
-            before, behind = (torch.nn.functional.pad(words, ends, value=True) for ends in ((0, beside), (beside, 0)))
-            yield Told(behind if bool((behind == seen).all()) else before, place(frame, "encoder_hidden_states_mask"))
-
-
-def _part_said(name: str) -> SequencePart:
-    found = (of for of, words in PARTS.items() if any(word in name for word in words))
-    return next(found, "own")
-
-
-def _words_of(flags: Tensor) -> Tensor | None:
-    """The words by flags of one meaning in a whole row, and of the other in runs at one end of the others; None for
-    other flags."""
-    for real in (flags, ~flags):
-        for rises in (real.long(), real.flip(-1).long()):
-            if bool((rises.diff(dim=-1) <= 0).all()) and bool(real.all(-1).any()) and not bool(real.all()):
-                return real
-    return None
-
-
-def lengths_of(call: Observed, part: SequencePart, length: int) -> Iterator[Told]:
-    """The real tokens (B, L) by an argument with the length of each sequence, of which the longest has them all."""
-    assert call.map is not None
-    for frame in call.arguments:
-        for name, tensor in _tensors(frame):
-            said = _part_said(name)
-            if not ("lengths" in name or name.endswith(("_lens", "_len"))) or not _are_ids(tensor):
-                continue
-            fits = tensor.shape == (call.sizes.flat_batch,) and _is_of_keys(
-                call, Handed(frame, name, tensor), part, said
-            )
-            if fits and int(tensor.max()) == length and int(tensor.min()) > 0:
-                real = torch.arange(length, device=call.map.device) < tensor.to(call.map.device)[:, None]
-                yield Told(real, place(frame, name))
-
-
 def ids_of(call: Observed, part: SequencePart, length: int) -> Told | None:
     """The ids of the tokens of one sequence, (B, L)."""
     for one in handed(call, IDS, length):
-        if one.is_of(part, IDS[one.name]) and _are_ids(one.values):
+        if one.is_of(part, IDS[one.name]) and are_ids(one.values):
             return one.told()
     return None
 
@@ -213,29 +142,27 @@ def documents_told(call: Observed, real: Tensor) -> Told | None:
         # Of old, segment_ids were the two kinds of BERT's tokens.
         if one.name != "segment_ids" or len(one.values.unique()) > 2:
             return one.told()
-    for frame in call.arguments if call.sizes.flat_batch == 1 else ():
-        for name, ends in _tensors(frame):
-            is_of_ends = name in ENDS and ends.dim() == 1 and len(ends) > 2 and bool((ends.diff() >= 0).all())
-            if is_of_ends and (int(ends[0]), int(ends[-1])) == (0, keys):
-                return Told(torch.arange(len(ends) - 1).repeat_interleave(ends.diff().cpu())[None], place(frame, name))
+    for one in arguments(call) if call.sizes.flat_batch == 1 else ():
+        ends = one.values
+        is_of_ends = one.name in ENDS and ends.dim() == 1 and len(ends) > 2 and bool((ends.diff() >= 0).all())
+        if is_of_ends and (int(ends[0]), int(ends[-1])) == (0, keys):
+            return one.told(torch.arange(len(ends) - 1, device=ends.device).repeat_interleave(ends.diff())[None])
     for one in handed(call, ("position_ids",), keys):
         if (told := _restarts(one.values, real)) is not None:
             return Told(told, f"the restarts of {one.told().source}")
     for one in handed(call, ("attention_mask",), keys):
-        return one.told() if _are_ids(one.values) and bool((one.values > 1).any()) else None
+        return one.told() if are_ids(one.values) and bool((one.values > 1).any()) else None
     return None
 
 
 def prefix_of(call: Observed) -> Told | None:
     """The tokens of the prefix, bool (B, S), by an argument with its length in each sequence."""
-    assert call.map is not None
     batch, keys = call.sizes.flat_batch, call.sizes.keys
-    for frame in call.arguments:
-        for name, tensor in _tensors(frame):
-            is_of_lengths = "prefix" in name and tensor.shape == (batch,) and _are_ids(tensor)
-            if is_of_lengths and 0 < int(tensor.max()) < keys and int(tensor.min()) >= 0:
-                places = torch.arange(keys, device=call.map.device)
-                return Told(places < tensor.to(call.map.device)[:, None], place(frame, name))
+    for one in arguments(call):
+        lengths = one.values
+        is_of_lengths = "prefix" in one.name and lengths.shape == (batch,) and are_ids(lengths)
+        if is_of_lengths and 0 < int(lengths.max()) < keys and int(lengths.min()) >= 0:
+            return one.told(torch.arange(keys, device=lengths.device) < lengths[:, None])
     return None
 
 
@@ -261,18 +188,15 @@ def _is_pair(frame: KeptArguments) -> bool:
 
 
 def _ids(frame: KeptArguments) -> Iterator[tuple[SequencePart, Tensor]]:
-    return ((IDS[name], tensor) for name, tensor in _tensors(frame) if name in IDS and tensor.dim() == 2)
+    found = ((name, frame.read(name)) for name in frame.tensors if name in IDS)
+    return ((IDS[name], tensor) for name, tensor in found if tensor is not None and tensor.dim() == 2)
 
 
-def _tensors(frame: KeptArguments) -> Iterator[tuple[str, Tensor]]:
-    return ((name, tensor) for name in frame.tensors if (tensor := frame.read(name)) is not None)
-
-
-def _are_ids(tensor: Tensor) -> bool:
+def are_ids(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and tensor.dtype != torch.bool
 
 
-def _is_of_flags(tensor: Tensor) -> bool:
+def is_of_flags(tensor: Tensor) -> bool:
     """True for zeros and ones, and for numbers of documents; False for other numbers, such as added ones."""
     is_whole = not tensor.is_floating_point() or bool(((tensor == 0) | (tensor == 1)).all())
     return is_whole and not bool((tensor < 0).any())

@@ -22,10 +22,10 @@ from regard.watching.readers.mixing import CONVOLUTION
 from regard.watching.readers.product_calls import close, observe_plain
 from regard.watching.running.module_kinds import (
     FUSED_FORWARDS,
+    FUSED_LAYERS,
     FUSED_SUBCLASS,
-    TORCHS,
     forward_of,
-    is_plain,
+    has_no_attention,
     may_run_fused,
 )
 from regard.watching.running.observed_call import Interceptor
@@ -68,7 +68,7 @@ def _before(module: nn.Module, args: Args) -> None:
     if not thread.stack and not is_compiling():
         with DisableTorchFunction():
             thread.streams.given(*tree_leaves((args, _keywords())))
-    if is_plain(module) and not (thread.editors and is_in_backward()):
+    if has_no_attention(module) and not (thread.editors and is_in_backward()):
         thread.begin_plain(module)
         return
     thread.stack.append(RunningModule(module, thread.taken, thread.hidden))
@@ -76,7 +76,7 @@ def _before(module: nn.Module, args: Args) -> None:
         thread.stack[-1].arguments = small_arguments(module, args, _keywords())
     if thread.editors and is_in_backward():
         thread.begin_recomputation()
-    may_hide = isinstance(module, TORCHS) and thread.may_hide(module)
+    may_hide = isinstance(module, FUSED_LAYERS) and thread.may_hide(module)
     if may_hide != thread.hidden:
         thread.hide(may_hide)
     for watch in thread.watches:
@@ -144,7 +144,7 @@ def _end(thread: ThreadState, module: nn.Module, args: Args, *rest: Any) -> None
 
 def _finish(thread: ThreadState, frame: RunningModule, args: Args, kwargs: Kwargs, output: Any) -> None:
     module = frame.module
-    if isinstance(module, TORCHS):
+    if isinstance(module, FUSED_LAYERS):
         forward = forward_of(module)
         if (observe := MODULES.get(forward)) is not None:
             thread.try_to(observe, thread, frame, module, args, kwargs, output)

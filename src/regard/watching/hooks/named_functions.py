@@ -5,7 +5,7 @@ The tables of names belong to the readers.
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from inspect import signature, unwrap
 from types import FunctionType
@@ -15,15 +15,8 @@ from torch import nn
 
 from regard.tensors.guards import is_compiling
 from regard.watching.hooks.observers import known_thread
-from regard.watching.readers.kernel_arguments import ENGINE, KERNELS, observe_kernel
-from regard.watching.readers.recurrent_calls import (
-    CONVOLUTIONS,
-    LIGHTNING,
-    READERS,
-    ReadCall,
-    observe_recurrence,
-    read_lightning,
-)
+from regard.watching.readers.kernel_arguments import ENGINE, KERNELS
+from regard.watching.readers.recurrent_calls import LIGHTNING, RECURRENCES, observe_lightning
 from regard.watching.readers.traced_calls import FunctionObserver
 
 _lock = threading.RLock()
@@ -38,39 +31,51 @@ _replaced: dict[Home, tuple[Callable[..., Any], int]] = {}
 """By place, the function that was there, and how many open watches replaced it."""
 
 
-def _places(modules: Iterable[nn.Module]) -> Iterator[tuple[Home, FunctionObserver]]:
-    modules = list(modules)
-    kinds = {kind for one in modules for kind in type(one).__mro__}
-    homes = [sys.modules.get(home) for home in {kind.__module__ for kind in kinds}]
-    recurrences: dict[str, ReadCall | None] = {**READERS, **dict.fromkeys(CONVOLUTIONS)}
-    found = {(home, name): read for home in homes for name, read in recurrences.items() if hasattr(home, name)}
-    some = [one for one in modules if hasattr(one, LIGHTNING[0])]
-    lightning = {type(one) for one in some if all(hasattr(one, name) for name in LIGHTNING)}
-    owners: set[Any] = {next(one for one in kind.__mro__ if "forward" in vars(one)) for kind in lightning}
-    found |= {(owner, "forward"): read_lightning for owner in owners}
-    yield from ((home, partial(observe_recurrence, read)) for home, read in found.items())
-    others = [kind for kind in kinds if kind.__module__.partition(".")[0] not in PASSED_BY]
-    engines = [kind for kind in others if _takes(vars(kind).get("forward"), ENGINE.takes)]
-    yield from (((kind, "forward"), partial(observe_kernel, ENGINE.read)) for kind in engines)
-    yield from _kernels(modules)
+_BARE: set[str] = set()
+"""The Python modules among which no kernel was found last."""
 
 
-def _kernels(modules: list[nn.Module]) -> list[tuple[Home, FunctionObserver]]:
-    names = list(sys.modules)
+def _places(modules: list[nn.Module]) -> dict[Home, FunctionObserver]:
+    found: dict[Home, FunctionObserver] = {}
+    kinds: set[type] = set()
+    for one in modules:
+        kinds.update(type(one).__mro__)
+    for kind in kinds:
+        home, forward = sys.modules.get(kind.__module__), vars(kind).get("forward")
+        for name, observe in RECURRENCES.items():
+            if hasattr(home, name):
+                found[home, name] = observe
+        if kind.__module__.partition(".")[0] not in PASSED_BY and _takes(forward, ENGINE.parameters):
+            found[kind, "forward"] = ENGINE.observe
+    for one in modules:
+        if hasattr(one, LIGHTNING[0]) and all(hasattr(one, name) for name in LIGHTNING):
+            owner: Any = next(kind for kind in type(one).__mro__ if "forward" in vars(kind))
+            found[owner, "forward"] = observe_lightning
+    return found | _kernels(modules)
+
+
+def _kernels(modules: list[nn.Module]) -> dict[Home, FunctionObserver]:
+    if sys.modules.keys() == _BARE:
+        return {}
+    names, known = list(sys.modules), {}
     packages = {name for name in names if "flash" in name or "xformers" in name or "varlen" in name}
-    public = [(getattr(sys.modules[name], one, None), kernel) for name in packages for one, kernel in KERNELS.items()]
-    known = {id(_itself(function)): kernel for function, kernel in public if _takes(function, kernel.takes)}
+    for name, kernel in KERNELS.items():
+        for package in packages:
+            function = getattr(sys.modules[package], name, None)
+            if _takes(function, kernel.parameters):
+                known[id(_itself(function))] = kernel.observe
     if not known:
-        return []
+        _BARE.clear()
+        _BARE.update(names)
+        return {}
     others = (name for name in names if name.partition(".")[0] not in PASSED_BY)
-    owners = [*map(sys.modules.get, {*packages, *others}), *modules]
-    return [
-        ((owner, place), partial(observe_kernel, known[id(_itself(one))].read))
-        for owner in owners
+    return {
+        (owner, place): known[id(_itself(one))]
+        for owner in [*map(sys.modules.get, {*packages, *others}), *modules]
         for place, one in list(getattr(owner, "__dict__", {}).items())
         # Of ten thousand values, most are told by their type.
         if type(one) in CALLABLE and id(_itself(one)) in known
-    ]
+    }
 
 
 CALLABLE = frozenset({FunctionType, partial})
@@ -89,7 +94,7 @@ def replace_functions(modules: Iterable[nn.Module]) -> list[Home]:
     """Replace the functions that modules may call; return their places."""
     found = []
     with _lock:
-        for home, observe in _places(modules):
+        for home, observe in _places(list(modules)).items():
             owner, name = home
             original, users = _replaced.get(home, (getattr(owner, name), 0))
             if not users:
@@ -114,7 +119,7 @@ def late_kernels(modules: Iterable[nn.Module]) -> list[str]:
     then has what stood there, and gets the function itself."""
     found = []
     with _lock:
-        for (owner, name), _ in _kernels(list(modules)):
+        for owner, name in _kernels(list(modules)):
             value = getattr(owner, name)
             if (owner, name) in _replaced:
                 continue

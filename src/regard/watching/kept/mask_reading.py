@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias, DenseBias
-from regard.call.masks.base import And, DenseMask, Mask
-from regard.call.masks.basic import causal
-from regard.call.masks.patterns import window
-from regard.call.shapes import Sizes, canonical_pairwise
+from regard.call.masks.base import DenseMask, Mask, all_of
+from regard.call.masks.row_spans import RowSpans
+from regard.call.shapes import Sizes, canonical_pairwise, take
 from regard.kernels.base import Call
 from regard.maps.sources.factors import NOTHING_HELD
 from regard.tensors.fresh import Fresh
 from regard.tensors.tile_sizes import fitting
+from regard.watching.kept.mask_kind import predicate_of
 
 HIDDEN = -1e8
 """At and below this, neighbouring float32 values are at least 8 apart, and a score added to one is lost."""
@@ -89,10 +89,8 @@ def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
     """The conjunction of two masks; None if one is additive or has uniform rows."""
     if any(given.bias is not None or given.even is not None for given in (one, other)):
         return None
-    masks = [m for given in (one, other) if given.mask is not None for m in given.mask.factors()]
-    mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
     dense = one.dense if one.dense is not None else other.dense
-    return GivenMask(mask=mask, dense=dense, fresh=one.fresh.joined(other.fresh))
+    return GivenMask(mask=all_of(one.mask, other.mask), dense=dense, fresh=one.fresh.joined(other.fresh))
 
 
 def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
@@ -112,56 +110,26 @@ def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
 def _recognised(keep: Tensor, sizes: Sizes, even: Tensor | None = None) -> GivenMask:
     """The simplest predicate equal to a bool mask (B or 1, H or 1, T or 1, S or 1). The bool mask is False in the
     uniform (`even`) rows, although these see every key."""
-    keys = _any(keep, -2)[..., None, :]
-    rows = _any(keep, -1) if even is None else _any(keep, -1) | even
+    if not keep.numel():
+        return GivenMask(live=None if bool(keep.any(-1).all()) else keep.any(-1))
+    pairs = keep.expand(*keep.shape[:-1], sizes.keys)
+
+    def read(rows: range) -> tuple[Tensor, Tensor | None]:
+        if even is None:
+            return take(pairs, rows), None
+        spread = even[..., rows.start : rows.stop]
+        return take(pairs, rows) | spread[..., None], spread
+
+    seen = RowSpans.read(read, keep.shape[-2], fitting(CHUNK_ELEMENTS >> 2, len(keep) * keep.shape[1] * sizes.keys))
+    keys, rows = seen.keys.unflatten(0, seen.shape)[:, :, None], (seen.count > 0).unflatten(0, seen.shape)
     live = None if bool(rows.all()) else rows
-    per_key = None if bool(keys.all()) else DenseMask(keys.expand(*keys.shape[:-1], sizes.keys))
-    for pattern in _patterns(keep, sizes):
-        if _says(keep, pattern, None if per_key is None else keys, even):
-            masks = [m for m in (pattern, per_key) if m is not None]
-            mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
-            if mask is not None and even is not None:
-                mask = mask | DenseMask(even[..., None])
-            return GivenMask(mask=mask, live=live, even=even)
-    return GivenMask(mask=DenseMask(keep), live=live, dense=_if_pairs(keep))
-
-
-def _patterns(keep: Tensor, sizes: Sizes) -> Iterator[Mask | None]:
-    """Candidate patterns of a mask, apart from keys it never allows; None allows all."""
-    yield None
-    if keep.shape[-2] == 1 or keep.shape[-1] == 1:
-        return
-    device, end = keep.device, sizes.keys - sizes.queries
-    for offset in {end, 0} if end >= 0 else {0}:
-        yield causal(offset).bind(sizes, device)
-    # The row with the most keys shows the width of a window, if padding leaves one row whole.
-    width = int(keep.sum(-1, dtype=torch.int32).max())
-    if 0 < width < sizes.keys:
-        for offset in {end, 0} if end >= 0 else {0}:
-            yield window(width, offset=offset).bind(sizes, device)
-            if width % 2:
-                yield window(width, side="both", offset=offset).bind(sizes, device)
-
-
-def _says(keep: Tensor, pattern: Mask | None, keys: Tensor | None, even: Tensor | None) -> bool:
-    """True if a mask equals a pattern on the keys it allows at all (None: all); uniform rows are not compared."""
-    columns = torch.arange(keep.shape[-1], device=keep.device)
-    zero = torch.zeros((), dtype=torch.long, device=keep.device)
-    start = 0
-    for chunk in _chunks(keep):
-        stop = start + chunk.shape[-2]
-        rows = torch.arange(start, stop, device=keep.device)[:, None]
-        differs = ~chunk if pattern is None else chunk ^ pattern.allowed(zero, zero, rows, columns)
-        agrees = ~_any(differs if keys is None else differs & keys, -1)
-        if not bool((agrees if even is None else agrees | even[..., start:stop]).all()):
-            return False
-        start = stop
-    return True
-
-
-def _any(keep: Tensor, dim: int) -> Tensor:
-    """`keep.any(dim)`, which takes torch ten times as long on the CPU as the largest byte."""
-    return keep.any(dim) if 0 in keep.shape else keep.view(torch.uint8).amax(dim).bool()
+    found = predicate_of(seen)
+    if found is None:
+        return GivenMask(mask=DenseMask(keep), live=live, dense=_if_pairs(keep))
+    mask = all_of(*found, None if bool(keys.all()) else DenseMask(keys))
+    if mask is not None and even is not None:
+        mask = mask | DenseMask(even[..., None])
+    return GivenMask(mask=mask, live=live, even=even)
 
 
 def _chunks(tensor: Tensor) -> Iterator[Tensor]:
@@ -177,7 +145,6 @@ def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
     if also is None and given.mask is None and given.bias is None and given.even is None:
         return call
     bound = None if also is None else also.bind(call.sizes, call.query.device)
-    masks = [m for m in (call.mask, bound, given.mask) if m is not None]
-    mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
     query = call.query if given.even is None else call.query.masked_fill(given.even[..., None], 0.0)
-    return replace(call, query=query, mask=mask, bias=call.bias if given.bias is None else given.bias)
+    bias = call.bias if given.bias is None else given.bias
+    return replace(call, query=query, mask=all_of(call.mask, bound, given.mask), bias=bias)

@@ -23,7 +23,7 @@ from regard.watching.kept.rebuilding import CallRebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.origins.streams import Origins
-from regard.watching.readers.head_layouts import AS_DOCUMENTED, Heads
+from regard.watching.readers.heads import AS_DOCUMENTED, Heads
 from regard.watching.readers.kernel_lse import KernelLse
 from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
 

@@ -3,20 +3,22 @@
 Sources: FlashAttention 2.8, 3 and 4, torch 2.13's `torch.nn.attention.varlen`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature, signature
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.tensors.fresh import copied
 from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.readers.kernel_calls import Given, KernelCall, KernelForm, KernelRows, used_keys
+from regard.watching.readers.kernel_calls import KernelCall, KernelForm, KernelRows
+from regard.watching.readers.traced_calls import NamedFunction
 from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
 from regard.watching.running.thread_state import ThreadState
 
@@ -28,7 +30,34 @@ NO_WEIGHTS = (
 """Arguments that choose how a kernel computes, or what it returns."""
 
 
-def _window(given: Given) -> tuple[int | None, int | None]:
+class KernelArguments:
+    def __init__(self, function: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.function = function
+        self._arguments, self._defaults = dict(arguments), defaults
+        self._asked: set[str] = set()
+
+    def __call__(self, *names: str, default: Any = None) -> Any:
+        self._asked |= set(names)
+        return next((self._arguments[name] for name in names if name in self._arguments), default)
+
+    def passed_by(self, *names: str) -> None:
+        self._asked |= set(names)
+
+    def require_read(self) -> None:
+        """Raise ArgumentError for an argument that would change the weights in an unknown way."""
+        for name, value in self._arguments.items():
+            default = self._defaults.get(name)
+            is_default = value is default or (not isinstance(value, Tensor) and value == default)
+            if name not in self._asked and not is_default and value is not None:
+                raise ArgumentError(f"{self.function} with {name}= is not read: its effect on the weights is unknown")
+
+
+def used_keys(cache: Tensor, counts: Tensor | None) -> Tensor:
+    """The part of a cache (N, S, G, D) that is in use, as a copy: the next step writes to it."""
+    return copied(cache if counts is None else cache[:, : int(counts.max())])
+
+
+def _window(given: KernelArguments) -> tuple[int | None, int | None]:
     """The farthest keys to the left and to the right of (left, right); below 0, or None, is no limit."""
     left, right = (None if end is None or end < 0 else end for end in given("window_size") or (None, None))
     if given("causal", default=False):
@@ -36,7 +65,7 @@ def _window(given: Given) -> tuple[int | None, int | None]:
     return left, right
 
 
-def _flash_form(given: Given) -> KernelForm:
+def _flash_form(given: KernelArguments) -> KernelForm:
     left, right = _window(given)
     return KernelForm(
         given("softmax_scale", "scale"), left, right, cap=given("softcap") or 0.0, slopes=given("alibi_slopes"),
@@ -44,7 +73,7 @@ def _flash_form(given: Given) -> KernelForm:
     )  # fmt: skip
 
 
-def _flash(given: Given, result: Any) -> KernelCall:
+def _flash(given: KernelArguments, result: Any) -> KernelCall:
     """`flash_attn_func` and all others of FlashAttention: packed vectors, packed sequences, or both."""
     given.passed_by(*NO_WEIGHTS)
     query, key, value = _unpacked(given)
@@ -67,7 +96,7 @@ def _flash(given: Given, result: Any) -> KernelCall:
     return KernelCall.of(given.function, (query, key, value), (rows, columns), form, output=output, lse=lse)
 
 
-def _unpacked(given: Given) -> tuple[Tensor, Tensor, Tensor]:
+def _unpacked(given: KernelArguments) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, which may be one tensor (..., 3, H, D), or two of which one is (..., 2, G, D)."""
     if (all_three := given("qkv")) is not None:
         if all_three.dim() > 3 and all_three.shape[-3] == 3:
@@ -86,7 +115,7 @@ def _with_lse(result: Any) -> tuple[Tensor, Tensor | None]:
     return result[0], result[1] if isinstance(result[1], Tensor) else None
 
 
-def _flash_cached(given: Given, result: Any) -> KernelCall:
+def _flash_cached(given: KernelArguments, result: Any) -> KernelCall:
     """`flash_attn_with_kvcache`: the keys of the cache, and the new ones that the kernel has written to it."""
     given.passed_by(*NO_WEIGHTS, "v")
     query, cache, values, new = (given(name) for name in ("q", "k_cache", "v_cache", "k"))
@@ -107,7 +136,7 @@ def _flash_cached(given: Given, result: Any) -> KernelCall:
     )
 
 
-def _varlen(given: Given, result: Any) -> KernelCall:
+def _varlen(given: KernelArguments, result: Any) -> KernelCall:
     """torch's `varlen_attn`; a window of (-1, 0) is causal."""
     given.passed_by(*NO_WEIGHTS)
     query, key, value = (given(name) for name in ("query", "key", "value"))
@@ -130,7 +159,7 @@ def _varlen(given: Given, result: Any) -> KernelCall:
     )
 
 
-def _not_read(function: str, given: Given, result: Any) -> NoReturn:
+def _not_read(function: str, given: KernelArguments, result: Any) -> NoReturn:
     given.function = function
     raise ArgumentError(
         f"{function} is not read, so that its weights are not seen: use FlashAttention, varlen_attn, "
@@ -138,38 +167,8 @@ def _not_read(function: str, given: Given, result: Any) -> NoReturn:
     )
 
 
-ReadKernel = Callable[[Given, Any], KernelCall]
+ReadKernel = Callable[[KernelArguments, Any], KernelCall]
 """From the arguments by name and the result of a function to the call."""
-
-
-class KernelFunction(NamedTuple):
-    takes: frozenset[str]
-    read: ReadKernel
-
-
-XFORMERS = (
-    "memory_efficient_attention", "memory_efficient_attention_forward",
-    "memory_efficient_attention_forward_requires_grad",
-)  # fmt: skip
-
-_READERS: tuple[tuple[str, str, ReadKernel], ...] = (
-    ("flash_attn_func", "q k v", _flash),
-    ("flash_attn_qkvpacked_func", "qkv", _flash),
-    ("flash_attn_kvpacked_func", "q kv", _flash),
-    ("flash_attn_varlen_func", "q k v cu_seqlens_q", _flash),
-    ("flash_attn_varlen_qkvpacked_func", "qkv cu_seqlens", _flash),
-    ("flash_attn_varlen_kvpacked_func", "q kv cu_seqlens_q", _flash),
-    ("flash_attn_with_kvcache", "q k_cache v_cache", _flash_cached),
-    ("varlen_attn", "query key value cu_seq_q", _varlen),
-    *((name, "query key value attn_bias", partial(_not_read, f"{name} of xformers")) for name in XFORMERS),
-)
-KERNELS = {name: KernelFunction(frozenset(takes.split()), read) for name, takes, read in _READERS}
-"""The functions of attention kernels by name."""
-ENGINE = KernelFunction(
-    frozenset({"query_layer", "key_layer", "value_layer", "qkv_format"}),
-    partial(_not_read, "DotProductAttention of TransformerEngine"),
-)
-"""The forward of TransformerEngine's `DotProductAttention`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -201,7 +200,7 @@ def _give(read: ReadKernel, thread: ThreadState, func: Func, args: Args, kwargs:
     bound = of.bind(*args, **kwargs)
     bound.apply_defaults()
     defaults = {name: one.default for name, one in of.parameters.items() if one.default is not Parameter.empty}
-    given = Given(function.__name__, bound.arguments, defaults)
+    given = KernelArguments(function.__name__, bound.arguments, defaults)
     try:
         with DisableTorchFunction():
             call = read(given, result)
@@ -212,3 +211,33 @@ def _give(read: ReadKernel, thread: ThreadState, func: Func, args: Args, kwargs:
     call.origins = thread.streams.origins(call.query, call.key)
     thread.streams.follow(call.output, call.query)
     thread.give(call)
+
+
+XFORMERS = (
+    "memory_efficient_attention", "memory_efficient_attention_forward",
+    "memory_efficient_attention_forward_requires_grad",
+)  # fmt: skip
+
+_READERS: tuple[tuple[str, str, ReadKernel], ...] = (
+    ("flash_attn_func", "q k v", _flash),
+    ("flash_attn_qkvpacked_func", "qkv", _flash),
+    ("flash_attn_kvpacked_func", "q kv", _flash),
+    ("flash_attn_varlen_func", "q k v cu_seqlens_q", _flash),
+    ("flash_attn_varlen_qkvpacked_func", "qkv cu_seqlens", _flash),
+    ("flash_attn_varlen_kvpacked_func", "q kv cu_seqlens_q", _flash),
+    ("flash_attn_with_kvcache", "q k_cache v_cache", _flash_cached),
+    ("varlen_attn", "query key value cu_seq_q", _varlen),
+    *((name, "query key value attn_bias", partial(_not_read, f"{name} of xformers")) for name in XFORMERS),
+)
+
+
+def _named(parameters: str, read: ReadKernel) -> NamedFunction:
+    return NamedFunction(frozenset(parameters.split()), partial(observe_kernel, read))
+
+
+KERNELS = {name: _named(parameters, read) for name, parameters, read in _READERS}
+"""The functions of attention kernels by name."""
+ENGINE = _named(
+    "query_layer key_layer value_layer qkv_format", partial(_not_read, "DotProductAttention of TransformerEngine")
+)
+"""The forward of TransformerEngine's `DotProductAttention`."""

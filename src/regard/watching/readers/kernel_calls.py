@@ -4,7 +4,6 @@ Each document of a packed call is a sequence of the map: packed vectors are held
 is read.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +17,10 @@ from regard.call.masks.patterns import Window
 from regard.call.normalizations import Normalization, Softmax, SoftmaxWithSink
 from regard.call.scores.base import ScaledDot, Score, SoftCapped
 from regard.call.shapes import Rows, Sizes, index_tensor
-from regard.errors import ArgumentError
 from regard.functional import make_call
 from regard.kernels.base import Call
 from regard.maps.sources.factors import Factors
-from regard.tensors.fresh import Fresh, copied
+from regard.tensors.fresh import Fresh
 from regard.tensors.undisturbed import undisturbed, with_graph
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.mask_reading import GivenMask
@@ -293,30 +291,3 @@ class PackedRebuilding(Rebuilding):
         call = form.call(rows.laid_out(of.query.detach()), columns.laid_out(of.key.detach()), rows, columns)
         rebuilt = rows.laid_out(output.detach())
         return CallRebuilding(call, columns.laid_out(of.value.detach()), rebuilt, self.factors)
-
-
-class Given:
-    def __init__(self, function: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        self.function = function
-        self._arguments, self._defaults = dict(arguments), defaults
-        self._asked: set[str] = set()
-
-    def __call__(self, *names: str, default: Any = None) -> Any:
-        self._asked |= set(names)
-        return next((self._arguments[name] for name in names if name in self._arguments), default)
-
-    def passed_by(self, *names: str) -> None:
-        self._asked |= set(names)
-
-    def require_read(self) -> None:
-        """Raise ArgumentError for an argument that would change the weights in an unknown way."""
-        for name, value in self._arguments.items():
-            default = self._defaults.get(name)
-            is_default = value is default or (not isinstance(value, Tensor) and value == default)
-            if name not in self._asked and not is_default and value is not None:
-                raise ArgumentError(f"{self.function} with {name}= is not read: its effect on the weights is unknown")
-
-
-def used_keys(cache: Tensor, counts: Tensor | None) -> Tensor:
-    """The part of a cache (N, S, G, D) that is in use, as a copy: the next step writes to it."""
-    return copied(cache if counts is None else cache[:, : int(counts.max())])

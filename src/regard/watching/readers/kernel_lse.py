@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from regard.errors import ArgumentError
-from regard.tensors.guards import PLAIN, is_autocasting, is_function_observed, look, offset_and_shape
+from regard.tensors.guards import PLAIN, is_autocasting, is_function_observed, offset_and_shape, run_state
 from regard.tensors.torch_private import Missing, TorchDispatchMode, fused_choice, operator
 from regard.watching.readers.functions import Args, Kwargs
 
@@ -125,7 +125,7 @@ def _runs_written_out(args: Args, kwargs: Kwargs) -> bool:
         tensors = [arguments[name] for name in ("query", "key", "value", "attn_mask") if arguments[name] is not None]
         if any(type(one) not in PLAIN or one.is_nested for one in tensors) or is_function_observed():
             return False
-        if not look(tensors[0]).is_plain or is_autocasting(tensors[0].device.type):
+        if not run_state(tensors[0]).runs_eagerly or is_autocasting(tensors[0].device.type):
             return False
         return fused_choice(**arguments) == SDPBackend.MATH.value
     except (ArgumentError, RuntimeError, TypeError):

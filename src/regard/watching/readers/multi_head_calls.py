@@ -37,9 +37,10 @@ from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.origins.streams import Origins
 from regard.watching.readers.attention_calls import AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.readers.fused_rebuilding import EncoderLayerRest, FusedRebuilding
 from regard.watching.readers.kernel_lse import KernelLse, of_memory
 from regard.watching.readers.projections import (
+    EncoderLayerRest,
+    FusedRebuilding,
     Layer,
     LayerNormArguments,
     ProjectedHeads,

@@ -16,12 +16,10 @@ from regard.watching.origins.streams import ADDED, Origins, is_learned
 from regard.watching.origins.traces import AttentionOutput, SoftmaxOrigin, SoftmaxWeights, Sums
 from regard.watching.readers.contractions import Contraction, read_contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
-from regard.watching.readers.head_axes import folded_heads, found_heads
-from regard.watching.readers.head_layouts import AS_DOCUMENTED, Heads
+from regard.watching.readers.heads import AS_DOCUMENTED, Heads, folded_heads, found_heads
 from regard.watching.readers.mixing import follow_convolution, note_convolution, note_product
-from regard.watching.readers.no_attention import ValueProduct, judged
 from regard.watching.readers.traced_calls import trace_results
-from regard.watching.readers.written_out import WrittenOut
+from regard.watching.readers.written_out import ValueProduct, WrittenOut, judged
 from regard.watching.running.thread_state import RunningModule, ThreadState
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from regard.watching.kept.kept_recurrence import LABELS, Factored, Finish, Recur
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.readers.convolution_calls import convolution_of
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.readers.traced_calls import after
+from regard.watching.readers.traced_calls import FunctionObserver, after
 from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
 from regard.watching.running.thread_state import ThreadState
 
@@ -142,7 +143,7 @@ def _softplus(step: Tensor, bias: Tensor | None, is_soft: bool | None) -> Tensor
     return torch.nn.functional.softplus(step) if is_soft else step
 
 
-def read_lightning(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:
+def _lightning(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:
     """MiniMax's lightning attention, a module: its queries, keys and values are made again from its input."""
     module, x, mask = given["self"], given["hidden_states"], given.get("attention_mask")
     made = module.act_fn(module.qkv_proj.forward(x))  # (not by a call of the module, which the watch would see)
@@ -216,21 +217,6 @@ _FLA: dict[str, ReadCall] = {
     "lightning_attn": _of_fla("fla's lightning attention", _fla_lightning),
     "rwkv7": _of_fla("fla's RWKV-7", lambda given: given["w"]),
 }
-READERS: dict[str, ReadCall] = {
-    "torch_chunk_gated_delta_rule": _delta_rule,
-    "torch_recurrent_gated_delta_rule": _delta_rule,
-    "chunk_kimi_delta_attention": _delta_rule,
-    "recurrent_kimi_delta_attention": _delta_rule,
-    "mamba2_chunk_scan": _state_space,
-    "mamba2_selective_state_update": _one_step,
-    "mamba_selective_scan": _selective_scan,
-    "mamba_selective_state_update": _selective_step,
-    **{f"{way}_{name}": reader for name, reader in _FLA.items() for way in ("chunk", "fused_recurrent")},
-}
-"""The readers of the recurrences of transformers and fla, by name."""
-CONVOLUTIONS = ("causal_conv1d_fn", "causal_conv1d_update")
-LIGHTNING = ("slope_rate", "diagonal_decay", "qkv_proj", "act_fn", "output_gate", "norm", "out_proj")
-"""The attributes of a module of lightning attention, which makes its recurrence in its own forward."""
 
 
 def observe_recurrence(read: ReadCall | None, thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -267,6 +253,25 @@ def _give(
         frame.scans += 1
         if frame.scans > 1:
             thread.refuse(frame, "one of several recurrences of a module, each for some of its channels")
+
+
+_READERS: dict[str, ReadCall | None] = {
+    "torch_chunk_gated_delta_rule": _delta_rule,
+    "torch_recurrent_gated_delta_rule": _delta_rule,
+    "chunk_kimi_delta_attention": _delta_rule,
+    "recurrent_kimi_delta_attention": _delta_rule,
+    "mamba2_chunk_scan": _state_space,
+    "mamba2_selective_state_update": _one_step,
+    "mamba_selective_scan": _selective_scan,
+    "mamba_selective_state_update": _selective_step,
+    **dict.fromkeys(("causal_conv1d_fn", "causal_conv1d_update")),
+    **{f"{way}_{name}": reader for name, reader in _FLA.items() for way in ("chunk", "fused_recurrent")},
+}
+RECURRENCES = {name: partial(observe_recurrence, read) for name, read in _READERS.items()}
+"""The observers of the recurrences and convolutions of transformers and fla, by name."""
+LIGHTNING = ("slope_rate", "diagonal_decay", "qkv_proj", "act_fn", "output_gate", "norm", "out_proj")
+"""The attributes of a module of lightning attention, which makes its recurrence in its own forward."""
+observe_lightning: FunctionObserver = partial(observe_recurrence, _lightning)
 
 
 @after

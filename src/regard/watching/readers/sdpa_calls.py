@@ -20,10 +20,8 @@ from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.origins.streams import Origins, Stream
 from regard.watching.readers.attention_calls import NOTHING_GIVEN, AttentionCall
-from regard.watching.readers.foldings import inferred_heads
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.readers.head_axes import documented_heads, folded_heads
-from regard.watching.readers.head_layouts import AS_DOCUMENTED
+from regard.watching.readers.heads import AS_DOCUMENTED, documented_heads, folded_heads, inferred_heads
 from regard.watching.readers.kernel_lse import KernelLse, decided, run_with_lse, sdpa_arguments
 from regard.watching.running.thread_state import ThreadState
 

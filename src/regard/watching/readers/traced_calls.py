@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -44,6 +44,15 @@ WRITES = frozenset({
 
 FunctionObserver = Callable[[ThreadState, Func, Args, Kwargs], Any]
 """Runs a function for the model, hands the call to the thread, and returns the result."""
+
+
+class NamedFunction(NamedTuple):
+    """A function of another package, by the names of its parameters."""
+
+    parameters: frozenset[str]
+    observe: FunctionObserver
+
+
 Note = Callable[[ThreadState, Func, Args, Kwargs, Any], None]
 """Looks at a function that has run, and at its result."""
 

@@ -22,10 +22,10 @@ def _calls_super(function: object) -> bool:
     return code is not None and "__class__" in code.co_freevars
 
 
-TORCHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+FUSED_LAYERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """The modules torch may run fused."""
 
-FUSED_FORWARDS = frozenset(kind.forward for kind in TORCHS)
+FUSED_FORWARDS = frozenset(kind.forward for kind in FUSED_LAYERS)
 """Their forward functions: a subclass with a forward of its own differs from its base."""
 
 FUSED_SUBCLASS = (
@@ -36,7 +36,7 @@ FUSED_SUBCLASS = (
 
 
 def may_run_fused(module: nn.Module) -> bool:
-    """True if torch may run one of `TORCHS` in one operator, which it does only without an active function mode."""
+    """True if torch may run a module in one operator, which it does only without an active function mode."""
     forward = forward_of(module)
     if forward not in FUSED_FORWARDS and not _calls_super(forward):
         return False
@@ -51,7 +51,7 @@ PLAIN = frozenset({
 """Frequent modules of torch without attention. They run without our mode, which costs microseconds per function."""
 
 
-def is_plain(module: nn.Module) -> bool:
+def has_no_attention(module: nn.Module) -> bool:
     """True for a module without observed functions, which can run without our mode."""
     return type(module) in PLAIN and not has_pre_hooks(module) and "forward" not in module.__dict__
 

@@ -2,14 +2,18 @@
 
 from regard.watching.checks.rules.alike import LikeTheOthersRule
 from regard.watching.checks.rules.base import Rule
-from regard.watching.checks.rules.cached import OwnKeyRule
-from regard.watching.checks.rules.direction import CrossAttentionRule, EncoderRule, FutureRule
-from regard.watching.checks.rules.documents import DocumentsRule
-from regard.watching.checks.rules.kernel import AddedMaskRule, ScaleRule, SinkRule, SoftmaxRule
-from regard.watching.checks.rules.padding import PaddingRule
-from regard.watching.checks.rules.positions import PositionsRule
-from regard.watching.checks.rules.rows import ChoiceRule, FiniteRule, NoKeyRule
-from regard.watching.checks.rules.token_kinds import TokenKindsRule
+from regard.watching.checks.rules.cached import OwnKeyRule, PositionsRule
+from regard.watching.checks.rules.direction import CrossAttentionRule, EncoderRule, FutureRule, TokenKindsRule
+from regard.watching.checks.rules.kernel import (
+    AddedMaskRule,
+    ChoiceRule,
+    FiniteRule,
+    NoKeyRule,
+    ScaleRule,
+    SinkRule,
+    SoftmaxRule,
+)
+from regard.watching.checks.rules.padding import DocumentsRule, PaddingRule
 from regard.watching.checks.rules.window import WindowRule
 
 FIRST: Rule = FiniteRule()

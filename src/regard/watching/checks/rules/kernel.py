@@ -1,4 +1,4 @@
-"""The call itself: its softmax, its dropout, its mask as a number, its sink and its scale."""
+"""The call itself: its rows, its softmax, its dropout, its mask as a number, its sink and its scale."""
 
 import math
 from collections.abc import Iterator
@@ -14,8 +14,112 @@ from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import breach
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.rules.base import CallRule
-from regard.watching.checks.told import IDS, place
+from regard.watching.checks.told import IDS, arguments
 from regard.watching.kept.mask_reading import HIDDEN
+
+SINK = 0.2
+"""A weight on the first key above this is a sink's."""
+
+
+def is_finite(call: AuditedCall) -> bool:
+    facts = call.facts
+    return not facts.fault and not any(share is not None and math.isnan(share) for share in (facts.later, facts.first))
+
+
+class FiniteRule(CallRule):
+    """Are the weights numbers?"""
+
+    name: ClassVar = "numbers"
+
+    def why_not(self, call: AuditedCall) -> str:
+        return ""
+
+    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
+        if call.facts.fault:
+            yield Finding("recurrence", "error", call.facts.fault)
+        elif not is_finite(call):
+            yield Finding(
+                "not finite",
+                "error",
+                "its weights are not numbers",
+                remedy="look at the inputs and at rows without a key",
+            )
+
+
+class NoKeyRule(CallRule):
+    """Does each row of a real token see a key?"""
+
+    name: ClassVar = "rows without a key"
+
+    def why_not(self, call: AuditedCall) -> str:
+        return ""
+
+    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
+        facts, keep = call.facts, call.keep
+        if not facts.no_key or facts.mask.pattern == "inverted":
+            return
+        queries, keys = call.weights.shape[-2:]
+        dead = (~call.live).any(1)
+        real = torch.ones_like(dead)
+        first = facts.mask.offset if call.offset is None else call.offset
+        if keep is not None and call.offset is not None:
+            real = call.real_queries
+        elif keep is not None:
+            # (Which of the queries are padding is not known.)
+            real = torch.zeros_like(dead)
+        elif first >= 0 and first + queries <= keys:
+            seen = call.seen_keys
+            # A sequence without any visible key is no padding.
+            real = seen[:, first : first + queries] | (~seen.any(-1, keepdim=True) & facts.seen.is_exact)
+        count = int((dead & real).sum())
+        numbers = {"rows": float(facts.no_key), "of": float(facts.rows)}
+        if not count:
+            of = (
+                "all of them of padding"
+                if keep is not None and call.offset is not None
+                else "all of them at hidden keys, as of padding"
+            )
+            yield Finding(
+                "no key", "info",
+                f"{facts.no_key} of {facts.rows} rows have no key, {of}: their weights are 0 here, and their output "
+                "means nothing",
+                numbers=numbers,
+            )  # fmt: skip
+            return
+        if not facts.seen.is_exact and keep is None:
+            return  # Weights of 0 may be a choice, as of one group for each key.
+        yield Finding(
+            "no key", "warning" if keep is None else "error",
+            f"{facts.no_key} of {facts.rows} rows have no key, rows of real tokens among them, and the mask that "
+            f"arrived is {facts.mask}: their output is 0, NaN or an even mean, as the kernel likes",
+            numbers=numbers, remedy="let each row see itself",
+        )  # fmt: skip
+
+
+class ChoiceRule(CallRule):
+    """Does a choice of keys keep the first one?"""
+
+    name: ClassVar = "choice of keys"
+
+    def why_not(self, call: AuditedCall) -> str:
+        return "" if call.facts.choice is not None else "no keys were chosen"
+
+    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
+        choice = call.facts.choice
+        assert choice is not None
+        if not choice.without_first:
+            return
+        # (Softmax attention often rests on the first key, a sink.)
+        weight = (
+            "" if choice.first is None else f", where all causal keys would give it {choice.first:.1%} of the weight"
+        )
+        is_sink = choice.first is not None and choice.first > SINK
+        numbers = {"rows": choice.without_first} | ({} if choice.first is None else {"weight": choice.first})
+        yield Finding(
+            "first key dropped", "warning" if is_sink else "info",
+            f"{choice.without_first:.1%} of the rows that choose leave out the first key{weight}",
+            numbers=numbers, remedy="keep the first key in every choice" if is_sink else "right if it is no sink",
+        )  # fmt: skip
 
 
 class SoftmaxRule(CallRule):
@@ -46,21 +150,8 @@ class SoftmaxRule(CallRule):
                 cause="a part of it is in training mode, or the rate is handed over without asking for the mode",
                 remedy="dropout_p = p if self.training else 0.0; model.eval() last of all",
             )  # fmt: skip
-        elif (share := _equal_rows(call)) is not None:
-            yield Finding(
-                "row sums", "warning",
-                f"every query has the same weights, and those of its softmax differ by up to {share:.2g}",
-                numbers={"difference": share}, cause="the weights were averaged over the queries",
-                remedy="leave the axis of queries as it is",
-            )  # fmt: skip
-        elif (found := _off_sum(call)) is not None:
-            sequence, head, query, total = found
-            yield Finding(
-                "row sums", "warning",
-                f"the weights of query {query} of sequence {sequence}, head {head}, sum to {total:.3g}, not to 1",
-                numbers={"sum": total}, cause="the weights were changed after the softmax, as by a mask",
-                remedy="hide keys before the softmax",
-            )  # fmt: skip
+        else:
+            yield from _changed_weights(call)
 
 
 def _over_sequences(call: AuditedCall) -> str | None:
@@ -68,59 +159,62 @@ def _over_sequences(call: AuditedCall) -> str | None:
     batch, queries, keys = call.sizes.flat_batch, call.sizes.queries, call.sizes.keys
     if batch == queries or queries != keys or call.offset != 0:
         return None
-    for frame in call.call.arguments:
-        for name in IDS:
-            ids = frame.read(name)
-            if ids is not None and ids.dim() == 2 and not ids.is_floating_point():
-                return place(frame, name) if ids.shape == (queries, batch) else None
+    for one in arguments(call.call):
+        if one.name in IDS and one.values.dim() == 2 and not one.values.is_floating_point():
+            return one.told().source if one.values.shape == (queries, batch) else None
     return None
+
+
+def _made_and_used(call: AuditedCall) -> Iterator[tuple[range, Tensor, Tensor]]:
+    """The rows of a softmax of the model's own, and its weights as they were used, (B, H, rows, S) each."""
+    softmax = call.call.softmax
+    for rows in call.chunks() if softmax is not None and softmax.shape == call.weights.shape else ():
+        yield rows, call.block(rows, softmax), call.block(rows)
 
 
 def _dropped(call: AuditedCall) -> float | None:
     """The rate of dropout: that of the kernel, or of written-out weights, which are 0 or the softmax over 1 - rate."""
     if call.call.dropout:
         return call.call.dropout
-    softmax = call.call.softmax
-    if softmax is None or softmax.shape != call.weights.shape:
-        return None
-    rows = range(min(call.sizes.queries, 64))
-    made, now = call.block(rows, softmax), call.block(rows)
-    large = made > 1e-4
-    zero = large & (now == 0)
-    ratio = (now / made)[large & ~zero]
-    if not bool(zero.any()) or not ratio.numel() or not float(ratio.min()) > 1 + 1e-3:
-        return None
-    return 1 - 1 / float(ratio.mean()) if float(ratio.max() - ratio.min()) < 1e-2 * float(ratio.mean()) else None
+    for _, made, used in _made_and_used(call):
+        large = made > 1e-4
+        zero = large & (used == 0)
+        ratio = (used / made)[large & ~zero]
+        if not bool(zero.any()) or not ratio.numel() or not float(ratio.min()) > 1 + 1e-3:
+            return None
+        return 1 - 1 / float(ratio.mean()) if float(ratio.max() - ratio.min()) < 1e-2 * float(ratio.mean()) else None
+    return None
 
 
-def _equal_rows(call: AuditedCall) -> float | None:
-    """The largest difference between rows of a softmax whose weights were made equal in all rows; None for others."""
-    softmax = call.call.softmax
-    if softmax is None or softmax.shape != call.weights.shape or call.sizes.queries < 3 or call.sizes.keys < 3:
-        return None
-    rows = range(min(call.sizes.queries, 64))
-    made, now = call.block(rows, softmax), call.block(rows)
-    differ = float((made - made[:, :, :1]).abs().max())
-    return differ if differ > 1e-3 and float((now - now[:, :, :1]).abs().max()) < 1e-6 else None
-
-
-def _off_sum(call: AuditedCall) -> tuple[int, int, int, float] | None:
-    """The row of a softmax of the model's own whose weights do not sum to 1; None if all do."""
-    if not call.call.is_stored or call.call.softmax is None or call.call.dropout:
-        return None
-    made = call.call.softmax
-    if made.shape != call.weights.shape:
-        return None
-    for rows in call.chunks():
-        block, before = call.block(rows), call.block(rows, made)
+def _changed_weights(call: AuditedCall) -> Iterator[Finding]:
+    """A softmax of the model's own whose weights were made equal in all rows, or hidden in some, afterwards."""
+    for rows, made, used in _made_and_used(call):
+        differ = float((made - made[:, :, :1]).abs().max())
+        if min(made.shape[-2:]) >= 3 and differ > 1e-3 and float((used - used[:, :, :1]).abs().max()) < 1e-6:
+            yield Finding(
+                "row sums", "warning",
+                f"every query has the same weights, and those of its softmax differ by up to {differ:.2g}",
+                numbers={"difference": differ}, cause="the weights were averaged over the queries",
+                remedy="leave the axis of queries as it is",
+            )  # fmt: skip
+            return
+        if not call.call.is_stored or call.call.dropout:
+            return
         # (A sink has its part of a row, and weights multiplied by a gate have signs or scales of their own.)
-        is_masked = ((block == 0) | ((block - before).abs() <= 1e-6)).all() & ((block == 0) & (before > 1e-3)).any()
-        off = (block.sum(-1) - before.sum(-1)).abs() > 1e-3
+        is_masked = ((used == 0) | ((used - made).abs() <= 1e-6)).all() & ((used == 0) & (made > 1e-3)).any()
+        off = (used.sum(-1) - made.sum(-1)).abs() > 1e-3
         off = off & call.live[..., rows.start : rows.stop] & call.real_queries[:, None, rows.start : rows.stop]
         if bool(is_masked) and bool(off.any()):
-            at = [int(n) for n in off.nonzero()[0]]
-            return at[0], at[1], at[2] + rows.start, float(block[tuple(at)].sum())
-    return None
+            sequence, head, query = (int(n) for n in off.nonzero()[0])
+            total = float(used[sequence, head, query].sum())
+            yield Finding(
+                "row sums", "warning",
+                f"the weights of query {query + rows.start} of sequence {sequence}, head {head}, sum to {total:.3g}, "
+                "not to 1",
+                numbers={"sum": total}, cause="the weights were changed after the softmax, as by a mask",
+                remedy="hide keys before the softmax",
+            )  # fmt: skip
+            return
 
 
 class AddedMaskRule(CallRule):
@@ -130,41 +224,35 @@ class AddedMaskRule(CallRule):
 
     def of_call(self, call: AuditedCall) -> Iterator[Finding]:
         factors, added, sizes = call.call.factors, call.facts.mask.added, call.sizes
+        hide = "hide with -inf, or torch.finfo(dtype).min"
+        bias = None if factors is None else factors.call.bias
+        # (Beside a mask that hides, two numbers may be a bias.)
+        hides = isinstance(bias, DenseBias) and bool((bias.tensor <= HIDDEN).any())
         if _later_are_constant(call):
             yield Finding(
                 "mask added", "error", "in each row all later keys have the same weight, which is not 0: their scores "
                 "were replaced by one number, which hides nothing",
                 cause="masked_fill with a number such as 0 or -1", remedy="masked_fill with -inf",
             )  # fmt: skip
-            return
-        bias = None if factors is None else factors.call.bias
-        # (Beside a mask that hides, two numbers may be a bias.)
-        hides = isinstance(bias, DenseBias) and bool((bias.tensor <= HIDDEN).any())
-        if (added.startswith("0 and 1 are added") or "multiplied" in added) and not hides:
+        elif (added.startswith("0 and 1 are added") or "multiplied" in added) and not hides:
             yield Finding(
                 "mask added", "error", f"{added}: a mask of zeros and ones changes scores a little, and hides nothing",
                 cause="a mask of zeros and ones was used as if it were an additive one",
                 remedy="scores.masked_fill(mask == 0, -inf), or hand it over as bool",
             )  # fmt: skip
-            return
-        if factors is None and added.startswith("0 and -"):
+        elif factors is None and added.startswith("0 and -"):
             yield Finding(
                 "hidden by a finite number", "warning", f"{added}, and every query sees every key: it hides nothing",
-                cause="the number of the mask is no larger than scores are",
-                remedy="hide with -inf, or torch.finfo(dtype).min",
+                cause="the number of the mask is no larger than scores are", remedy=hide,
             )  # fmt: skip
         if factors is None or not isinstance(bias, DenseBias):
             return
         tensor = bias.tensor.detach()
         low = float(tensor.min())
-        if -HIDING_FROM < low < 0 and added and _is_of_later(call, tensor, low):
-            yield Finding(
-                "mask added", "error", f"{added}, the second to the later keys: it changes scores a little, and hides "
-                "nothing", cause="a causal mask of a small number", remedy="hide with -inf, or torch.finfo(dtype).min",
-            )  # fmt: skip
-            return
         # A learned or a relative bias has many values; a mask of a finite number has two.
-        if not -HIDING_FROM >= low > HIDDEN or not bool(((tensor == low) | (tensor == 0) | (tensor <= HIDDEN)).all()):
+        is_of_two = HIDDEN < low < 0 and bool(((tensor == low) | (tensor == 0) | (tensor <= HIDDEN)).all())
+        is_small = low > -HIDING_FROM
+        if not is_of_two or (is_small and not _is_of_later(call, tensor, low)):
             return
 
         def hidden(rows: range) -> Tensor:
@@ -174,10 +262,10 @@ class AddedMaskRule(CallRule):
         found = breach(call, hidden, of="that the mask should hide")
         if found is not None:
             yield Finding(
-                "hidden by a finite number", "error",
+                "mask added" if is_small else "hidden by a finite number", "error",
                 f"{found.share:.2%} of the weight is on keys that {low:g} should hide",
                 numbers={"share": found.share, "number": low}, example=found.example,
-                cause="scores are as large as the number", remedy="hide with -inf, or torch.finfo(dtype).min",
+                cause="scores are as large as the number", remedy=hide,
             )  # fmt: skip
 
 

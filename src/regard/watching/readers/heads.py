@@ -1,24 +1,195 @@
-"""The order of heads folded into the batch, (B * H, T, S) in place of (B, H, T, S), where rows have no labels.
+"""Which dimension of a call's tensors are the heads, by evidence; how the model lays them out; and their names.
 
-Their number comes from the running module (its attributes, or the batch of its arguments). The order comes from the
-values: each row is a slice of the output of a layer of the module for the arguments of one sequence, so the last vector
-of a row occurs in that sequence alone. Without that evidence nothing is unfolded.
+A head is a part of the channels of a projection, so that its dimension steps through channels; one of sequences, or of
+windows, steps through positions. Tensors of their own memory have no such steps: then a size that the running modules
+give as their number of heads tells it. Where the two are silent, the documentation of the called function counts, and
+where it has none, the dimension is unknown.
+
+Rows without labels, (B * H, T, S) in place of (B, H, T, S), get their order from the values: each row is a slice of the
+output of a layer of the running module for the arguments of one sequence, so the last vector of a row occurs in that
+sequence alone. Without that evidence nothing is unfolded.
 """
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import FrameType
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from regard.call.shapes import BATCH, DimensionName, Dimensions
 from regard.tensors.torch_private import DisableTorchFunction
 from regard.tensors.undisturbed import undisturbed
-from regard.watching.readers.head_layouts import Folding
+from regard.watching.running.thread_state import ThreadState
+
+
+class Folding(NamedTuple):
+    heads: int
+    heads_last: bool
+    """True if the heads of a sequence are adjacent (B * H), False if the sequences of a head are (H * B)."""
+
+    def unfolded(self, tensor: Tensor) -> Tensor:
+        """A tensor (B * H, ...) as (B, H, ...).
+
+        >>> import torch
+        >>> Folding(2, heads_last=True).unfolded(torch.arange(6))
+        tensor([[0, 1],
+                [2, 3],
+                [4, 5]])
+        >>> Folding(2, heads_last=False).unfolded(torch.arange(6))
+        tensor([[0, 3],
+                [1, 4],
+                [2, 5]])
+        """
+        if self.heads_last:
+            return tensor.unflatten(0, (-1, self.heads))
+        return tensor.unflatten(0, (self.heads, -1)).transpose(0, 1)
+
+    def folded(self, tensor: Tensor) -> Tensor:
+        """A tensor (B, H, ...) as (B * H, ...), or as (H * B, ...).
+
+        >>> import torch
+        >>> folding = Folding(2, heads_last=False)
+        >>> folding.folded(folding.unfolded(torch.arange(6)))
+        tensor([0, 1, 2, 3, 4, 5])
+        """
+        return (tensor if self.heads_last else tensor.transpose(0, 1)).flatten(0, 1)
+
+    def __str__(self) -> str:
+        order = "(B * H, T, S)" if self.heads_last else "(H * B, T, S)"
+        return f"the model folds {self.heads} heads into the batch, {order}: shown as (B, H, T, S)"
+
+
+class MovedHeads(NamedTuple):
+    """Heads that are not the dimension before the queries, as in (B, H, windows, T, D)."""
+
+    place: int
+    """The place of the heads, from the end."""
+
+    def unfolded(self, tensor: Tensor) -> Tensor:
+        """A tensor (B, H, ..., T, D) as (B, ..., H, T, D).
+
+        >>> import torch
+        >>> MovedHeads(-4).unfolded(torch.zeros(2, 3, 5, 7, 1)).shape
+        torch.Size([2, 5, 3, 7, 1])
+        """
+        return tensor.movedim(self.place, -3) if tensor.dim() >= -self.place else tensor
+
+    def folded(self, tensor: Tensor) -> Tensor:
+        return tensor.movedim(-3, self.place)
+
+    def __str__(self) -> str:
+        return "the model has its heads before its windows, (B, H, windows, T, S): shown as (B, windows, H, T, S)"
+
+
+HeadLayout = Folding | MovedHeads
+
+
+class Heads(NamedTuple):
+    dimensions: Dimensions | None = None
+    """Of the call as it is shown; None for those of its documentation."""
+    layout: HeadLayout | None = None
+    """None if the model has the heads before the queries, or none."""
+
+    @property
+    def notes(self) -> list[str]:
+        found = [] if self.layout is None else [str(self.layout)]
+        names = self.dimensions
+        if names is not None and names.why:
+            found.append(names.why)
+        elif names is not None and ("window" in names.leading or names.head is None):
+            found.append(f"its dimensions are {names}")
+        return found
+
+
+AS_DOCUMENTED = Heads()
+
+
+def documented_heads(thread: ThreadState, tensors: Sequence[Tensor]) -> Heads:
+    """The heads of a call whose documentation has them before the queries, (batch..., H, T, D).
+
+    `tensors` are its value, key and query, of one rank above 3.
+    """
+    steps, leading = _steps(thread, tensors, -3), tensors[-1].shape[:-2]
+    documented = AS_DOCUMENTED if len(leading) == 2 else _at(len(leading) - 1, len(leading))
+    if steps:
+        return documented
+    counts = [n for frame in thread.stack[: -MODULES - 1 : -1] for n in own_heads(frame.module)]
+    if steps is None and (not counts or leading[-1] in counts):
+        return documented
+    found = found_heads(thread, tensors, leading, counts)
+    if steps is None and found.dimensions is not None and "unknown" in found.dimensions.leading:
+        # Several maps for each head are plausible if the other dimension is the whole batch.
+        is_whole = any(len(tensor) == leading[0] for _, given in running() for tensor in given)
+        return documented if is_whole else found
+    return found
+
+
+def folded_heads(values: Tensor) -> Heads:
+    """The heads of a call of one leading dimension (N, S, E): folded into it, or none."""
+    folding = find_folding(values)
+    if isinstance(folding, Folding):
+        return Heads(Dimensions(("batch", "head")), folding)
+    return Heads(None if folding is None else Dimensions.unknown(1, folding))
+
+
+def found_heads(
+    thread: ThreadState, tensors: Sequence[Tensor], leading: Sequence[int], counts: Sequence[int] | None = None
+) -> Heads:
+    """The heads of a call by evidence alone; `leading` are the sizes before queries and keys."""
+    rank = len(leading)
+    if counts is None:
+        counts = [n for frame in thread.stack[: -MODULES - 1 : -1] for n in inferred_heads(frame.module)]
+    steps = [_steps(thread, tensors, place - rank - 2) for place in range(rank)]
+    places = [n for n, step in enumerate(steps) if step]
+    if not places:
+        places = [
+            n for n, (step, size) in enumerate(zip(steps, leading, strict=True)) if step is None and size in counts
+        ]
+    if len(places) == 2 and rank == 2 and leading[0] == leading[1]:
+        places = _told_apart(tensors) or places
+    if len(places) == 1:
+        return _at(places[0], rank)
+    if not places and all(step is False for step in steps):
+        return Heads(Dimensions(_beside(rank)))
+    told = f"the modules around it have {' or '.join(map(str, dict.fromkeys(counts)))} heads" if counts else (
+        "no module around it gives its number of heads, as `num_heads` does"
+    )  # fmt: skip
+    why = (
+        f"which of the dimensions {tuple(leading)} has the heads is not known: its values are no view of a projection, "
+        f"and {told}"
+    )
+    return Heads(Dimensions.unknown(rank, why))
+
+
+def _at(place: int, rank: int) -> Heads:
+    names = Dimensions((*_beside(rank - 1), "head"))
+    return Heads(names, None if place == rank - 1 else MovedHeads(place - rank - 2))
+
+
+def _beside(count: int) -> tuple[DimensionName, ...]:
+    windows: tuple[DimensionName, ...] = ("window",)
+    return (*BATCH, *windows * (count - 1)) if count else ()
+
+
+def _steps(thread: ThreadState, tensors: Sequence[Tensor], axis: int) -> bool | None:
+    """True if a dimension steps through the channels of a projection, False through its positions; None if unknown."""
+    for tensor in tensors:
+        if tensor.dim() >= -axis and (found := thread.streams.is_channel(tensor, axis)) is not None:
+            return found
+    return None
+
+
+def _told_apart(tensors: Sequence[Tensor]) -> list[int]:
+    """The place of the heads among two dimensions of one size, by the values of each sequence."""
+    folding = find_folding(tensors[0].flatten(0, 1)) if tensors and tensors[0].dim() == 4 else None
+    return [int(folding.heads_last)] if isinstance(folding, Folding) else []
+
 
 SAMPLES = 4
 """How many rows are looked for in the module's arguments."""

@@ -1,4 +1,6 @@
-"""Masks as one range of keys for each query are the masks themselves."""
+"""Masks as one range of keys for each query are the masks themselves; the numbers of their rows are of the pairs."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -6,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.call.masks.row_ranges import RowRanges
+from regard.call.masks.row_spans import FAR, RowRanges, RowSpans
 from regard.call.masks.selection import SelectedMask
 from regard.call.shapes import Sizes
 from tests.core.random_calls import combined
@@ -19,8 +21,24 @@ ALWAYS = ("lengths", "per query", "causal", "padding", "window", "prefix")
 """Masks that are one range for each query, whatever they were drawn to be."""
 
 
-def check(mask: regard.Mask, allowed: torch.Tensor, sizes: Sizes) -> bool:
-    """The ranges of a mask (B, H, T, S), if it has any."""
+T, S = 11, 9
+NAMED: dict[str, Any] = {
+    "none": None,
+    "causal": regard.causal(),
+    "far": regard.causal(1 << 40),
+    "offsets": regard.causal(torch.tensor([3, -4])),
+    "window": regard.window(3) & regard.causal(1),
+    "window of offsets": regard.window(5, side="both", offset=torch.tensor([0, 2])),
+    "lengths": regard.lengths(torch.tensor([2, 7])) & regard.causal(),
+    "lengths per query": regard.lengths(torch.arange(2 * T).reshape(2, T) % S, per_query=True),
+    "padding": regard.padding(torch.arange(2 * S).reshape(2, S) % 3 > 0) & regard.lengths(8),
+    "prefix": regard.prefix(torch.tensor([4, 0])),
+    "documents": regard.documents(torch.arange(T).expand(2, -1) // 4, key_ids=torch.arange(S).expand(2, -1) // 3),
+}
+
+
+def check(mask: regard.Mask | None, allowed: torch.Tensor, sizes: Sizes) -> bool:
+    """The ranges of a mask (B, H, T, S), if it has any, and the numbers of its rows: those of a row at a time."""
     found = RowRanges.of(mask, sizes, CPU)
     if found is None:
         return False
@@ -30,7 +48,32 @@ def check(mask: regard.Mask, allowed: torch.Tensor, sizes: Sizes) -> bool:
     dense = dense if found.stop is None else dense & (key < found.stop[..., None])
     dense = dense if found.keep is None else dense & found.keep[:, None]
     assert torch.equal(dense[:, None].expand(allowed.shape), allowed)
+    spans, read = (
+        found.spans(sizes, CPU),
+        RowSpans.read(lambda rows: (allowed[:, :1, rows.start : rows.stop], None), sizes.queries, 3),
+    )
+    for name in ("first", "last", "count", "live", "keys", "is_whole"):
+        own, other = getattr(spans, name), getattr(read, name)
+        assert torch.equal(own.expand(other.shape), other.to(own.dtype)), name
     return True
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_ranges_of_masks_by_name(name: str) -> None:
+    sizes = Sizes((2,), 1, 1, T, S, False)
+    mask = None if NAMED[name] is None else NAMED[name].bind(sizes, CPU)
+    allowed = torch.ones(2, 1, T, S) > 0 if mask is None else mask.dense(sizes).expand(2, 1, T, S)
+    assert check(mask, allowed, sizes)
+
+
+def test_closed_forms_are_numbers_and_other_masks_have_no_ranges() -> None:
+    sizes = Sizes((2,), 1, 1, T, S, False)
+    found = RowRanges.of((regard.causal() & regard.window(4)).bind(sizes, CPU), sizes, CPU)
+    assert found is not None
+    assert (found.lower, found.upper) == (S - T - 3, S - T + 1)
+    assert found.first is found.stop is found.keep is None
+    assert RowRanges.of(None, sizes, CPU).lower == -FAR
+    assert RowRanges.of((regard.padding(torch.ones(2, S) > 0) | regard.causal()).bind(sizes, CPU), sizes, CPU) is None
 
 
 @given(data=st.data(), queries=st.integers(1, 19), keys=st.integers(1, 23))

@@ -20,13 +20,13 @@ from regard.errors import ArgumentError, ShapeError
 from regard.kernels import BACKENDS, choose_backend, execute, run
 from regard.kernels.base import Backend, BackendName, Call, row_sum_error
 from regard.kernels.fused import as_sdpa
-from regard.kinds import refuse_wrong_kinds
 from regard.lazy import Displayed, displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.factors import Factors, needs_gradient, tensors_of_call
 from regard.maps.statistics.tiles import explained
 from regard.tensors.guards import State, has_values, is_overridden, is_recorded, run_state
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.tensor_tree import tensors_mapped
 
 ScoreName = Literal[

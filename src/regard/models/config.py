@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from regard.errors import ArgumentError, require
-from regard.kinds import refuse_wrong_kinds
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_above, require_dropout, require_one_of, require_sizes
 
 ACTIVATIONS, NORMS, NORM_POSITIONS = ("relu", "gelu", "swiglu"), ("layer", "rms"), ("pre", "post")

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from regard.errors import ArgumentError, ShapeError
-from regard.kinds import refuse_wrong_kinds
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_sizes
 
 

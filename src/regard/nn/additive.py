@@ -12,7 +12,7 @@ from regard.call.shapes import require_dense
 from regard.errors import ShapeError
 from regard.functional import Attended, attention
 from regard.kernels.base import BackendName
-from regard.kinds import refuse_wrong_kinds
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_dropout, require_sizes
 
 

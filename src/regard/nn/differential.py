@@ -12,8 +12,8 @@ from regard.call.masks.basic import causal
 from regard.call.rotary.rotary import Rotary
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention
-from regard.kinds import refuse_wrong_kinds
 from regard.nn.cache import KeyValue, Past
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_sizes
 
 

@@ -10,9 +10,9 @@ from regard.call.biases.relative import T5Bias
 from regard.call.positions import require_even, sinusoidal
 from regard.call.rotary.rotary import Half, Interleaved, Layout
 from regard.errors import ArgumentError, ShapeError
-from regard.kinds import refuse_wrong_kinds
 from regard.lazy import Displayed
 from regard.tensors.guards import may_be_kept
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_above, require_sizes
 
 MOST_KEPT = 1 << 20

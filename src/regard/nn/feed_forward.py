@@ -6,7 +6,7 @@ from typing import cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.kinds import refuse_wrong_kinds
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_dropout, require_sizes
 
 

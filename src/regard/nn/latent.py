@@ -13,9 +13,9 @@ from regard.call.rotary.rotary import Rotary
 from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention
-from regard.kinds import refuse_wrong_kinds
 from regard.nn.cache import KeyValue, Past
 from regard.nn.head_norms import HeadNorm
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_sizes
 
 

@@ -11,11 +11,11 @@ from regard.call.shapes import Dimensions, as_autocast, require_dense, without_a
 from regard.errors import ArgumentError, ShapeError
 from regard.functional import RECURRENT, Attended
 from regard.kernels.recurrence import Recurrence, fault_of
-from regard.kinds import refuse_wrong_kinds
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.linear_recurrent import GivenRecurrence
 from regard.tensors.guards import is_overridden, is_recorded
+from regard.tensors.kinds import refuse_wrong_kinds
 
 Removal = Literal["delta"] | tuple[Tensor, Tensor]
 

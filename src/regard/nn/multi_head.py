@@ -19,10 +19,10 @@ from regard.call.shapes import require_dense
 from regard.errors import ArgumentError, ShapeError, require
 from regard.functional import AnyNormalization, Attended, attention
 from regard.kernels.base import BackendName
-from regard.kinds import refuse_wrong_kinds
 from regard.maps.attention_map import AttentionMap
 from regard.nn.cache import KeyValue, Past
 from regard.nn.head_norms import AcrossHeads, HeadNorm, norm_of_heads, normed
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_dropout, require_one_of, require_sizes
 
 

@@ -16,12 +16,12 @@ from regard.call.masks.basic import Causal, as_mask, causal
 from regard.call.shapes import Sizes
 from regard.errors import ArgumentError
 from regard.functional import Attended
-from regard.kinds import refuse_wrong_kinds
 from regard.maps.sources.values import widened
 from regard.nn.cache import Past, RecurrentState
 from regard.nn.head_norms import normed
 from regard.nn.linear_attention import Recurred, linear_attention
 from regard.nn.short_convolution import ShortConvolution
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_sizes
 
 

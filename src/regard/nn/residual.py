@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from regard.kinds import refuse_wrong_kinds
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_dropout, require_sizes
 
 Norm = Callable[[int], nn.Module]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, require
-from regard.kinds import refuse_wrong_kinds
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.axis_text import FONT_POINTS
 from regard.views.colours import LIGHT, Theme
 from regard.views.drawing import Colouring, Panel, drawn

@@ -7,8 +7,8 @@ import numpy as np
 from torch import nn
 
 from regard.errors import ArgumentError, ShapeError
-from regard.kinds import refuse_wrong_kinds
 from regard.maps.attention_map import AttentionMap
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.html.contents import Example, Map
 from regard.watching.analysis.tables import Maps, named
 

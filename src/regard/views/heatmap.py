@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.call.masks.base import Mask
 from regard.errors import ArgumentError, ShapeError, require
-from regard.kinds import refuse_wrong_kinds
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.axis_text import FONT_POINTS, LINE, TITLE_POINTS, AxisLabel, room, short_title, shown
 from regard.views.colours import LIGHT, Theme
 from regard.views.drawing import Colouring, Drawn, Panel, drawn, limits_of

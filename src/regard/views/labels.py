@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from regard.errors import ArgumentError, ShapeError, require
-from regard.kinds import refuse_wrong_kinds
+from regard.tensors.kinds import refuse_wrong_kinds
 
 MARKS = {"\n": "↵", "\t": "⇥", "\x7f": "␡", "\xa0": "⍽", "\u202f": "⍽"}
 """Visible symbols for invisible characters. Every other space gets the symbol of the plain space, or alone its number,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from regard.errors import ArgumentError
-from regard.kinds import refuse_wrong_kinds
 from regard.maps.attention_map import AttentionMap
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.axis_text import FONT_POINTS, LINE, AxisLabel, measured, short_title, widest
 from regard.views.colours import LIGHT, Theme
 from regard.views.drawing import Colouring

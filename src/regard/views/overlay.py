@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, require, require_whole
-from regard.kinds import refuse_wrong_kinds
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views import figures
 from regard.views.axis_text import LINE, TITLE_POINTS, short_title
 from regard.views.colours import LIGHT, Theme

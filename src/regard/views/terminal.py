@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard.errors import ArgumentError
-from regard.kinds import refuse_wrong_kinds
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.colours import DARK, Colour, Theme, hexadecimal
 from regard.views.drawing import Colouring, Panel, note_of, ordered, read
 from regard.views.labels import printable, width

@@ -21,8 +21,8 @@ from torch import Tensor
 from regard.call.biases.base import Bias, BiasPull, SelectedBias
 from regard.call.shapes import Rows, Sizes
 from regard.errors import ArgumentError, ShapeError, require, require_whole
-from regard.kinds import refuse_wrong_kinds
 from regard.tensors.guards import has_values
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.memory import widest_dtype
 
 

@@ -22,8 +22,8 @@ from regard.call.shapes import (
     take,
 )
 from regard.errors import ArgumentError, ShapeError, require
-from regard.kinds import refuse_wrong_kinds
 from regard.tensors.guards import can_look, has_values, is_compiling, offset_and_shape
+from regard.tensors.kinds import refuse_wrong_kinds
 
 
 def lengths(valid: Integer[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:

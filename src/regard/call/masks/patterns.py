@@ -22,8 +22,8 @@ from regard.call.masks.base import Mask
 from regard.call.masks.basic import causal, lengths
 from regard.call.shapes import Sizes, canonical_per_sequence, counted, owned
 from regard.errors import ArgumentError, ShapeError, require, require_whole
-from regard.kinds import refuse_wrong_kinds
 from regard.tensors.guards import can_look, has_values, in_transform
+from regard.tensors.kinds import refuse_wrong_kinds
 
 
 @refuse_wrong_kinds

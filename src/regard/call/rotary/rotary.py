@@ -19,9 +19,9 @@ from torch import Tensor
 from regard.call.rotary.scalings import Scaling, has_fixed_numbers, plain_frequencies
 from regard.call.shapes import counted
 from regard.errors import ArgumentError, ShapeError, require_whole
-from regard.kinds import refuse_wrong_kinds
 from regard.lazy import Displayed
 from regard.tensors.guards import KeptPlace, where_kept
+from regard.tensors.kinds import refuse_wrong_kinds
 
 
 class Layout(ABC):

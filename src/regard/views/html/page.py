@@ -16,8 +16,8 @@ from typing import Any
 
 from regard.errors import ArgumentError
 from regard.files.atomic import file_errors, write_atomically
-from regard.kinds import refuse_wrong_kinds
 from regard.lazy import Displayed
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.colours import DARK, LIGHT, Theme, hexadecimal
 from regard.views.examples import Viewed, examples_of, title_of
 from regard.views.html.arrays import Arrays, as_text

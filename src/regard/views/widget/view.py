@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.kinds import refuse_wrong_kinds
 from regard.maps.sources.call import CallSource
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.display import bundle
 from regard.views.examples import Viewed, examples_of, title_of
 from regard.views.html.contents import Example

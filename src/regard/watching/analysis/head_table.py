@@ -9,7 +9,6 @@ from torch import Tensor
 
 from regard.call.shapes import index_tensor
 from regard.errors import ArgumentError, ShapeError
-from regard.kinds import refuse_wrong_kinds
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.source import LinearSource, Statistic
@@ -17,6 +16,7 @@ from regard.maps.statistics.chosen_keys import AtPlaces, OfEqualTokens, SumsOfKe
 from regard.maps.statistics.definitions import Entropy, Largest, ParticipationRatio, TopWeights, distance_in
 from regard.maps.statistics.divergence import divergence
 from regard.maps.statistics.tiles import ask, ask_all
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
 from regard.watching.module_names import Names
 from regard.watching.observed import Record

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
-from regard.kinds import refuse_wrong_kinds
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions as checked_positions
 from regard.maps.sources.combined import shares_of_sizes
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.watching.analysis.tables import Maps, named
 from regard.watching.module_names import Names
 from regard.watching.observed import Record

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
-from regard.kinds import refuse_wrong_kinds
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.undisturbed import evaluated
 from regard.watching.checks.checked import Checked, as_one
 from regard.watching.checks.given_subject import GivenSubject

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
 from numbers import Real
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin
 
 import numpy
 from torch import Tensor
@@ -91,7 +91,7 @@ def _test(kind: Any) -> Test | None:
     if origin is not None and issubclass(origin, Sequence):
         return _sequence(get_args(kind))
     kind = origin or kind
-    if kind is Callable or not inspect.isclass(kind) or kind in (object, Any) or getattr(kind, "_is_protocol", False):
+    if kind is Callable or not inspect.isclass(kind) or kind in (object, Any) or Protocol in kind.__bases__:
         return (callable, "a function") if kind is Callable else None
     return lambda given: isinstance(given, kind), "a mapping" if kind.__name__ == "Mapping" else f"a {kind.__name__}"
 

@@ -1,7 +1,7 @@
 """Processes that begin with torch and the program imported: a server imports them once, and forks for each.
 
 Such a process is one of its own like any other: it has computed nothing, is killed, interrupted and waited for. Only
-the three seconds of imports are not its own; `tests/test_start.py` and the tests of `torchrun` start real ones.
+the three seconds of imports are not its own; `tests/test_signals.py` and the tests of `torchrun` start real ones.
 
 Windows cannot fork, and macOS not once torch has begun its threads: there `run` and `run_ranks` start real ones too.
 """

@@ -212,23 +212,6 @@ def test_view_writes_one_file_that_is_named(call: Call, run: Path, tmp_path: Pat
     assert (tmp_path / "new" / "v.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_view_prints_to_a_pipe(call: Call, run: Path, tmp_path: Path) -> None:
-    before = sorted(run.iterdir())
-    # Five characters: no answer has more tokens (2 * 6 + 50 at most) than are printed one by one (64).
-    status, out, _ = call("view", str(run), "2 t 3", "--terminal")
-    assert status == 0
-    title, head, *lines = out.splitlines()
-    assert title == "2 t 3"
-    assert lines
-    assert head.split()[-1] == "<eos>"
-    for line in lines:
-        shares = [float(number) for number in line.split()[1:]]
-        assert len(shares) == len(head.split())
-        assert sum(shares) == pytest.approx(1, abs=0.01)
-    assert "\x1b" not in out
-    assert sorted(run.iterdir()) == before
-
-
 def test_whoever_stops_reading_is_not_an_error(run: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "regard", "translate", str(run), "--beam", "1"],

@@ -55,20 +55,3 @@ def _asked(node: ast.AST) -> list[ast.expr]:
 
 def test_no_number_that_may_be_absent_is_asked_for_its_truth() -> None:
     assert asked_for_truth(house.files()) == []
-
-
-def test_each_way_to_ask_for_truth_is_found() -> None:
-    planted = """
-class One:
-    limit: int | None
-    name: str | None
-def use(one: One, seed: int | None, size: int, share: float | None = None):
-    a = seed or 7, seed or 0, size or 3, one.name or "x"
-    if not share: pass
-    b = 1 if one.limit else 2
-    return share and 3, seed is not None and seed
-"""
-    found = asked_for_truth({"planted": ast.parse(planted)})
-    assert found == [
-        "planted: 1 if one.limit else 2", "planted: not share", "planted: seed or 7", "planted: share and 3",
-    ]  # fmt: skip

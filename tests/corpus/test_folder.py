@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import MISSING, fields
 from itertools import pairwise
 from pathlib import Path
@@ -145,6 +146,21 @@ def test_ranks_of_torchrun_write_the_same_bytes(stats: Path, gpt2: Path, docs: P
     again = forked.run(*command(gpt2, docs, tmp_path / "out"))
     assert again.returncode == 2
     assert "already holds statistics" in again.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_a_killed_process_loses_nothing(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for count in (1, 5):
+        process = forked.Forked(*command(gpt2, docs, out, "--resume"), imported=ENGINE)
+        deadline = time.monotonic() + 60
+        while len(list((out / "_done").glob("*.json"))) < count and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.kill()
+        process.wait()
+    measure_into(out, gpt2, docs, "--resume")
+    assert bytes_of(out) == bytes_of(stats)
 
 
 def test_a_process_killed_before_the_settings_were_written_loses_nothing(

@@ -14,6 +14,9 @@ from torch import Tensor
 from regard.corpus import Measure, reading
 from regard.corpus.settings import MEANS, NAMED_STATISTICS
 from regard.errors import ArgumentError, NotSeenError
+from regard.models.config import DecoderOnlyConfig
+from regard.tasks import LanguageModel, LanguageModelConfig, train_language_model, train_translation
+from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.viewing.choice import Choice
 from regard.tasks.viewing.foreign_model import ForeignModel
 from regard.tasks.viewing.view_input import ViewInput
@@ -21,6 +24,7 @@ from regard.views.html.contents import layer_names
 from regard.watching.analysis.head_table import BY_QUERY
 from tests.corpus.conftest import PLACES, documents, save_words
 from tests.families.architectures import library
+from tests.tasks.small_runs import small_config
 from tests.viewing.foreign_folders import save_model
 
 DOCS = documents(12, seed=1)
@@ -248,3 +252,37 @@ def test_layers_of_a_module_that_is_called_for_each_have_its_numbers_everywhere(
     assert [one.layer for one in layer_names(attention.maps).values()] == list(map(str, range(count)))
     chosen = Choice(layers=[count - 1]).of(attention)
     assert [one.layer for one in layer_names(chosen.maps).values()] == [str(count - 1)]
+
+
+# -- runs of regard train --------------------------------------------------------------------------
+
+
+def train_book(folder: Path, *, seed: int = 0) -> Path:
+    (folder / "book.txt").write_text("a line of a book\n" * 200)
+    decoder = DecoderOnlyConfig(dim=8, num_heads=2, num_layers=1, feed_forward_dim=8)
+    config = LanguageModelConfig(
+        data=(folder / "book.txt",), out=folder / "run", model=decoder, fit=FitConfig(steps=1), device="cpu",
+        tokenizer="characters", block_length=16, pictures=0, seed=seed,
+    )  # fmt: skip
+    train_language_model(config, overwrite=True)
+    return folder / "run"
+
+
+def test_a_run_that_was_trained_again_is_loaded_again(tmp_path: Path) -> None:
+    measure, found = Measure(tmp_path / "run", device="cpu"), []
+    for seed in (0, 1):
+        book = train_book(tmp_path, seed=seed)
+        rows = measure(pa.table({"text": ["a line", "a line of a book that is long"]})).to_pylist()
+        weights = LanguageModel.load(book, device="cpu").attend("a line").maps["decoder.0"]
+        for row in rows[:2]:
+            assert row["n_tokens"] == len("a line") + 1
+            assert row["entropy"] == pytest.approx(float(weights[row["head"]].entropy().mean()), abs=1e-6)
+        assert rows[2]["error"] == "the text has 29 tokens; expected 1 to 15"
+        found.append(rows[0]["entropy"])
+    assert abs(found[0] - found[1]) > 1e-5
+
+
+def test_a_translator_is_refused(tmp_path: Path) -> None:
+    train_translation(small_config(tmp_path, steps=1, validate_every=1))
+    with pytest.raises(ArgumentError, match="a translator of a run reads pairs"):
+        Measure(tmp_path / "run", device="cpu")(pa.table({"text": ["a line"]}))

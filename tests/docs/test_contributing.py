@@ -19,7 +19,6 @@ from tests.fuzz.core.masks import MASKS
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "CONTRIBUTING.md"
 RECIPES = ("Add a score", "Add a mask", "Add a backend")
-LONGEST = 50
 
 
 def code_of(recipe: str) -> list[str]:
@@ -70,13 +69,6 @@ def test_a_recipe_runs_and_keeps_every_contract(recipe: str) -> None:
     ):
         runner.run(test)
     assert runner.summarize().failed == 0
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_is_short(recipe: str) -> None:
-    """Lines that hold something, tests included."""
-    lines = [line for block in code_of(recipe) for line in block.splitlines() if line.strip()]
-    assert len(lines) < LONGEST
 
 
 def test_the_commands_name_what_there_is() -> None:

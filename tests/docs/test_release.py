@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from regard import __version__
-from tests import ROOT
+from tests import ROOT, package
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 RELEASE = runpy.run_path(str(ROOT / ".github/release.py"))
@@ -79,3 +79,40 @@ def test_classifiers_name_the_pythons_that_the_workflow_tests() -> None:
     named = [line.rpartition(" ")[2] for line in classifiers if re.search(r":: 3\.\d+$", line)]
     jobs = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"]
     assert named == jobs["test"]["strategy"]["matrix"]["python-version"] == ["3.11", "3.12", "3.13", "3.14"]
+
+
+# -- the files of an installation ------------------------------------------------------------------
+
+
+PROJECT_FILE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+DATA = PROJECT_FILE["tool"]["setuptools"]["package-data"]["regard"]
+
+
+def test_all_that_is_no_python_is_packed() -> None:
+    home = ROOT / "src" / "regard"
+    packed = {path.relative_to(home).as_posix() for pattern in DATA for path in home.glob(pattern)}
+    others = {name for name in package.sources() if not name.endswith(".py")}
+    assert others - packed == set()
+    assert {
+        "py.typed",
+        "views/html/page.js",
+        "views/html/page.css",
+        "views/widget/widget.js",
+        "serving/live/live.html",
+    } <= packed
+
+
+def test_a_licence_a_command_and_every_package_are_packed() -> None:
+    project = PROJECT_FILE["project"]
+    assert [(ROOT / name).is_file() for name in project["license-files"]] == [True]
+    assert project["scripts"] == {"regard": "regard.cli.main:program"}
+    # setuptools packs folders that have an __init__.py.
+    folders = {(ROOT / "src" / "regard" / name).parent for name in package.sources()}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_the_table_of_extras_is_that_of_the_package() -> None:
+    extras = PROJECT_FILE["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    table = page.partition("| extra |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == list(extras)

@@ -81,6 +81,7 @@ KINDS: list[tuple[str, regard.Mask | None, str]] = [
      "padding inside (1 key)"),
     ("causal, right", regard.causal() & regard.lengths(ids(7, 4)), "causal, padding right (3 keys)"),
     ("causal, left", regard.causal() & ~regard.lengths(ids(2, 0)), "causal, padding left (2 keys)"),
+    ("one later", regard.causal(1), "causal, but off by one: each query sees the next key"),
     ("window", regard.window(3), "window of 3"),
     ("window, left", regard.window(3) & ~regard.lengths(ids(2, 0)), "window of 3, padding left (2 keys)"),
     ("both sides", regard.window(3, side="both"), "window of 3 to both sides"),

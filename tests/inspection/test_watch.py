@@ -850,9 +850,7 @@ def test_maps_can_be_read_while_watching() -> None:
     assert len(seen) == 4
 
 
-class Attends(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(x, x, x)
+Attends = module(lambda m, x: F.scaled_dot_product_attention(x, x, x))
 
 
 def test_another_name_of_a_shared_module_is_told() -> None:

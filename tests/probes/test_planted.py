@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import regard
 from regard.errors import ArgumentError
 from regard.watching.checks import Checked, check
-from regard.watching.checks.given_subject import GivenSubject
+from regard.watching.checks.subject import Subject
 
 pytest.importorskip("transformers")
 import transformers
@@ -80,6 +80,33 @@ def mllama() -> tuple[nn.Module, dict[str, Tensor]]:
     return model, batch
 
 
+class Ahead(nn.Module):
+    """A model that reads later positions by one module."""
+
+    def __init__(self, mix: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.mix, self.head = nn.Embedding(50, 8), mix, nn.Linear(8, 50)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        if isinstance(self.mix, nn.Conv1d):
+            return self.head(self.mix(x.mT).mT)
+        return self.head(self.mix(x)[0] if isinstance(self.mix, nn.GRU) else self.mix(x, x, x, need_weights=False)[0])
+
+
+@pytest.mark.parametrize(
+    ("mix", "cause"),
+    [
+        (nn.Conv1d(8, 8, 3, padding=1), "its convolution reads later positions"),
+        (nn.GRU(8, 4, bidirectional=True, batch_first=True), "its recurrence reads later positions"),
+        (nn.MultiheadAttention(8, 2, batch_first=True), "its attention needs a causal mask on this path"),
+    ],
+)
+def test_a_look_ahead_has_the_cause_of_its_module(mix: nn.Module, cause: str) -> None:
+    checked = check(sharp(Ahead(mix)), {"input_ids": torch.randint(0, 50, (2, 12))}, causal=True)
+    assert (cause, "mix") in {(one.cause, one.path) for one in checked.errors if one.reason == "future"}
+
+
 @pytest.mark.parametrize("keys", [9, 14])
 def test_cross_attention_is_causal_where_nobody_says_that_it_is_not(monkeypatch: pytest.MonkeyPatch, keys: int) -> None:
     """transformers#48172: the kernel is causal for every module that has no attribute `is_causal`."""
@@ -91,7 +118,7 @@ def test_cross_attention_is_causal_where_nobody_says_that_it_is_not(monkeypatch:
     assert not check(model, batch, causal=True).faults
     monkeypatch.delattr(MllamaTextCrossAttention, "is_causal")
     checked = check(model, batch, causal=True)
-    assert found(checked) == {"causal cross-attention"}
+    assert found(checked) == {"causal cross-attention", "kernel and eager"}
     assert places(checked, "causal cross-attention") == {"model.layers.1.cross_attn"}
 
 
@@ -343,12 +370,12 @@ def test_a_convolution_over_padding_is_an_error_as_attention_to_it_is() -> None:
 @pytest.mark.parametrize("name", ["seen", "mask"])
 def test_a_mask_for_all_sequences_is_known_by_its_shape_and_by_no_name(name: str) -> None:
     allowed, ids = torch.ones(4, 4, dtype=torch.bool).tril(), torch.randint(3, 61, (2, 4))
-    subject = GivenSubject(torch.nn.Identity(), {"x": ids, name: allowed}, causal=None)
+    subject = Subject(torch.nn.Identity(), {"x": ids, name: allowed})
     assert set(subject.rows.long) == {"x"}
     with pytest.raises(ArgumentError, match=rf"{name}: \(4, 4\) may be a mask \(T, T\) for all sequences"):
-        GivenSubject(torch.nn.Identity(), {"x": ids.repeat(2, 1), name: allowed}, causal=None)
+        Subject(torch.nn.Identity(), {"x": ids.repeat(2, 1), name: allowed})
     padding = {"x": ids.repeat(2, 1), "attention_mask": allowed}
-    assert set(GivenSubject(torch.nn.Identity(), padding, causal=None).rows.long) == set(padding)
+    assert set(Subject(torch.nn.Identity(), padding).tells) == {"attention_mask"}
 
 
 # -- sinks -------------------------------------------------------------------------------------------------
@@ -460,45 +487,6 @@ def test_a_model_of_ones_own_is_read_with_its_cache(mask: bool) -> None:
     assert not checked, str(checked)
     assert {"a cache, one position at a time", "a cache, three positions at a time"} <= set(checked.tried)
     assert "cache" in found(check(Cached(is_faulty=True), given, causal=True))
-
-
-# -- weights that nothing takes ----------------------------------------------------------------------------
-
-
-class Taking(nn.Module):
-    """nn.MultiheadAttention whose weights are taken in one of several ways, or by nothing."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.way, self.attend = way, nn.MultiheadAttention(8, 2, batch_first=True)
-        self.kept: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Any:
-        if self.way == "asks for none":
-            return self.attend(x, x, x, need_weights=False)[0]
-        found, weights = self.attend(x, x, x, None, True)
-        match self.way:
-            case "uses":
-                return found + weights.mean()
-            case "uses if there":
-                return found if weights is None else found + weights.amax(-1, keepdim=True)
-            case "returns":
-                return found, weights
-            case "keeps":
-                self.kept = weights
-        return found
-
-
-@pytest.mark.parametrize(
-    ("way", "is_unused"),
-    [("drops", True), ("asks for none", False), ("uses", False), ("uses if there", False), ("returns", False),
-     ("keeps", False)],
-)  # fmt: skip
-def test_weights_of_multi_head_attention_that_nothing_takes_are_told(way: str, is_unused: bool) -> None:
-    checked = check(Taking(way), torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1)))
-    assert not checked, str(checked)
-    assert [one.path for one in checked.infos if one.reason == "unused weights"] == ["attend"] * is_unused
 
 
 def test_a_rolled_cache_of_the_oldest_keys_is_told_from_positions_that_stand_still() -> None:

@@ -1,5 +1,6 @@
 """What only Linux or POSIX has is not needed: modules, functions, folders that can be opened, files in use replaced."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -146,4 +147,32 @@ def test_folders_are_locked_where_they_cannot_be_opened(windows: None, tmp_path:
         assert not list(run.iterdir())
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     with locked(run, refusal="wait"):
+        pass
+
+
+# -- locks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not list the open files of a process")
+def test_a_lock_ends_with_its_block_however_that_ends(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with locked(tmp_path, refusal="no"):
+            with pytest.raises(RunFolderError, match="no"), locked(tmp_path, refusal="no"):
+                pass
+            raise KeyboardInterrupt
+
+    descriptors = len(os.listdir("/dev/fd"))
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    assert len(os.listdir("/dev/fd")) == descriptors
+    assert not list(tmp_path.iterdir())  # no file is made for it, and its descriptor dies with the process
+
+
+def test_where_there_are_no_locks_nobody_is_kept_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(_descriptor: int, *, blocking: bool) -> bool:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(locks, "lock_descriptor", unsupported)
+    with locked(tmp_path, refusal="no"), locked(tmp_path, refusal="no"):
         pass

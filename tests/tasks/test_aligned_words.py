@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from regard.cli.main import run_command
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.translation.aligned_words import as_line, word_numbers, words_aligned
 from regard.tasks.translation.options import AlignmentOf
+from regard.tasks.translation.translator import Translator
 from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, write_pairs
 from tests.tasks.test_read_once import fed
@@ -75,3 +77,23 @@ def test_align_prints_a_line_for_each_pair_that_training_reads(run_of_words: Pat
             assert call(
                 "align", str(run_of_words), "--data", str(run_of_words.parent / f"once{len(flags)}.tsv"), *flags
             )[:2] == (0, out)
+
+
+# -- a model that is taught by another's translations ----------------------------------------------
+
+
+def test_a_pupil_learns_from_what_a_run_writes(run_of_words: Path, tmp_path: Path) -> None:
+    """The two commands of docs/translate.md."""
+    (tmp_path / "train.en").write_text("".join(f"{source}\n" for source, _ in PAIRS), encoding="utf-8")
+    distilled, pupil = tmp_path / "distilled.fr", tmp_path / "pupil"
+    made = (
+        f"translate {run_of_words} --input {tmp_path / 'train.en'} --output {distilled} --max-length 1000 --device cpu"
+    )
+    made += " --engine regard"  # a beam of CTranslate2 ends earlier
+    assert run_command(made.split()) == 0
+    written = distilled.read_text(encoding="utf-8").splitlines()
+    assert written == [one.text for one in Translator.load(run_of_words, device="cpu").translate(s for s, _ in PAIRS)]
+    sizes = "--transformer.dim 8 --transformer.num-heads 2 --vocab-size 300 --steps 1 --pictures 0 --device cpu"
+    learn = f"train --out {pupil} --data {tmp_path / 'train.en'} {distilled} {sizes}"
+    assert run_command(learn.split()) == 0
+    assert "40 pairs to train on, 10 held out" in (pupil / "train.log").read_text()

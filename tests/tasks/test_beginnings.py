@@ -6,9 +6,6 @@ import pytest
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.tasks import Translator, train_translation
-from regard.tasks.generation.config import Beam
-from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.training.metrics import bleu
 from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs
 
 
@@ -19,14 +16,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = small_config(folder, steps=120, validate_every=30, save_every=30)
     train_translation(config)
     return config.out
-
-
-def test_best_by_bleu_in_training(tmp_path: Path) -> None:
-    config = small_config(tmp_path, steps=60, validate_every=30, best_by="bleu", ema_decay=0.5)
-    translator = train_translation(config)
-    found = [one.text for one in translator.translate((source for source, _ in PAIRS), beam=Beam(1))]
-    best = RunFolder(config.out).checkpoints.position("best").best_value
-    assert bleu(found, [target for _, target in PAIRS]).value == pytest.approx(best)
 
 
 def test_warm_start_begins_with_another_run(run: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from regard.tasks.text.tokenizer_recipes import Characters
 from regard.tasks.text.tokenizers import BOS, EOS
 from regard.tasks.viewing.own_model import OwnModel
 from regard.tasks.viewing.view_input import ViewInput
-from tests.tasks.small_runs import changed, with_fit
+from tests.tasks.small_runs import with_fit
 
 LINES = [f"{n} and {m} make {n + m}; 木 {n}" for n in range(12) for m in range(12)]
 TINY: dict[str, Any] = {"dim": 24, "num_heads": 2, "num_layers": 2, "feed_forward_dim": 32, "dropout": 0.0}
@@ -118,17 +118,6 @@ def test_several_files_and_files_of_their_own_for_validation(tmp_path: Path) -> 
 def losses(folder: Path) -> list[tuple[str, int, float]]:
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [(record["event"], record["step"], record["loss"]) for record in records]
-
-
-def test_a_run_that_goes_on_has_the_losses_of_one_that_never_stopped(tmp_path: Path) -> None:
-    config = small_config(tmp_path, model=DecoderOnlyConfig(**TINY | {"dropout": 0.2}), steps=9, patience=0)
-    train_language_model(config)
-    stopped = changed(config, out=tmp_path / "stopped", steps=3)
-    train_language_model(stopped)
-    train_language_model(changed(stopped, steps=9), resume=True)
-    assert losses(config.out) == losses(stopped.out)
-    with pytest.raises(RunFolderError, match="has block_length 32, not 16"):
-        train_language_model(replace(stopped, block_length=16), resume=True)
 
 
 def test_what_is_predicted_can_be_predicted(writer: LanguageModel) -> None:

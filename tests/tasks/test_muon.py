@@ -14,21 +14,6 @@ from regard.tasks.translation.train import run_translation
 from tests.tasks.small_runs import changed, small_config
 from tests.tasks.test_language_model import small_config as text_config
 
-RUNS: dict[str, tuple[Callable[..., Any], dict[str, Any], Callable[..., str]]] = {
-    "transformer": (small_config, {}, run_translation),
-    "rnn": (small_config, {"model": "rnn"}, run_translation),
-    "model": (text_config, {}, run_language_model),
-}
-"""By the setting with the sizes of the model."""
-
-
-def settings(part: str, folder: Path, **changes: Any) -> Any:
-    """A run of four steps with dropout in its model."""
-    folder.mkdir()
-    make, more, _ = RUNS[part]
-    config = make(folder, steps=4, validate_every=2, save_every=2, **more)
-    return replace(config, **{part: replace(getattr(config, part), dropout=0.2)}, **changes)
-
 
 def tensors_of(folder: Path) -> dict[str, bytes]:
     """The bits of all tensors of the checkpoints, but for Python's generator: beartype draws from it in tests."""
@@ -42,19 +27,28 @@ def tensors_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("part", "options"),
+    ("make", "part", "train", "more"),
     [
-        ("rnn", {"optimizer": "muon"}),
-        ("transformer", {"optimizer": "muon", "muon_rate": 2.0}),
-        ("model", {"optimizer": "muon"}),
+        (small_config, "transformer", run_translation, {"muon_rate": 2.0}),
+        (small_config, "rnn", run_translation, {"model": "rnn"}),
+        (text_config, "model", run_language_model, {}),
     ],
 )
-def test_a_run_is_another_and_resumes_bit_for_bit(part: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_is_another_and_resumes_bit_for_bit(
+    make: Callable[..., Any], part: str, train: Callable[..., Any], more: dict[str, Any], tmp_path: Path
+) -> None:
+    """Runs of four steps with dropout in their model."""
     found = []
     for name in ("plain", "whole", "parted"):
-        config = settings(part, tmp_path / name, **{} if name == "plain" else options)
+        (tmp_path / name).mkdir()
+        options = {name: value for name, value in more.items() if name == "model"} if name == "plain" else more
+        config = make(
+            tmp_path / name, steps=4, validate_every=2, save_every=2, optimizer="adamw" if name == "plain" else "muon",
+            **options,
+        )  # fmt: skip
+        config = replace(config, **{part: replace(getattr(config, part), dropout=0.2)})
         for steps in (1, 4) if name == "parted" else (4,):
-            RUNS[part][2](changed(config, steps=steps), resume=True)
+            train(changed(config, steps=steps), resume=True)
         found.append(tensors_of(config.out))
     plain, whole, parted = found
     assert parted == whole

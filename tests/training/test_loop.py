@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderError
+from regard.models.config import DecoderOnlyConfig, RNNConfig, TransformerConfig
+from regard.models.one_stack import DecoderOnly
+from regard.models.rnn import RNNSeq2Seq
+from regard.models.transformer import Transformer
+from regard.nn import MultiHeadAttention
+from regard.tasks import train_translation
+from regard.tasks.runs import run
+from regard.tasks.runs.run import recompute_layers
+from regard.tasks.training import distributed as devices
 from regard.tasks.training.checkpoints import Checkpoints
-from regard.tasks.training.distributed import start_fabric
+from regard.tasks.training.distributed import agreed_precision, choose_precision, start_fabric
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.loop import fit
 from regard.tasks.training.losses import Batches, Loss, LossSum, Validate
@@ -19,6 +28,7 @@ from regard.tasks.training.optimizers import adamw
 from regard.tasks.training.reporting import Event, Finished, Saved, Stepped, Validated
 from regard.tasks.training.schedules import constant
 from tests import forked
+from tests.tasks.small_runs import changed, small_config
 from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, toy_loss, train_toy
 
 TOY = "tests.training.toy_training:main"
@@ -145,17 +155,6 @@ def test_no_data_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
         run_in_process(tmp_path, FitConfig(steps=3), batches=Nothing())
 
 
-def test_clipping_bounds_the_update() -> None:
-    """With plain SGD the parameters move by exactly rate * clip_norm when the gradient is longer."""
-    model = ToyModel(0.0)
-    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    sgd = torch.optim.SGD([{"params": list(model.named_parameters())}], lr=0.0)
-    config = FitConfig(steps=1, clip_norm=1e-3)
-    fit(model, ToyBatches(), toy_loss, sgd, constant(2.0), config=config, fabric=start_fabric("cpu", "float32"))
-    moved = nn.utils.parameters_to_vector(model.parameters()).detach() - before
-    assert float(moved.norm()) == pytest.approx(2e-3, rel=1e-3)
-
-
 def test_a_group_may_have_a_rate_of_its_own() -> None:
     model = ToyModel(0.0)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -235,3 +234,104 @@ def run_in_process(
         callbacks=[events.append],
     )
     return events
+
+
+# -- precision -------------------------------------------------------------------------------------
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("amx", "expected"), [(True, "bf16"), (False, "float32")])
+def test_auto_takes_bf16_by_tiles_alone(monkeypatch: pytest.MonkeyPatch, amx: bool, expected: str) -> None:
+    monkeypatch.setattr(devices, "has_amx", lambda: amx)
+    assert choose_precision("auto", CPU) == expected
+
+
+def test_all_ranks_take_the_answer_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broadcast(answer: torch.Tensor, source: int) -> None:
+        assert source == 0
+        answer.fill_(1)
+
+    monkeypatch.setattr(devices, "has_amx", lambda: False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert agreed_precision("auto", CPU) == "float32"  # they cannot speak yet
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
+    assert agreed_precision("auto", CPU) == "bf16"
+    assert choose_precision("auto", CPU) == "float32"  # a translator on one rank waits for no other
+
+
+def test_a_run_keeps_its_precision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run that goes on asks neither the processor nor the file of the machine again."""
+    config = small_config(tmp_path, precision="auto", steps=3)
+    monkeypatch.setattr(run, "agreed_precision", lambda *_: "bf16")
+    train_translation(config)
+    assert 'precision = "bf16"' in (config.out / "run.toml").read_text()
+    monkeypatch.setattr(run, "agreed_precision", lambda *_: "float32")
+    train_translation(changed(config, steps=4), resume=True)
+    assert 'precision = "bf16"' in (config.out / "run.toml").read_text()
+
+
+# -- layers that are computed again ----------------------------------------------------------------
+
+
+def steps(model: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    """The losses of a few steps, with dropout."""
+    torch.manual_seed(5)
+    optimizer = adamw(model)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01
+    losses = []
+    for _ in range(3):
+        loss = model(*inputs).logsumexp(-1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("attention_dropout", [0.0, 0.2])
+def test_recomputed_layers_give_the_same_bits(attention_dropout: float) -> None:
+    sizes: dict[str, Any] = {
+        "dim": 12,
+        "num_heads": 2,
+        "feed_forward_dim": 20,
+        "dropout": 0.3,
+        "attention_dropout": attention_dropout,
+    }
+    tokens, lengths = torch.randint(4, 17, (3, 7)), torch.tensor([7, 2, 5])
+
+    def make(name: str) -> tuple[torch.nn.Module, tuple[Tensor, ...]]:
+        torch.manual_seed(2)
+        if name == "decoder":
+            return DecoderOnly(DecoderOnlyConfig(num_layers=2, **sizes), vocab_size=17), (tokens,)
+        config = TransformerConfig(encoder_layers=2, decoder_layers=2, **sizes)
+        return Transformer(config, source_vocab_size=17, target_vocab_size=17), (tokens, lengths, tokens[:, :5])
+
+    for name in ("decoder", "translator"):
+        plain, inputs = make(name)
+        again, _ = make(name)
+        recompute_layers(again)
+        runs_of_attention = count_calls(again)
+        assert torch.equal(steps(plain, inputs), steps(again, inputs))
+        assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), again.parameters(), strict=True))
+        assert runs_of_attention[0] == 2 * 3  # there and back, in each step
+
+
+def count_calls(model: torch.nn.Module) -> list[int]:
+    """How often the first attention module is called."""
+    calls = [0]
+
+    def note(*_: Any) -> None:
+        calls[0] += 1
+
+    next(m for m in model.modules() if isinstance(m, MultiHeadAttention)).register_forward_pre_hook(note)
+    return calls
+
+
+def test_a_model_without_layers_has_nothing_to_recompute() -> None:
+    with pytest.raises(ArgumentError, match="RNNSeq2Seq has no stack"):
+        recompute_layers(RNNSeq2Seq(RNNConfig(), source_vocab_size=9, target_vocab_size=9))

@@ -427,22 +427,6 @@ def test_more_layers_than_memory_holds_are_refused_at_once(
     assert call("view", str(tmp_path), *TOKENS, "--terminal")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("package", "folder"), [("antiberty", "trained_models/AntiBERTy_md_smooth"), ("mgm", "resources/general_model")]
-)
-def test_published_models(package: str, folder: str, call: Call, tmp_path: Path) -> None:
-    """antiberty 0.1.3 and microformer-mgm 0.5.8, with their weights in the package."""
-    from importlib.util import find_spec
-
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations:
-        pytest.skip(f"{package} is not installed: pip install --no-deps antiberty==0.1.3 microformer-mgm==0.5.8")
-    path = Path(found.submodule_search_locations[0]) / folder
-    one = numbers(call, tmp_path, str(path), "--tokens", *map(str, [2, *range(5, 20), 3]))
-    assert [len(layer["weights"]) for layer in one["maps"]] == [8] * 8
-    assert call("check", str(path))[0] == 0
-
-
 # -- the first line ----------------------------------------------------------------------------------------
 
 

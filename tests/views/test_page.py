@@ -102,38 +102,6 @@ def long_map(length: int = 150, heads: int = 2) -> regard.AttentionMap:
     return weights
 
 
-def test_pictures_strongest_keys_and_numbers_of_a_long_map() -> None:
-    """Of the heads and of their mean, against NumPy on the dense weights."""
-    weights = long_map()
-    dense = weights.dense().double().numpy()
-    both = [*dense, dense.mean(0)]
-    data = embedded(page([Example("", {"x": Map(weights)})], budget_mb=EMPTY_MB + 0.15).text)
-    (map_,) = data["examples"][0]["maps"]
-    assert [one["grid"] for one in map_["pictures"]] == [[64, 64]] * 2
-    parts = np.array_split(np.arange(150), 64)
-    for how, reduce in (("largest", np.max), ("mass", np.sum)):
-        drawn = np.concatenate([array_of(data, one[how]).reshape(-1, 64, 64) for one in map_["pictures"]])
-        expected = [[[reduce(head[np.ix_(i, j)]) for j in parts] for i in parts] for head in both]
-        np.testing.assert_allclose(drawn, expected, rtol=0.001, atol=1e-6)
-    for head, expected in enumerate(both):
-        top = map_["top"][str(head)]
-        keys = array_of(data, top["place"]).astype(int).reshape(150, top["k"]).cumsum(-1)
-        shares, rest = array_of(data, top["place"] + 1).reshape(keys.shape), array_of(data, top["place"] + 2)
-        assert top["k"] == 16
-        for row in range(150):
-            held = shares[row] > 0
-            assert set(keys[row][held]) == set(
-                np.flatnonzero(expected[row] >= np.sort(expected[row])[-16]) if row > 15 else range(row + 1)
-            )
-            np.testing.assert_allclose(shares[row][held], expected[row, keys[row][held]], rtol=0.001, atol=1e-6)
-        np.testing.assert_allclose(shares.sum(-1) + rest, 1, atol=2e-3)
-        assert map_["largest"][head] == pytest.approx(expected.max(), rel=1e-4)
-        assert map_["withoutSink"][head] == pytest.approx(expected[:, 1:].max(), rel=1e-4)
-    entropy = -(dense * np.log(np.where(dense > 0, dense, 1))).sum(-1).mean(-1)
-    np.testing.assert_allclose(map_["statistics"]["entropy"][:2], entropy, rtol=1e-3)
-    np.testing.assert_allclose(map_["statistics"]["first"][:2], dense[:, 1:, 0].mean(-1), rtol=1e-3)
-
-
 def test_the_budget_is_kept_and_spent_in_order() -> None:
     """Pictures first, then the strongest keys, then exact weights; whatever the budget, the document is within it."""
     weights = long_map(200, 3)

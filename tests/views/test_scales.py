@@ -11,6 +11,7 @@ from matplotlib.colors import to_rgb
 import regard
 from regard.errors import ArgumentError
 from regard.views import DARK, LIGHT, Panel, Theme, heatmap, heatmap_grid, model_grid
+from regard.views.colours import hexadecimal, ramp
 from regard.views.scales import SCALES, Limits, scale_of
 from tests.views.written_dates import softmax
 
@@ -237,3 +238,29 @@ def test_a_map_of_zeros_is_drawn() -> None:
     for scale in NAMES:
         cell_colours(heatmap(np.zeros((2, 2)), scale=scale))
         cell_colours(heatmap(np.full((1, 1), 0.3), scale=scale))
+
+
+# -- the ramp --------------------------------------------------------------------------------------
+
+
+def lightness(colours: Any) -> Any:
+    """CIE L* of sRGB colours, 0..100."""
+    colours = np.asarray(colours)
+    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+    luminance = linear @ [0.2126729, 0.7151522, 0.0721750]
+    return 116 * np.cbrt(luminance) - 16
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_steps_are_even(dark: bool) -> None:
+    colours = ramp(dark=dark)
+    assert np.min(colours) >= 0
+    assert np.max(colours) <= 1
+    steps = np.diff(lightness(colours)) * (1 if dark else -1)
+    assert steps.min() > 0.4 * steps.mean()
+    assert steps.max() < 1.8 * steps.mean()
+
+
+def test_hex_is_the_same_colour() -> None:
+    read = [[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in map(hexadecimal, ramp(steps=9))]
+    np.testing.assert_allclose(read, ramp(steps=9), atol=0.5 / 255)

@@ -1,8 +1,10 @@
 """`regard check`: whether a model attends as it should."""
 
+import importlib
+import sys
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tyro
 
@@ -14,7 +16,12 @@ from regard.files.model_folder import OnProgress, is_huggingface, snapshot_of
 from regard.tasks.registry import task_of
 
 if TYPE_CHECKING:
-    from regard.watching.checks.targets import Target
+    from torch import nn
+
+
+class Target(NamedTuple):
+    model: "nn.Module"
+    batch: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,7 @@ class CheckCommand(Command):
             raise SystemExit(1 if checked.faults else 2)
 
 
-def _read(words: str) -> "Target":
+def _read(words: str) -> Target:
     folder = snapshot_of(Path(words))
     foreign = is_huggingface(folder)
     with reading(folder if foreign else None) as tell:
@@ -71,13 +78,31 @@ def _read(words: str) -> "Target":
         return _target(words, folder, tell)
 
 
-def _target(words: str, folder: Path, tell: OnProgress) -> "Target":
-    from regard.watching.checks.targets import Target, of_function
-
+def _target(words: str, folder: Path, tell: OnProgress) -> Target:
     if not folder.is_dir():
-        return of_function(words)
+        return _of_function(words)
     if not is_huggingface(folder):
         return Target(task_of(folder).load(folder).model)
     from regard.huggingface.folder import load_folder
 
     return Target(load_folder(folder, tell).model)
+
+
+def _of_function(words: str) -> Target:
+    """The model, or (model, batch), of "module:function", imported as by Python, from the working directory too."""
+    from torch import nn
+
+    name, _, function = words.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(name), function)()
+    except Exception as error:
+        raise ArgumentError(f"{words} gave no model: {type(error).__name__}: {error}") from error
+    model, batch = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"{words} must return a torch.nn.Module, or (module, batch) with the arguments of one call; it returned "
+            f"{type(found).__name__}"
+        )
+    return Target(model, batch)

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from regard.call.biases.relative import T5Bias
 from regard.call.positions import require_even, sinusoidal
 from regard.call.rotary.rotary import Half, Interleaved, Layout
 from regard.errors import ArgumentError, ShapeError
@@ -131,36 +130,6 @@ class NoPositions(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
         return x
-
-
-class RelativeBias(Displayed, nn.Module):
-    """The table of a `regard.T5Bias`, shared by all layers of a stack.
-
-    Args:
-        num_heads: H.
-        num_buckets: the rows of the table.
-        bidirectional: whether keys after the query have their own buckets.
-        max_distance: from this distance on, all distances share the last bucket.
-
-    Raises:
-        ArgumentError: a size is below 1; or, in a call, the buckets and max_distance do not fit each other.
-
-    Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.1.
-
-    >>> RelativeBias(4, num_buckets=8)().table.shape
-    torch.Size([8, 4])
-    """
-
-    def __init__(
-        self, num_heads: int, *, num_buckets: int = 32, bidirectional: bool = True, max_distance: int = 128
-    ) -> None:
-        super().__init__()
-        require_sizes(num_heads=num_heads, num_buckets=num_buckets)
-        self.weight = nn.Parameter(torch.zeros(num_buckets, num_heads))
-        self.bidirectional, self.max_distance = bidirectional, max_distance
-
-    def forward(self) -> T5Bias:
-        return T5Bias(self.weight, bidirectional=self.bidirectional, max_distance=self.max_distance)
 
 
 class LearnedPositions(Displayed, nn.Module):

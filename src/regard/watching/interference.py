@@ -25,6 +25,10 @@ PositionAxes = Mapping[TensorPlace, Sequence[tuple[int, str]]]
 """The axes of positions of a tensor, each with the name of its sequence."""
 
 
+ROWS = ""
+"""The name of the axis of rows, of tensors without positions."""
+
+
 class Place(NamedTuple):
     row: int
     at: Tensor
@@ -108,19 +112,54 @@ class RunTrace(FollowedRun):
         self.calls: dict[NumberedCall, TracedCall] = {}
         self.roots: list[TracedCall] = []
         self._width = 0
+        self._new: dict[str, int] = {}
+        self._read: dict[tuple[str, str], int] = {}
+        """The positions of a sequence that a module of no other one has read in this call, and in all calls."""
 
     def entered(self, call: NumberedCall, inputs: Any) -> None:
         around = None if len(self.running) < 2 else self.calls[self.running[-2]]
         if call not in self.calls:
             self.calls[call] = TracedCall(call)
             (self.roots if around is None else around.parts).append(self.calls[call])
-        one = self.calls[call]
         args, kwargs = inputs
-        one.inputs = _continued(one.inputs, self._marks(call, False, {**dict(enumerate(args)), **kwargs}))
+        marks = self._marks(call, False, {**dict(enumerate(args)), **kwargs})
+        if around is None:
+            self._begin_part(call[0], marks)
+        self.calls[call].inputs = self._continued(self.calls[call].inputs, marks)
 
     def left(self, call: NumberedCall, output: Any) -> None:
         one = self.calls[call]
-        one.outputs = _continued(one.outputs, self._marks(call, True, output))
+        one.outputs = self._continued(one.outputs, self._marks(call, True, output))
+
+    def _begin_part(self, path: str, marks: TensorMarks) -> None:
+        axes = [axis for mark in marks.values() for axis in mark.along]
+        self._new = {axis.sequence: min(len(a.values) for a in axes if a.sequence == axis.sequence) for axis in axes}
+        for sequence, new in self._new.items():
+            self._read[path, sequence] = self._read.get((path, sequence), 0) + new
+
+    def _continued(self, before: TensorMarks, now: TensorMarks) -> TensorMarks:
+        """The marks of a call over all parts of a sequence that it has read."""
+        if not before:
+            return now
+        joined = {name: self._joined(one, now[name]) for name, one in before.items() if name in now}
+        return {name: one for name, one in joined.items() if one is not None}
+
+    def _joined(self, one: Mark, other: Mark) -> Mark | None:
+        pairs = list(zip(one.along, other.along, strict=False))
+        if len(one.along) != len(other.along) or any(a.features != b.features for a, b in pairs):
+            return None
+        if any(a.values.shape[1] != b.values.shape[1] for a, b in pairs):
+            return None
+        along = [self._axis(*pair) for pair in pairs]
+        found = tuple(axis for axis in along if axis is not None)
+        return Mark(one.shape, found) if len(found) == len(along) else None
+
+    def _axis(self, one: AxisPrints, other: AxisPrints) -> AxisPrints | None:
+        """The positions of both, or those of the other one, as of a cache that holds the earlier ones too."""
+        read = self._read.get((self.running[0][0] if self.running else "", one.sequence))
+        if len(other.values) == self._new.get(one.sequence):
+            return one._replace(values=torch.cat([one.values, other.values]))
+        return other if len(other.values) in (read, len(one.values)) else None
 
     def _marks(self, call: NumberedCall, is_output: bool, given: Any) -> TensorMarks:
         parts = (
@@ -136,6 +175,9 @@ class RunTrace(FollowedRun):
         found = [self._along(x, axis, of) for axis, of in self.axes.get(place, ()) if axis < x.dim()]
         along = tuple(one for one in found if one is not None)
         whole = None if along or x.numel() > MOST_VALUES else float(_product(x.reshape(1, -1)).sum())
+        if not along and x.dim() and len(x) == self.rows and x.numel():
+            rows = x.reshape(1, self.rows, -1)
+            along = (AxisPrints(ROWS, _product(rows), rows.shape[-1]),)
         return Mark(tuple(x.shape), along, whole)
 
     def _along(self, x: Tensor, axis: int, sequence: str) -> AxisPrints | None:
@@ -170,22 +212,6 @@ def _product(x: Tensor) -> Tensor:
 @lru_cache(128)
 def _numbers(size: int) -> Tensor:
     return torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
-
-
-def _continued(before: TensorMarks, now: TensorMarks) -> TensorMarks:
-    if not before:
-        return now
-    joined = {name: _joined(one, now[name]) for name, one in before.items() if name in now}
-    return {name: one for name, one in joined.items() if one is not None}
-
-
-def _joined(one: Mark, other: Mark) -> Mark | None:
-    pairs = list(zip(one.along, other.along, strict=False))
-    if len(one.along) != len(other.along) or any(a.features != b.features for a, b in pairs):
-        return None
-    if any(a.values.shape[1] != b.values.shape[1] for a, b in pairs):
-        return None
-    return Mark(one.shape, tuple(a._replace(values=torch.cat([a.values, b.values])) for a, b in pairs))
 
 
 def proved_axes(whole: RunTrace, shorter: Mapping[str, RunTrace], lengths: Mapping[str, int]) -> PositionAxes:
@@ -228,8 +254,24 @@ class Comparison:
 
     def first_departure(self) -> Departed | None:
         """The first call, in call order, whose inputs agree and whose output departs: a module in which no part
-        departs does so by its own code. None if no output departs."""
-        return self._among(self.one.roots)
+        departs does so by its own code. None if no output departs. Results without positions, as of pooling, are
+        compared row by row where nothing else departs."""
+        return self._among(self.one.roots) or self._of_rows(self.one.roots)
+
+    def _of_rows(self, calls: Sequence[TracedCall]) -> Departed | None:
+        for call in calls:
+            if (twin := self.other.calls.get(call.at)) is None:
+                continue
+            pairs = (
+                (call.inputs, twin.inputs, False),
+                (call.inputs, twin.inputs, True),
+                (call.outputs, twin.outputs, True),
+            )
+            *given, gives = (self._apart(one, other, rows=rows) for one, other, rows in pairs)
+            is_fed = any(one is not None and one[0] > self.tolerance for one in given)
+            if gives is not None and gives[0] > self.tolerance and not is_fed:
+                return self._of_rows(call.parts) or Departed(*call.at, gives[1], gives[0])
+        return None
 
     def _among(self, calls: Sequence[TracedCall], around: TracedCall | None = None) -> Departed | None:
         moved: list[tuple[float, TracedCall]] = []
@@ -254,11 +296,13 @@ class Comparison:
             moved += [(whole, call) for whole in self._changed_wholes(call.outputs, twin.outputs)]
         return None
 
-    def _apart(self, ones: TensorMarks, others: TensorMarks) -> tuple[float, int] | None:
-        """The largest difference of tensors with positions, and its position; None without such tensors."""
+    def _apart(self, ones: TensorMarks, others: TensorMarks, *, rows: bool = False) -> tuple[float, int] | None:
+        """The largest difference of tensors with positions, or of `rows` alone, and its position; None without such
+        tensors."""
         found = []
         for name in ones.keys() & others.keys():
-            axes = [self._along(*pair) for pair in zip(ones[name].along, others[name].along, strict=False)]
+            pairs = zip(ones[name].along, others[name].along, strict=False)
+            axes = [self._along(*pair) for pair in pairs if (pair[0].sequence == ROWS) == rows]
             told = [axis for axis in axes if axis is not None]
             found += [min(told)] if told else []
         return max(found, default=None)

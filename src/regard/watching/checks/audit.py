@@ -6,8 +6,7 @@ import torch
 
 from regard.errors import ArgumentError, ShapeError
 from regard.watching.checks.audited_call import AuditedRun, UserTold, run_of
-from regard.watching.checks.checked import AuditQuestion, Checked
-from regard.watching.checks.finding import Finding, by_module
+from regard.watching.checks.finding import AuditQuestion, Checked, Finding, by_module
 from regard.watching.checks.roles import UNKNOWN
 from regard.watching.checks.rules import FIRST, RULES
 from regard.watching.checks.rules.kernel import is_finite
@@ -36,7 +35,7 @@ def audit(record: Record, told: UserTold) -> Checked:
     run = run_of(record, told)
     found = list(_not_seen(record, run))
     whole = AuditedRun([call for call in run.calls if is_finite(call)])
-    asked = [rule.ask(run if rule is FIRST else whole) for rule in (FIRST, *RULES)]
+    asked = [FIRST(run), *(rule(whole) for rule in RULES)]
     found += [finding for _, findings in asked for finding in findings]
     questions = [question for question, _ in asked if question.asked or question.not_asked]
     model = type(record.modules[""]).__name__

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.undisturbed import evaluated
-from regard.watching.checks.checked import Checked, as_one
-from regard.watching.checks.given_subject import GivenSubject
-from regard.watching.checks.huggingface_subject import HuggingFaceSubject, is_huggingface_model
-from regard.watching.checks.own_subject import OwnSubject, is_own_model
+from regard.watching.checks.finding import Checked, as_one
+from regard.watching.checks.made_up import made_up
 from regard.watching.checks.reference import compared, like, on_batch
-from regard.watching.checks.subject import Subject, output_of
+from regard.watching.checks.runs import output_of
+from regard.watching.checks.subject import Subject
 from regard.watching.checks.trials import Trials
 from regard.watching.watch import Seen, watch
 
@@ -67,7 +66,7 @@ def check(
     ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
     >>> x = torch.randn(2, 6, 4)
     >>> check(Model(), x)
-    Model: 1 layer, 6 questions, 2 trials, nothing found; whether it is causal is not known: tell causal=
+    Model: 1 layer, 6 questions, 3 trials, nothing found; whether it is causal is not known: tell causal=
     >>> {finding.reason for finding in check(Model(), x, causal=True)}
     {'future'}
     >>> class Port(nn.Module):
@@ -92,7 +91,7 @@ def check(
             audits.insert(0, _run_on(model, batch).audit(causal=causal, **told, skip="*"))
     if reference is not None:
         if batch is None:
-            pair = like(trials.subject, reference, lambda other: _made_up(other, None))
+            pair = like(trials.subject, reference)
         else:
             pair = on_batch(model, batch), on_batch(reference, batch)
         audits.append(compared(*pair))
@@ -112,17 +111,9 @@ def _run_on(model: nn.Module, batch: Any) -> Seen:
 
 
 def _subject(model: nn.Module, batch: Any, causal: bool | None, told: Mapping[str, Tensor | None]) -> Subject:
-    subject = GivenSubject(model, batch, causal=causal, **told) if batch is not None else _made_up(model, causal)
-    if subject is None:
+    if batch is None and (batch := made_up(model)) is None:
         raise ArgumentError(
             f"nothing can be made up for a {type(model).__name__}: give a batch, as in check(model, batch), or let "
             "module:function return (model, batch)"
         )
-    return subject
-
-
-def _made_up(model: nn.Module, causal: bool | None) -> Subject | None:
-    """A model for which inputs can be made up; None for any other."""
-    if is_huggingface_model(model):
-        return HuggingFaceSubject(model, causal=causal)
-    return OwnSubject(model) if is_own_model(model) else None
+    return Subject(model, batch, causal=causal, **told)

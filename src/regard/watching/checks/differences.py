@@ -5,12 +5,14 @@ a persistent one is a fault. So a large difference is measured again in float64.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
-from regard.watching.checks.subject import Output, Outputs, Sample, Side, Subject, SubjectRun
+from regard.watching.checks.runs import Output, Outputs, SubjectRun
+from regard.watching.checks.subject import Subject
+from regard.watching.checks.ways import SEED, Way, as_they_are
 from regard.watching.interference import (
     Comparison,
     Departed,
@@ -28,21 +30,7 @@ STAYS = 1e-6
 """The least fault in float64; many models still compute parts in float32 there."""
 LEAK = 1e-7
 """A relative difference above this is a leak: two runs of the same shapes are equal to the bit."""
-SEED = 0
 EVERY = slice(None)
-
-
-class Way(NamedTuple):
-    run: Callable[[Subject], SubjectRun]
-    rows: int = 1
-
-    def __call__(self, subject: Subject) -> SubjectRun:
-        torch.manual_seed(SEED)
-        return self.run(subject.fresh())
-
-
-def as_they_are(rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> Way:
-    return Way(lambda subject: subject.run(rows, side=side, filler=filler, width=width), len(rows))
 
 
 class Same(NamedTuple):

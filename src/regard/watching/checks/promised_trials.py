@@ -1,17 +1,31 @@
 """The trials of a check whose results must agree: batch, padding, later positions, documents, caches, lengths."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.watching.checks.differences import EVERY, Judge, Promise, Same, Way, as_they_are
+from regard.watching.checks.cached_reading import read_with_cache, static_cache
+from regard.watching.checks.differences import EVERY, Judge, Promise, Same, apart
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.lengths import beyond, borders, cuts
-from regard.watching.checks.subject import PackedRow, Sample, Side, Subject, SubjectRun, UnsupportedError
-from regard.watching.report import mixers_in
+from regard.watching.checks.runs import PackedRow, Sample, Side, SubjectRun, UnsupportedError, tensors_of
+from regard.watching.checks.subject import IGNORED, Subject
+from regard.watching.checks.ways import (
+    BATCH_NORMS,
+    Around,
+    Way,
+    as_it_is,
+    as_they_are,
+    beside_losses,
+    in_eager,
+    in_training,
+    within,
+)
+from regard.watching.report import kinds_of, mixers_in
 from regard.watching.watch import Seen, watch
 
 BESIDE = (
@@ -31,10 +45,7 @@ PADDED_ALONE = (
     "a padded sequence (on the {}) that is alone in its batch gives another result than without padding: look at masks "
     "that are left out for one row"
 )
-FUTURE = (
-    "what comes later changes earlier results of a model that should be causal{}: its attention needs a causal mask on "
-    "this path"
-)
+FUTURE = "what comes later changes earlier results of a model that should be causal{}"
 PREFIX = (
     "the beginning of a sequence gives another result alone than with more behind it: its length reaches results that "
     "should be causal"
@@ -45,6 +56,15 @@ CACHE = (
     "read with a cache, {}, the sequence gives another result than at once: look at positions, at the keys "
     "that the cache hands over, and at a causal mask that aligns the first query with the first key"
 )
+LABELS = "other {} change results beside the loss: they are to reach nothing else"
+UNSHIFTED = (
+    "{} are the tokens themselves, and the loss compares the result of the first token with the first label: the "
+    "model learns to repeat its input; hand over the next token of each, or shift in the model"
+)
+TWICE = "{} are the next tokens already, and the model shifts them again: each result is compared with the token after"
+TRAINING = "without dropout, training and evaluation give two results: a mask, a kernel or a norm depends on the mode"
+FAR = 133
+"""The length of a sequence that passes the usual borders twice, up to 64, also those that nothing names."""
 MOST_OPERATIONS = 2 * 10**12
 """The most operations of products in the trials of long sequences, about a minute on one core,"""
 PASSES = 30
@@ -54,6 +74,7 @@ PASSES = 30
 class PromisedTrials:
     def __init__(self, subject: Subject) -> None:
         self.subject, self.judge = subject, Judge(subject)
+        self.has_norms = any(isinstance(module, BATCH_NORMS) for module in subject.model.modules())
         self.found: list[Finding] = []
         self.tried: list[str] = []
         self.unknown: list[str] = []
@@ -116,9 +137,9 @@ class PromisedTrials:
         subject = self.subject
         if not subject.causal or subject.ahead is None:
             return
-        ways = [(f",{said}" if said else "", rows, side, _as_it_is) for said, rows, side in self.forms()]
-        if not any(isinstance(module, BATCH_NORMS) for module in subject.model.modules()):
-            ways.append((", in training", [subject.rows.long], "right", _in_training))
+        ways = [(f",{said}" if said else "", rows, side, as_it_is) for said, rows, side in self.forms()]
+        if not self.has_norms:
+            ways.append((", in training", [subject.rows.long], "right", in_training))
         ways.append((", eager", [subject.rows.long], "right", in_eager))
         for said, rows, side, around in ways:
             with self.trying(f"the last positions replaced{said}"):
@@ -133,12 +154,12 @@ class PromisedTrials:
     def _looks_ahead(
         self, rows: Sequence[Sample], place: int, says: str, side: Side = "right", around: "Around | None" = None
     ) -> bool:
-        around = around or _as_it_is
+        around = around or as_it_is
         assert self.subject.ahead is not None
         changed = [self.subject.changed(rows[0], slice(place, None)), *rows[1:]]
         before, after = (within(around, as_they_are(one, side=side)) for one in (rows, changed))
         same = Same(at=slice(place), other_at=slice(place), of=self.subject.ahead)
-        told = f"{self.subject.contents()} from position {place} on"
+        told = f"{' and '.join(self.subject.contents)} from position {place} on"
         severity: Severity = "warning" if self.is_inferred else "error"
         promise = Promise(before, after, [same], is_exact=True)
         return self.unless_rounding("future", promise, says, severity=severity, told=told)
@@ -188,37 +209,38 @@ class PromisedTrials:
         return False
 
     def try_cache(self) -> None:
-        """Steps with a cache against the whole pass of each sequence alone: of prompts, of padded ones, in parts, and
-        after two sequences have changed places."""
+        """Steps with a cache against the whole pass of each sequence alone: of two sequences, of padded prompts, in
+        parts, in a cache of a fixed length, and after two sequences have changed places."""
         rows, ahead = self.subject.rows, self.subject.ahead
         if ahead is None:
             return
         length = len(rows.long[ahead])
-        last = length - length // 2
-        for chunk, said in ((1, "one position at a time"), (3, "three positions at a time")):
-            with self.trying(f"a cache, {said}"):
-                if self._reads_apart([rows.long], last, chunk, said):
-                    return
+        last, both = length - length // 2, [rows.long, rows.other]
+        ways: list[tuple[str, Sequence[Sample], int, int, dict[str, Any]]] = [
+            ("one position at a time", both[:1], last, 1, {}), ("three positions at a time", both[:1], last, 3, {}),
+            ("of two sequences", both, 3, 1, {}),
+        ]  # fmt: skip
+        # (The targets of pairs are of one length.)
+        short = dict(rows.long if rows.short is None else rows.short)
+        if len(self.subject.sequences) > 1:
+            short |= {name: rows.other[name] for name in self.subject.inputs_of(ahead)}
         for side in self.subject.sides:
-            with self.trying(f"a cache, after a prompt padded {side}"):
-                if rows.short is None:
-                    raise UnsupportedError
-                # (The targets of pairs are of one length.)
-                short = rows.short if len(self.subject.sequences) == 1 else {**rows.short, ahead: rows.other[ahead]}
-                if self._reads_apart([rows.long, short], 3, 1, f"after a prompt padded {side}", side):
+            ways.append((f"after a prompt padded {side}", [rows.long, short], 3, 1, {"side": side}))
+        ways += [
+            ("of a fixed length", both, 3, 1, {"begin": static_cache}),
+            ("reordered", both, 3, 1, {"turned": True}),
+        ]
+        for said, some, steps, chunk, how in ways:
+            with self.trying(f"a cache, {said}"):
+                if self._reads_apart(some, steps, chunk, said, **how):
                     return
-        with self.trying("a cache, reordered"):
-            said = "after two sequences have changed places"
-            self._reads_apart([rows.long, rows.other], 3, 1, said, turned=True)
 
-    def _reads_apart(
-        self, rows: Sequence[Sample], last: int, chunk: int, said: str, side: Side = "right", *, turned: bool = False
-    ) -> bool:
-        read = Way(lambda subject: subject.steps(rows, last, chunk, side=side, turned=turned), len(rows))
+    def _reads_apart(self, rows: Sequence[Sample], last: int, chunk: int, said: str, **how: Any) -> bool:
+        steps = Way(lambda subject: read_with_cache(subject, rows, last, chunk, **how), len(rows))
         # Windows count the padding that stands between a prompt and its steps: only states are asked about it.
-        sure = self._states() if side == "right" and len(rows) > 1 and not turned else None
-        for number, row in enumerate(reversed(rows) if turned else rows):
-            promise = Promise(as_they_are([row]), read, [Same(0, number, of=self.subject.ahead)])
+        sure = self._states() if how.get("side") == "right" else None
+        for number, row in enumerate(reversed(rows) if how.get("turned") else rows):
+            promise = Promise(as_they_are([row]), steps, [Same(0, number, of=self.subject.ahead)])
             if self.unless_rounding("cache", promise, CACHE.format(said), sure=sure):
                 return True
         return False
@@ -227,50 +249,116 @@ class PromisedTrials:
         seen = self.seen[0][0]
         return {call.name for call in seen.calls if call.kind != "attention"} | mixers_in(seen.record).keys()
 
+    def try_labels(self) -> None:
+        """Other labels, which change nothing but the loss; and whether a target is the next token."""
+        row, ahead = self.subject.rows.long, self.subject.ahead
+        for name in self.subject.arguments.labels:
+            with self.trying(f"other {name}"):
+                other = self.subject.changed(row, EVERY, [name])
+                before, after = (within(beside_losses, as_they_are([one])) for one in (row, other))
+                self.unless_rounding("labels", Promise(before, after, is_exact=True), LABELS.format(name))
+            if self.subject.causal and ahead is not None and row[name].shape == row[ahead].shape:
+                with self.trying(f"the shift of {name}"):
+                    self._unshifted(name, row, row[ahead])
+
+    def _unshifted(self, name: str, row: Sample, ids: Tensor) -> None:
+        labels, ignored = row[name], row[name] == IGNORED
+        if bool(ignored[0]):
+            raise UnsupportedError
+        is_same = bool(((labels == ids) | ignored).all())
+        is_next = bool(((labels[:-1] == ids[1:]) | ignored[:-1]).all())
+        losses = [self._loss(one) for one in (row, self.subject.changed(row, slice(1), [name]))]
+        shifts = losses[0] == losses[1]
+        severity: Severity = "warning" if self.is_inferred else "error"
+        if is_same and not shifts:
+            self.found.append(Finding("labels", severity, UNSHIFTED.format(name)))
+        if is_next and not is_same and shifts:
+            self.found.append(Finding("labels", severity, TWICE.format(name)))
+
+    def _loss(self, row: Sample) -> float:
+        torch.manual_seed(0)
+        output = self.subject.called(self.subject.together([row], "right")[0])
+        found = [one for _, one in tensors_of(output) if one.numel() == 1]
+        if not found:
+            raise UnsupportedError("it gives no loss")
+        return float(found[0])
+
+    def try_training(self) -> None:
+        """Training and evaluation, where nothing is dropped."""
+        if self.has_norms or any(one.reason == "future" for one in self.found):
+            return
+        alone = as_they_are([self.subject.rows.long])
+        with self.trying("training and evaluation"):
+            trained = within(in_training, alone)
+            first = trained(self.subject)
+            torch.manual_seed(1)
+            if apart(in_training(self.subject, alone), first, (Same(),)) != 0:
+                raise UnsupportedError("it drops at random")
+            self.unless_rounding("training", Promise(alone, trained), TRAINING, severity="warning")
+
     def try_far(self) -> None:
-        """Sequences that pass the borders which the model names, cut before, at and after them."""
-        subject, named = self.subject, borders(self.subject.model)
-        ahead = subject.ahead
-        if ahead is None or not named:
+        """A sequence that passes the borders which the model names, and usual ones, cut before, at and after them."""
+        subject, ahead = self.subject, self.subject.ahead
+        if ahead is None:
             return
-        length = len(subject.rows.long[ahead])
-        named = [one for one in named if beyond(one) > length]
-        if not named:
+        try:
+            row = self._longest()
+        except Exception:  # of the counter, which does not run beside functions of torch.jit
             return
-        row, passed = self._longest(named, length)
         if row is None:
             return
+        length = len(row[ahead])
+        passed = [one for one in borders(subject.model) if len(subject.rows.long[ahead]) < one < length]
         if subject.causal:
-            with self.trying(f"the last of {len(row[ahead])} positions replaced, at borders"):
-                for place in cuts(len(row[ahead]), passed):
-                    if self._looks_ahead([row], place, FUTURE.format(f" of {len(row[ahead])} positions")):
+            with self.trying(f"the last of {length} positions replaced, at borders"):
+                for place in cuts(length, passed):
+                    if self._looks_ahead([row], place, FUTURE.format(f" of {length} positions")):
                         return
-            with self.trying(f"a prefix of {len(row[ahead])} positions alone"):
+            with self.trying(f"a prefix of {length} positions alone"):
                 self._prefix(row)
-            with self.trying(f"a cache over {len(row[ahead])} positions"):
-                last = max(3, len(row[ahead]) - passed[-1] + 1)
-                if not self._reads_apart([row], min(last, MOST_STEPS), 1, f"over {len(row[ahead])} positions"):
-                    self._reads_apart([row], last, passed[-1] // 2 + 1, f"over {len(row[ahead])} positions, in parts")
+            with self.trying(f"a cache over {length} positions"):
+                border = max(passed, default=length // 2)
+                last = max(3, length - border + 1)
+                if not self._reads_apart([row], min(last, MOST_STEPS), 1, f"over {length} positions"):
+                    self._reads_apart([row], last, border // 2 + 1, f"over {length} positions, in parts")
 
-    def _longest(self, named: Sequence[int], length: int) -> tuple[Sample | None, list[int]]:
-        """A row that passes as many borders as `MOST_OPERATIONS` allows, and these borders."""
-        found: tuple[Sample | None, list[int]] = None, []
-        ahead, cost, before = self.subject.ahead, self._operations(self.subject.rows.long), length
+    def _longest(self) -> Sample | None:
+        """A row that passes as many borders as `MOST_OPERATIONS` and the model allow; None without one."""
+        ahead, row = self.subject.ahead, self.subject.rows.long
         assert ahead is not None
-        for number, border in enumerate(named):
-            long = beyond(border)
+        named = [one for one in borders(self.subject.model) if beyond(one) > len(row[ahead])]
+        cost, found = self._operations(row), None
+        for long in sorted({FAR, *map(beyond, named)}):
+            before = len(row[ahead])
+            if long <= before:
+                continue
             if cost * max(1.0, long / before) ** 1.5 * PASSES > MOST_OPERATIONS:
-                self.unknown.append(f"the border at {border} was not passed: it would take over a minute")
+                if left := [one for one in named if beyond(one) >= long]:
+                    self.unknown.append(f"the border at {left[0]} was not passed: it would take over a minute")
                 break
-            try:
-                row = self.subject.made(long)
-                if len(row[ahead]) <= before:
-                    continue
-                cost = self._operations(row)
-            except Exception:
+            if (longer := self._made(long)) is None:
+                low, high = before, long  # (A table of positions ends between the two.)
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    if (one := self._made(middle)) is None:
+                        high = middle
+                    else:
+                        low, longer = middle, one
+                return longer or found
+            if len(longer[ahead]) <= before:
                 break
-            before, found = len(row[ahead]), (row, list(named[: number + 1]))
+            row = found = longer
+            cost = self._operations(row)
         return found
+
+    def _made(self, length: int) -> Sample | None:
+        """A row of a length, if the model runs on it."""
+        try:
+            row = self.subject.made(length)
+            as_they_are([row])(self.subject)
+        except Exception:
+            return None
+        return row
 
     def _operations(self, row: Sample) -> int:
         with FlopCounterMode(display=False) as counter:
@@ -317,42 +405,18 @@ class PromisedTrials:
             says += (
                 f"; its inputs agree, and its output departs first, by {at.difference:.1e} at position {at.position}"
             )
-        self.found.append(Finding(reason, severity, says, "" if at is None else at.path, numbers=numbers))
+        path = "" if at is None else at.path
+        cause = self._looking_ahead(path) if reason == "future" and at is not None else ""
+        self.found.append(Finding(reason, severity, says, path, numbers=numbers, cause=cause))
         return True
+
+    def _looking_ahead(self, path: str) -> str:
+        kinds = [found for seen, _ in self.seen if path in (found := kinds_of(seen.record))]
+        if not kinds or (kind := kinds[0][path]) == "unknown":
+            return ""
+        attends = kind == "attention"
+        return "its attention needs a causal mask on this path" if attends else f"its {kind} reads later positions"
 
 
 MOST_STEPS = 40
 """The most single steps with a cache over a long sequence."""
-
-
-def _as_it_is(subject: Subject, way: Way) -> SubjectRun:
-    return way.run(subject)
-
-
-def in_eager(subject: Subject, way: Way) -> SubjectRun:
-    with subject.eager():
-        return way.run(subject)
-
-
-def _in_training(subject: Subject, way: Way) -> SubjectRun:
-    """The same in training mode, whose code path may differ. Nothing is dropped: of a mixture of experts, each gets as
-    many random numbers as it has tokens, and other last tokens go to other experts."""
-    subject.model.train()
-    for one in subject.model.modules():
-        if isinstance(one, DROPOUTS):
-            one.eval()
-    try:
-        return way.run(subject)
-    finally:
-        subject.model.eval()
-
-
-Around = Callable[[Subject, Way], SubjectRun]
-
-
-def within(around: Around, way: Way) -> Way:
-    return Way(lambda subject: around(subject, way), way.rows)
-
-
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

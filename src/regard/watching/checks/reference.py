@@ -13,12 +13,14 @@ from regard.errors import ArgumentError, RegardError
 from regard.maps.sources.call import CallSource
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.tensors.undisturbed import evaluated
+from regard.watching.checks.arguments import FIXED
 from regard.watching.checks.audited_call import AuditedCall, UserTold, run_of
-from regard.watching.checks.checked import AuditQuestion, Checked
 from regard.watching.checks.departures import TOLERANCE, Departure, PairedCalls, departure, turns
 from regard.watching.checks.differences import largest_difference
-from regard.watching.checks.finding import FaultyWeight, Finding
-from regard.watching.checks.subject import Output, Subject, output_of, tensors_of
+from regard.watching.checks.finding import AuditQuestion, Checked, FaultyWeight, Finding
+from regard.watching.checks.made_up import made_up
+from regard.watching.checks.runs import Output, output_of, tensors_of
+from regard.watching.checks.subject import Subject
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 from regard.watching.watch import watch
 
@@ -51,17 +53,17 @@ def on_rows(subject: Subject, rows: list[Mapping[str, Tensor]]) -> Runnable:
     return Runnable(subject.model, run)
 
 
-def like(
-    subject: Subject, reference: nn.Module, made: Callable[[nn.Module], Subject | None]
-) -> tuple[Runnable, Runnable]:
+def like(subject: Subject, reference: nn.Module) -> tuple[Runnable, Runnable]:
     """A model and its reference on the same made-up sequences, whose inputs are paired in their order."""
     rows: list[Mapping[str, Tensor]] = [subject.rows.long, subject.rows.other]
-    other = made(reference)
-    if other is None:
-        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    own = [name for name in rows[0] if name not in FIXED]
+    if (inputs := made_up(reference)) is None:
+        batch = {name: torch.stack([row[name] for row in rows]) for name in own}
         return on_rows(subject, rows), on_batch(reference, batch)
-    names = dict(zip(subject.rows.long, other.rows.long, strict=False))
-    return on_rows(subject, rows), on_rows(other, [{names.get(n, n): one for n, one in row.items()} for row in rows])
+    other = Subject(reference, inputs)
+    names = dict(zip(own, [name for name in other.rows.long if name not in FIXED], strict=False))
+    names |= {name: name for name in rows[0] if name in FIXED and name in other.rows.long}
+    return on_rows(subject, rows), on_rows(other, [{of: row[name] for name, of in names.items()} for row in rows])
 
 
 def compared(model: Runnable, reference: Runnable) -> Checked:

@@ -1,146 +1,158 @@
-"""The subject of a check: rows the model can read, alone and together, padded and step by step.
+"""The subject of a check: a model, and rows it can read, alone and together, padded and packed.
 
-A row is one sequence, without a dimension for the batch. `run` makes a batch of rows, calls the model, and gives each
-row its own outputs back, without padding.
+A row is one sequence, without a dimension for the batch and without padding; `run` pads rows, calls the model, and
+gives each row its own outputs back.
 """
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from regard.watching.interference import Place, Places
-from regard.watching.kept.arguments import CACHE_NAMES, cache_in
+from regard.watching.checks.arguments import DOCUMENTS_TOLD, Arguments
+from regard.watching.checks.directions import expected_causality
+from regard.watching.checks.made_up import (
+    MadeUp,
+    eager_attention,
+    is_huggingface_model,
+    longest,
+    special_tokens,
+    text_config,
+)
+from regard.watching.checks.pair_masks import HUGE, is_square, separate_blocks
+from regard.watching.checks.runs import (
+    PackedRow,
+    Sample,
+    Samples,
+    Side,
+    SubjectRun,
+    UnsupportedError,
+    by_row,
+    output_of,
+    padded,
+    tensors_of,
+)
+from regard.watching.checks.told import DOCUMENTS, ENDS, MASKS
 
-Sample = Mapping[str, Tensor]
-"""The inputs of one sequence by name."""
-Side = Literal["right", "left"]
-
-
-class Samples(NamedTuple):
-    """The generated sequences: two of the same length, and a shorter one, if the model can read one."""
-
-    long: Sample
-    other: Sample
-    short: Sample | None
-
-
-class Output(NamedTuple):
-    values: Tensor
-    of: str | None
-    """The input whose positions are its first dimension; None without positions."""
-
-
-Outputs = dict[str, Output]
-ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", *CACHE_NAMES, "attentions", "hidden_states")
-"""Outputs of transformers' models that mix the sequences of a batch by design, or repeat other outputs."""
-NO_STEPS = (*ACROSS, "encoder_last_hidden_state")
-"""Those that are not of the positions of a step."""
-
-
-class UnsupportedError(Exception):
-    """A trial that a subject has no means for."""
-
-
-class SubjectRun(NamedTuple):
-    outputs: list[Outputs]
-    places: list[Places]
+IGNORED = -100
+"""The label of positions without a loss."""
+LEAST_PADDED = 6
+"""The least length of a row of which a part can be padding."""
 
 
-class PackedRow(NamedTuple):
-    row: Sample
-    spans: list[slice]
-    """The positions of each document."""
-    source: str
-    """The argument that tells them."""
-    is_given: bool
-    """True if the caller packs; False for a row made up here."""
-    has_own_positions: bool
-    """True if the argument says that the positions of each document begin anew."""
+class Subject:
+    """A model and a batch for it. If it should be `causal`, no output may depend on later positions of the sequence
+    `ahead`: the target of a pair, ids before other numbers."""
 
-
-class Subject(ABC):
-    model: nn.Module
-    rows: Samples
-    ahead: str | None
-    """The sequence in which a causal model must not look ahead, by the name of an input, or None."""
-    causal: bool | None
-    """The expected causality; None if unknown."""
-    told_causal: bool | None = None
-    """The same, where the config of no module tells it."""
-    sides: tuple[Side, ...] = ()
-    """Where it can pad."""
-    is_rotary: bool = False
-    """True if a config says rotary positions: one shift of all of them changes no result."""
-    counts_columns: bool = False
-    """True if padding on the left may move real tokens to other positions, and the model takes no positions."""
-    keeps_state: bool = False
+    keeps_state = False
     """True if a call changes the results of the next one: each run is that of a copy."""
 
-    @abstractmethod
-    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> SubjectRun:
-        """Run a batch; rows that are shorter than the longest, or than `width`, are padded on a side, with values by
-        `filler`."""
+    def __init__(
+        self, model: nn.Module, batch: Any, *, causal: bool | None = None, padding: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.made_up = model, batch if isinstance(batch, MadeUp) else None
+        if self.made_up is not None:
+            batch, padding = self.made_up.batch, self.made_up.padding
+        positioned = None if self.made_up is None else self.made_up.positioned
+        self.arguments = Arguments(model, batch, padding, documents, positioned)
+        self.ahead, self.tells, self.shared = self.arguments.ahead, self.arguments.tells, self.arguments.shared
+        named, is_target = self.arguments.named, self.arguments.has_target
+        self.causal = expected_causality(model, named, self.ahead, pairs=is_target) if causal is None else causal
+        if self.causal is None and self.made_up is not None:
+            self.causal = bool(self.made_up.causal)
+        self.told_causal = causal or (not is_huggingface_model(model) and self.causal) or None
+        self._make_rows()
 
-    def alone(self, row: Sample) -> Sample:
+    def _make_rows(self) -> None:
+        told = self.arguments
+        of = told.group_of
+        rows = [
+            {
+                name: one[number][told.keeps[of[name]][number]] if name in of else one[number]
+                for name, one in told.tensors.items()
+                if name not in self.tells
+            }
+            for number in range(len(next(iter(told.tensors.values()))))
+        ]
+        long = max(rows, key=self._size)
+        same = [row for row in rows if row is not long and self._lengths_of(row) == self._lengths_of(long)]
+        turned = {n: one.flip(0) if n in of and told.is_content(n) else one for n, one in long.items()}
+        shorter = [row for row in rows if self._size(row) < self._size(long)]
+        short: Sample | None = min(shorter, key=self._size, default=None)
+        if short is None and "position_ids" not in long:
+            short = self._shortened(long)
+        self.rows = Samples(long, same[0] if same else turned, None if told.squares else short)
+        part = next((row for keep in told.keeps.values() for row in keep if not bool(row.all())), None)
+        self.own_side: Side = "left" if part is not None and bool(part[-1]) and not bool(part[0]) else "right"
+        self.sides: tuple[Side, ...] = () if self.rows.short is None else (self.own_side,)
+        """Where it can pad."""
+        if self.made_up is not None:
+            self.sides = self.made_up.sides(causal=bool(self.causal))
+
+    def _shortened(self, row: Sample) -> Sample | None:
+        sequences = {one.of for one in self.tells.values()}
+        lengths = {len(row[of]) for of in sequences}
+        if len(lengths) != 1 or max(lengths) < LEAST_PADDED:
+            return None
+        for of in sequences:
+            row = self.cut(row, slice(max(lengths) * 2 // 3), of)
         return row
 
-    def keep(self, rows: Sequence[Sample]) -> Tensor | None:
-        """The real positions of such a batch, bool (B, S), where no argument of the model tells them; None without
-        padding."""
-        return None
+    def _size(self, row: Sample) -> int:
+        return sum(self._lengths_of(row))
 
-    def inputs_of(self, sequence: str) -> tuple[str, ...]:
-        return (sequence,)
-
-    def fixed(self, sequence: str) -> tuple[str, ...]:
-        """Those of them whose values are no contents: positions, kinds and documents."""
-        return ()
+    def _lengths_of(self, row: Sample) -> list[int]:
+        return [len(row[of]) for of in self.arguments.groups]
 
     @property
     def sequences(self) -> tuple[str, ...]:
-        return () if self.ahead is None else (self.ahead,)
+        return tuple(sorted(self.arguments.groups, key=lambda name: name != self.ahead))
 
-    def made(self, length: int) -> Sample:
-        """A row whose sequence `ahead` has another length."""
-        raise UnsupportedError("its inputs have one length")
+    def inputs_of(self, sequence: str) -> tuple[str, ...]:
+        """Those with its positions."""
+        return tuple(name for name, of in self.arguments.group_of.items() if of == sequence)
 
-    def packed(self) -> PackedRow | None:
-        return None
+    @property
+    def contents(self) -> tuple[str, ...]:
+        """The inputs of `ahead` whose values are no positions, kinds, documents or labels."""
+        names = () if self.ahead is None else self.arguments.groups[self.ahead]
+        return tuple(name for name in names if self.arguments.is_content(name))
 
-    def steps(
-        self, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False
-    ) -> SubjectRun:
-        """Read rows with a cache: all but the `last` positions at once, padded on a side, and these `chunk` at a time;
-        `turned` exchanges two rows, and their caches, after the prompt."""
-        raise UnsupportedError("it has no cache that is known")
+    @property
+    def counts_columns(self) -> bool:
+        """True if padding on the left may move real tokens to other positions, and the model takes no positions."""
+        return "position_ids" not in self.rows.long
 
-    def shifted(self, row: Sample, by: int) -> SubjectRun:
-        raise UnsupportedError("it takes no positions")
+    @property
+    def is_rotary(self) -> bool:
+        """True if a config says rotary positions: one shift of all of them changes no result."""
+        return bool(getattr(text_config(self.model), "rope_parameters", None))
 
-    def eager(self) -> AbstractContextManager[object]:
-        raise UnsupportedError("its attention has no other form")
+    # -- other rows --------------------------------------------------------------------------------------
 
     def cut(self, row: Sample, at: slice, sequence: str | None = None) -> Sample:
         """Some positions of a sequence, `ahead` by default, in each of its inputs."""
-        names = self.inputs_of(sequence or self.ahead or "")
-        return {**row, **{name: row[name][at] for name in names if name in row}}
+        of = sequence or self.ahead or ""
+        size = len(row[of])
+        length = len(range(*at.indices(size)))
+        squares = {n: one for n, one in row.items() if n in self.arguments.squares}
+        squares |= {n: one for n, one in self.shared.items() if isinstance(one, Tensor) and is_square(one[None])}
+        return {
+            **row, **{n: row[n][at] for n in self.inputs_of(of) if n in row},
+            **{n: one[..., at, at] for n, one in squares.items() if one.shape[-1] == size},
+            **{n: row[n].new_tensor([0, length]) for n in ENDS if n in row},
+        }  # fmt: skip
 
-    def changed(self, row: Sample, at: slice) -> Sample:
-        """The row with other contents at some positions of the sequence `ahead`, in each of its inputs."""
-        assert self.ahead is not None
-        names = [name for name in self.inputs_of(self.ahead) if name not in self.fixed(self.ahead)]
+    def changed(self, row: Sample, at: slice, names: Sequence[str] | None = None) -> Sample:
+        """The row with other contents at some positions, of the inputs of `ahead` by default."""
+        names = self.contents if names is None else names
         return {**row, **{name: self._others(name, row[name], at) for name in names if name in row}}
-
-    def contents(self) -> str:
-        """The inputs that `changed` changes, for a sentence."""
-        assert self.ahead is not None
-        return " and ".join(name for name in self.inputs_of(self.ahead) if name not in self.fixed(self.ahead))
 
     def _others(self, name: str, values: Tensor, at: slice) -> Tensor:
         """Other values at some positions: of integers those that occur in the rows, without marks such as images'."""
@@ -149,19 +161,147 @@ class Subject(ABC):
             noise = torch.randn(own.shape, generator=torch.Generator().manual_seed(1)).to(own)
             usual = values[values.isfinite() & (values.abs() < HUGE)]
             found[at] = own + noise * (float(usual.std()) + 1 if len(usual) > 1 else 1)
-        elif values.dtype != torch.bool:
-            kept = torch.tensor(sorted(self.marks()), dtype=values.dtype, device=values.device)
-            pool = torch.cat([one[name].flatten() for one in self.rows if one is not None and name in one]).unique()
-            pool = pool[~torch.isin(pool, kept)]
-            if len(pool) > 1:
-                step = 1 + torch.arange(own.numel(), device=own.device).view(own.shape) % (len(pool) - 1)
-                other = pool[(torch.searchsorted(pool, own) + step) % len(pool)]
-                found[at] = torch.where(torch.isin(own, kept), own, other)
+        elif values.dtype != torch.bool and len(pool := self._pool(name)) > 1:
+            step = 1 + torch.arange(own.numel(), device=own.device).view(own.shape) % (len(pool) - 1)
+            found[at] = torch.where(
+                torch.isin(own, pool), pool[(torch.searchsorted(pool, own) + step) % len(pool)], own
+            )
         return found
 
-    def marks(self) -> set[int]:
-        """The ids of tokens that stand for something else, such as a patch of an image."""
-        return set()
+    def _pool(self, name: str) -> Tensor:
+        config = getattr(self.model, "config", None)
+        marks = special_tokens(config) if getattr(config, "model_type", None) is not None else set()
+        found = torch.cat([one[name].flatten() for one in self.rows if one is not None]).unique()
+        return found[~torch.isin(found, found.new_tensor(sorted({*marks, IGNORED})))]
+
+    def made(self, length: int) -> Sample:
+        """A row whose sequence `ahead` has another length."""
+        if self.ahead is None or self.arguments.squares or self.is_packed:
+            raise UnsupportedError("its inputs have one length")
+        length = min(length, longest(self.model))
+        row, generator = dict(self.rows.long), torch.Generator().manual_seed(length)
+        for name in self.inputs_of(self.ahead):
+            one = row[name]
+            if name == "position_ids":
+                row[name] = one.min() + torch.arange(length, device=one.device)
+            elif not one.is_floating_point() and one.dim() == 1 and len(pool := self._pool(name)) > 2:
+                row[name] = pool[torch.randint(len(pool), (length,), generator=generator).to(pool.device)]
+            else:
+                row[name] = one[torch.arange(length, device=one.device) % len(one)]
+        return row
+
+    def packed(self) -> PackedRow | None:
+        row = self.rows.long
+        if self.ahead is None:
+            return None
+        if self.made_up is not None:
+            return self.made_up.packed(self.rows) if self.causal else None
+        if (told := self._documents(row)) is None:
+            return None
+        documents, source, begins = told
+        starts = [0, *(1 + (documents.diff() != 0).nonzero()[:, 0]).tolist(), len(documents)]
+        spans = [slice(*pair) for pair in itertools.pairwise(starts)]
+        if len(spans) < 2 or len(spans) > len(documents) // 2:
+            return None
+        return PackedRow({**row, **self._ends()}, spans, source, is_given=True, has_own_positions=begins)
+
+    @property
+    def is_packed(self) -> bool:
+        return self.ahead is not None and self._documents(self.rows.long) is not None
+
+    def _ends(self) -> dict[str, Tensor]:
+        return {name: self.shared[name] for name in ENDS if isinstance(self.shared.get(name), Tensor)}
+
+    def _documents(self, row: Sample) -> tuple[Tensor, str, bool] | None:
+        assert self.ahead is not None
+        length, names = len(row[self.ahead]), self.inputs_of(self.ahead)
+        if DOCUMENTS_TOLD in row:
+            return row[DOCUMENTS_TOLD], "documents=", False
+        for name in (*DOCUMENTS, *MASKS):
+            if name in names and len(row[name].unique()) > (2 if name == "segment_ids" else 1):
+                return row[name], name, False
+        for name, ends in self._ends().items():
+            if len(ends) > 2 and int(ends[-1]) == length:
+                return torch.arange(len(ends) - 1).repeat_interleave(ends.diff().cpu()), name, True
+        if "position_ids" in names and row["position_ids"].dim() == 1:
+            positions = row["position_ids"]
+            if bool((positions.diff() < 0).any()):
+                return torch.nn.functional.pad((positions.diff() != 1).long().cumsum(0), (1, 0)), "position_ids", True
+        squares = {n: row[n] for n in self.arguments.squares}
+        squares |= {n: one for n, one in self.shared.items() if isinstance(one, Tensor) and is_square(one[None])}
+        for name, mask in squares.items():
+            if mask.shape[-1] == length and (blocks := separate_blocks(mask)) is not None:
+                return blocks, name, False
+        return None
+
+    # -- runs --------------------------------------------------------------------------------------------
+
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> SubjectRun:
+        """Run a batch; rows that are shorter than the longest, or than `width`, are padded on a side, with other values
+        by `filler`."""
+        batch, keeps = self.together(rows, side, filler, width)
+        return self.by_row(dict(tensors_of(self.called(batch))), keeps, side)
+
+    def by_row(self, found: Mapping[str, Tensor], keeps: Mapping[str, Tensor], side: Side) -> SubjectRun:
+        is_padded = any(not bool(keep.all()) for keep in keeps.values())
+        return by_row(found, keeps, has_pooled=not is_padded or side == self.own_side)
+
+    def together(
+        self, rows: Sequence[Sample], side: Side, filler: int = 0, width: int = 0
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The arguments of a batch, and the real positions of each sequence, bool (B, L)."""
+        of, wide = self.arguments.group_of, {self.ahead: width}
+        keeps = {}
+        for name in self.sequences:
+            real = [row[name].new_ones(len(row[name]), dtype=torch.bool) for row in rows]
+            keeps[name] = padded(real, side, 0, wide.get(name, 0))
+        batch: dict[str, Any] = {}
+        for name in rows[0]:
+            own = [row[name] for row in rows]
+            if name in self.shared:
+                batch[name] = own[0]
+            elif name in of:
+                batch[name] = padded(own, side, self._filler(name, filler), wide.get(of[name], 0))
+            else:
+                batch[name] = torch.stack(own)
+        for name, tells in self.tells.items():
+            if self.made_up is None or tells.meaning is None or not bool(keeps[tells.of].all()):
+                batch[name] = tells.given(keeps[tells.of])
+        return batch, keeps or {"": torch.ones(len(rows), 0, dtype=torch.bool)}
+
+    def _filler(self, name: str, number: int) -> Tensor | float:
+        if name in self.arguments.labels:
+            return IGNORED
+        is_filled = number and not self.arguments.is_by_token and self.arguments.is_content(name)
+        return self.rows.long[name][number] if is_filled else self.arguments.padding_value(name)
+
+    def called(self, batch: Mapping[str, Any], **more: Any) -> Any:
+        given = {n: one for n, one in {**self.shared, **batch}.items() if n != DOCUMENTS_TOLD}
+        order = self.arguments.named
+        given = {name: given[name] for name in dict.fromkeys((*order, *given)) if name in given}
+        if self.made_up is not None:
+            given |= self.made_up.settings
+        by_name = self.arguments.by_name or more
+        return output_of(self.model, {**given, **more} if by_name else [given[name] for name in order])
+
+    def keep(self, rows: Sequence[Sample]) -> Tensor | None:
+        """The real positions of such a batch, bool (B, S), where no argument of the model tells them; None without
+        padding."""
+        if not self.arguments.is_told or self.ahead is None:
+            return None
+        keep = self.together(rows, self.own_side)[1][self.ahead]
+        return None if bool(keep.all()) else keep
+
+    def shifted(self, row: Sample, by: int) -> SubjectRun:
+        if "position_ids" not in row:
+            raise UnsupportedError("it takes no positions")
+        return self.run([{**row, "position_ids": row["position_ids"] + by}])
+
+    def eager(self) -> AbstractContextManager[object]:
+        """Its attention written out."""
+        if is_huggingface_model(self.model):
+            return eager_attention(self.model)
+        return sdpa_kernel([SDPBackend.MATH])
 
     def fresh(self) -> Self:
         if not self.keeps_state:
@@ -173,122 +313,8 @@ class Subject(ABC):
     def in_double(self) -> Self:
         """The same with a copy of the model in float64."""
         other = copy.copy(self)
-        other.model = copy.deepcopy(self.model).double()
+        own: Any = copy.deepcopy(self.model).double()
+        other.model = own
+        if hasattr(own, "set_experts_implementation"):
+            own.set_experts_implementation("eager")
         return other
-
-
-HUGE = 1e4
-"""From here on, a number in an input stands for a hidden pair."""
-
-
-@dataclass(frozen=True, slots=True)
-class Padded:
-    values: Tensor
-    keep: Tensor
-    """The real positions, bool (B, L)."""
-
-    @property
-    def is_padded(self) -> bool:
-        return not bool(self.keep.all())
-
-
-def padded(sequences: Sequence[Tensor], side: Side, value: float | int, width: int = 0) -> Padded:
-    """Make a batch of sequences (L, ...) by padding them with a value, to the longest of them or a width.
-
-    >>> padded([torch.tensor([1, 2]), torch.tensor([3])], "left", 0).values
-    tensor([[1, 2],
-            [0, 3]])
-    """
-    width = max(width, *(len(one) for one in sequences))
-    values = sequences[0].new_full((len(sequences), width, *sequences[0].shape[1:]), value)
-    keep = torch.zeros(values.shape[:2], dtype=torch.bool, device=values.device)
-    for number, one in enumerate(sequences):
-        place = slice(width - len(one), None) if side == "left" else slice(len(one))
-        values[number, place], keep[number, place] = one, True
-    return Padded(values, keep)
-
-
-def tensors_of(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield name or "output", output
-    elif isinstance(output, Mapping):
-        for key, part in output.items():
-            yield from tensors_of(part, f"{name}.{key}" if name else str(key))
-    elif isinstance(output, list | tuple):
-        for number, part in enumerate(output):
-            yield from tensors_of(part, f"{name}.{number}" if name else str(number))
-
-
-def output_of(model: Any, batch: Any) -> Any:
-    """The output of a model for a mapping of arguments, a tuple of them or one tensor: on the device of its parameters,
-    and numbers in their dtype."""
-    own = next((p for p in model.parameters()), torch.empty(0))
-
-    def fitted(one: Any) -> Any:
-        if not isinstance(one, Tensor):
-            return one
-        return one.to(own.device, own.dtype if one.is_floating_point() else None)
-
-    if isinstance(batch, Mapping):
-        return model(**{name: fitted(one) for name, one in batch.items()})
-    return model(*map(fitted, batch if isinstance(batch, list | tuple) else (batch,)))
-
-
-def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> SubjectRun:
-    """The outputs of each row, without padding. `keeps` has the real positions of each sequence, bool (B, L), that of a
-    decoder first.
-
-    An output belongs to the sequence of the width of its second dimension. Outputs that mix sequences by design are
-    left out, and in padded batches those without positions: a model may take them from the first or the last one.
-    """
-    batch = len(next(iter(keeps.values())))
-    is_padded = any(not bool(keep.all()) for keep in keeps.values())
-    rows: list[Outputs] = [{} for _ in range(batch)]
-    for name, tensor in found.items():
-        if not tensor.dim() or len(tensor) != batch or not set(ACROSS).isdisjoint(name.split(".")):
-            continue
-        order = [*keeps.items()][:: -1 if name.startswith("encoder_") else 1]
-        of = next((n for n, keep in order if tensor.dim() > 1 and tensor.shape[1] == keep.shape[1]), None)
-        for number, row in enumerate(rows):
-            row[name] = Output(tensor[number] if of is None else tensor[number][keeps[of][number]], of)
-    if is_padded:
-        rows = [{name: one for name, one in row.items() if one.of is not None} for row in rows]
-    at: list[Places] = [{n: Place(row, keep[row].nonzero()[:, 0]) for n, keep in keeps.items()} for row in range(batch)]
-    return SubjectRun(rows, at)
-
-
-CacheStep = Callable[[slice, Any], Any]
-"""Runs a model on some positions, with the cache of those before, or None; gives its output."""
-
-
-def read_in_steps(cuts: Sequence[slice], step: CacheStep, *, turned: bool = False) -> dict[str, Tensor]:
-    """The outputs of sequences read with a cache, part by part; `turned` exchanges two rows after the first part."""
-    past, parts = None, []
-    for number, cut in enumerate(cuts):
-        output = step(cut, past)
-        past = cache_in(output) if isinstance(output, Mapping) else None
-        if past is None:
-            raise UnsupportedError("its output has no cache")
-        found = {name: tensor for name, tensor in tensors_of(output) if name.split(".")[0] not in NO_STEPS}
-        if turned and not number:
-            found = {name: one.flip(0) for name, one in found.items()}
-            if not hasattr(past, "reorder_cache"):
-                raise UnsupportedError("its cache does not reorder its rows")
-            past.reorder_cache(torch.tensor([1, 0], device=next(iter(found.values())).device))
-        parts.append(found)
-    return {
-        name: torch.cat([part[name] for part in parts], 1)
-        for name in parts[0]
-        if all(name in part and part[name].dim() > 1 for part in parts)
-    }
-
-
-def in_parts(length: int, last: int, chunk: int) -> list[slice]:
-    """All but the last positions, and these some at a time.
-
-    >>> in_parts(7, 3, 2)
-    [slice(0, 4, None), slice(4, 6, None), slice(6, 7, None)]
-    """
-    starts = range(length - last, length, chunk)
-    return [slice(0, length - last), *(slice(start, min(length, start + chunk)) for start in starts)]

@@ -1,22 +1,23 @@
 """The trials of a check: runs of a model whose results must agree, by what it promises, and their audits."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.errors import ArgumentError, RegardError
 from regard.watching.checks.audit import CAUSAL_UNKNOWN
 from regard.watching.checks.audited_call import UserTold, run_of
-from regard.watching.checks.checked import Checked
-from regard.watching.checks.differences import Promise, Same, Way, apart, as_they_are, largest_difference
-from regard.watching.checks.finding import Finding
-from regard.watching.checks.promised_trials import PromisedTrials, in_eager, within
+from regard.watching.checks.differences import Promise, Same, apart, largest_difference
+from regard.watching.checks.finding import Checked, Finding
+from regard.watching.checks.promised_trials import PromisedTrials
 from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
-from regard.watching.checks.subject import Subject, SubjectRun
-from regard.watching.checks.unused_weights import unused_weights
+from regard.watching.checks.runs import SubjectRun
+from regard.watching.checks.subject import Subject
+from regard.watching.checks.ways import Way, as_they_are, in_eager, in_training, within
 from regard.watching.report import mixers_in
-from regard.watching.watch import Seen
+from regard.watching.watch import Seen, watch
 
 SHOWN = ("no key", "not seen")
 """The reasons of the infos of an audit that a check shows."""
@@ -42,7 +43,7 @@ class Trials(PromisedTrials):
         except RegardError:
             raise
         except Exception as error:
-            given = ", ".join(f"{name} {(1, *tensor.shape)}" for name, tensor in subject.alone(rows.long).items())
+            given = ", ".join(f"{name} {(1, *tensor.shape)}" for name, tensor in rows.long.items())
             raise ArgumentError(
                 f"{type(subject.model).__name__} does not run on {given}, one sequence without padding: "
                 f"{type(error).__name__}: {error}"
@@ -73,28 +74,37 @@ class Trials(PromisedTrials):
         self.unless_rounding("cache", Promise(alone, Way(twice), is_exact=True), STATE)
 
     def _infer_causality(self) -> None:
-        """Where nothing tells the direction, most layers do: those whose masks let no later key through."""
+        """Where nothing tells the direction, most layers do, in evaluation or in training."""
         if self.subject.causal is not None or self.subject.ahead is None:
             return
-        calls = [call for call in run_of(self.seen[0][0].record, UserTold()).calls if call.is_attention]
+        self.is_inferred = self._most_are_causal(self.seen[0][0])
+        if not self.is_inferred and not self.has_norms:
+            with suppress(Exception), watch(self.subject.model) as seen:
+                in_training(self.subject, as_they_are([self.subject.rows.long]))
+            self.is_inferred = self._most_are_causal(seen)
+        self.subject.causal = self.is_inferred or None
+
+    def _most_are_causal(self, seen: Seen) -> bool:
+        """True if the masks of two thirds of the layers let no later key through."""
+        part = "target" if self.subject.arguments.has_target else "own"
+        calls = [call for call in run_of(seen.record, UserTold()).calls if call.is_attention and call.part == part]
         own = [call for call in calls if not call.crosses and call.sizes.queries == call.sizes.keys > 2]
         causal = [call for call in own if call.facts.mask.pattern in ("causal", "window")]
-        if causal and len(causal) * 3 >= len(own) * 2:
-            self.subject.causal = True
-            self.is_inferred = True
+        return bool(causal) and len(causal) * 3 >= len(own) * 2
 
     def _compare(self) -> None:
         self.try_batch()
         for side in self.subject.sides:
             self.try_padding(side)
         self.try_future()
+        self.try_training()
+        self.try_labels()
         self.try_documents()
         self.try_cache()
         self.try_far()
         self._shifted()
         self._eager()
         self._sinks()
-        self._unused_weights()
 
     def knows(self, unknown: str) -> bool:
         if unknown == CAUSAL_UNKNOWN:
@@ -152,16 +162,6 @@ class Trials(PromisedTrials):
                 if apart(after, before, (Same(),)) == 0:
                     says = f"its learned sinks change no result: {SINK_CHANGE:g} was added to them"
                     self.found.append(Finding("sink", "error", says, path, cause=NO_SINK, remedy=HAND_SINKS))
-
-    def _unused_weights(self) -> None:
-        modules = self.seen[0][0].modules
-        if not any(isinstance(one, nn.MultiheadAttention) for one in modules.values()):
-            return
-        with self.trying("attention weights left out, module by module"):
-            for path in unused_weights(self.subject, modules):
-                says = "it computes weights that nothing takes: without them the results are the same"
-                remedy = "need_weights=False, with which it takes a fused kernel"
-                self.found.append(Finding("unused weights", "info", says, path, remedy=remedy))
 
     def audited(self, seen: Seen, keep: Tensor | None) -> Checked:
         found = seen.audit(causal=self.subject.told_causal, padding=keep, skip="*")

@@ -1,25 +1,14 @@
 """The rules of an audit, in the order in which they are asked."""
 
-from regard.watching.checks.rules.alike import LikeTheOthersRule
+from regard.watching.checks.rules import cached, direction, kernel, padding, window
+from regard.watching.checks.rules.alike import like_the_others_rule
 from regard.watching.checks.rules.base import Rule
-from regard.watching.checks.rules.cached import OwnKeyRule, PositionsRule
-from regard.watching.checks.rules.direction import CrossAttentionRule, EncoderRule, FutureRule, TokenKindsRule
-from regard.watching.checks.rules.kernel import (
-    AddedMaskRule,
-    ChoiceRule,
-    FiniteRule,
-    NoKeyRule,
-    ScaleRule,
-    SinkRule,
-    SoftmaxRule,
-)
-from regard.watching.checks.rules.padding import DocumentsRule, PaddingRule
-from regard.watching.checks.rules.window import WindowRule
 
-FIRST: Rule = FiniteRule()
+FIRST: Rule = kernel.numbers_rule
 """Asked of every call; the others are asked where its weights are numbers."""
 RULES: tuple[Rule, ...] = (
-    FutureRule(), EncoderRule(), CrossAttentionRule(), PaddingRule(), DocumentsRule(), TokenKindsRule(), WindowRule(),
-    OwnKeyRule(), PositionsRule(), NoKeyRule(), SoftmaxRule(), AddedMaskRule(), SinkRule(), ScaleRule(), ChoiceRule(),
-    LikeTheOthersRule(),
+    direction.future_rule, direction.both_sides_rule, direction.cross_attention_rule, padding.padding_rule,
+    padding.documents_rule, direction.images_and_prefixes_rule, window.window_rule, cached.own_keys_rule,
+    cached.positions_rule, kernel.rows_without_a_key_rule, kernel.softmax_rule, kernel.hiding_rule, kernel.sink_rule,
+    kernel.scale_rule, kernel.choice_of_keys_rule, like_the_others_rule,
 )  # fmt: skip

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 from string import digits
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from regard.call.biases.base import DenseBias
 from regard.watching.checks.audited_call import AuditedCall, AuditedRun
-from regard.watching.checks.checked import AuditQuestion
-from regard.watching.checks.finding import Finding
-from regard.watching.checks.rules.base import Rule, asked_of
+from regard.watching.checks.finding import AuditQuestion, Finding
+from regard.watching.checks.rules.base import asked_of
 from regard.watching.checks.rules.window import window_of
 from regard.watching.kept.mask_reading import HIDDEN
 
@@ -22,25 +20,21 @@ FEWEST = 3
 VOTED = ("none", "causal", "window", "window to both sides", "prefix", "documents", "documents, causal")
 
 
-class LikeTheOthersRule(Rule):
+def like_the_others_rule(run: AuditedRun) -> tuple[AuditQuestion, list[Finding]]:
     """Is each layer like all the others of its stack?"""
-
-    name: ClassVar = "like the others"
-
-    def ask(self, run: AuditedRun) -> tuple[AuditQuestion, list[Finding]]:
-        stacks: dict[tuple[object, ...], list[AuditedCall]] = {}
-        steps: dict[tuple[object, ...], list[AuditedCall]] = {}
-        for call in run.calls:
-            if call.is_attention:
-                key = call.name.translate(NUMBERS), call.call.index, call.crosses, call.sizes.flat_batch
-                stacks.setdefault((*key, call.weights.shape), []).append(call)
-                if call.is_later_step and call.step is not None:
-                    steps.setdefault((*key, call.sizes.queries), []).append(call)
-        asked = [call for stack in stacks.values() if len(stack) > 1 for call in stack]
-        alone = [(stack[0], "it is alone in its stack") for stack in stacks.values() if len(stack) == 1]
-        found = [call.placed(one) for stack in stacks.values() if len(stack) > 1 for call, one in _of_stack(stack)]
-        found += [call.placed(one) for step in steps.values() for call, one in _of_caches(step)]
-        return asked_of(self.name, asked, alone), found
+    stacks: dict[tuple[object, ...], list[AuditedCall]] = {}
+    steps: dict[tuple[object, ...], list[AuditedCall]] = {}
+    for call in run.calls:
+        if call.is_attention:
+            key = call.name.translate(NUMBERS), call.call.index, call.crosses, call.sizes.flat_batch
+            stacks.setdefault((*key, call.weights.shape), []).append(call)
+            if call.is_later_step and call.step is not None:
+                steps.setdefault((*key, call.sizes.queries), []).append(call)
+    several = [stack for stack in stacks.values() if len(stack) > 1]
+    alone = [(stack[0], "it is alone in its stack") for stack in stacks.values() if len(stack) == 1]
+    found = [call.placed(one) for stack in several for call, one in _of_stack(stack)]
+    found += [call.placed(one) for step in steps.values() for call, one in _of_caches(step)]
+    return asked_of("like the others", [call for stack in several for call in stack], alone), found
 
 
 FindingOfCall = tuple[AuditedCall, Finding]

@@ -1,44 +1,51 @@
 """A rule of an audit: one question, the calls that it can be asked of, and its findings."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Sequence
 
 from regard.watching.checks.audited_call import AuditedCall, AuditedRun
-from regard.watching.checks.checked import AuditQuestion
-from regard.watching.checks.finding import Finding
+from regard.watching.checks.finding import AuditQuestion, Finding
+
+Rule = Callable[[AuditedRun], tuple[AuditQuestion, list[Finding]]]
 
 
-class Rule(ABC):
-    """One question. A rule has no state: what it needs is in the calls."""
-
-    name: ClassVar[str]
-    """The question, in a word or two."""
-
-    @abstractmethod
-    def ask(self, run: AuditedRun) -> tuple[AuditQuestion, list[Finding]]:
-        """Ask it of all calls of a run."""
+class NotAsked(Exception):
+    """The reason why a question cannot be asked of a call."""
 
 
-class CallRule(Rule):
-    def why_not(self, call: AuditedCall) -> str:
-        """The reason why it cannot be asked of a call; empty if it can."""
-        return "" if call.is_attention else "it is no attention over positions"
+def rule(name: str) -> Callable[[Callable[[AuditedCall], Iterator[Finding]]], Rule]:
+    """The rule of a function that yields the findings of one call, without its path and index, or raises `NotAsked`."""
 
-    @abstractmethod
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        """The findings of a call that it can be asked of; path and index are added to them."""
+    def of(findings: Callable[[AuditedCall], Iterator[Finding]]) -> Rule:
+        def ask(run: AuditedRun) -> tuple[AuditQuestion, list[Finding]]:
+            asked: list[AuditedCall] = []
+            not_asked: list[tuple[AuditedCall, str]] = []
+            found: list[Finding] = []
+            for call in run.calls:
+                try:
+                    found += [call.placed(one) for one in findings(call)]
+                    asked.append(call)
+                except NotAsked as why:
+                    not_asked.append((call, str(why)))
+            return asked_of(name, asked, not_asked), found
 
-    def ask(self, run: AuditedRun) -> tuple[AuditQuestion, list[Finding]]:
-        asked: list[AuditedCall] = []
-        not_asked: list[tuple[AuditedCall, str]] = []
-        for call in run.calls:
-            if reason := self.why_not(call):
-                not_asked.append((call, reason))
-            else:
-                asked.append(call)
-        found = [call.placed(one) for call in asked for one in self.of_call(call)]
-        return asked_of(self.name, asked, not_asked), found
+        return ask
+
+    return of
+
+
+def need(holds: bool, why_not: str) -> None:
+    if not holds:
+        raise NotAsked(why_not)
+
+
+def need_attention(call: AuditedCall) -> None:
+    need(call.is_attention, "it is no attention over positions")
+
+
+def need_one_sequence(call: AuditedCall, *, has_own_keys: bool = False) -> None:
+    """Self-attention; with `has_own_keys`, each query has a key of its own."""
+    is_one = call.is_attention and not call.crosses and not (has_own_keys and call.sizes.queries > call.sizes.keys)
+    need(is_one, "it is no attention over the positions of one sequence")
 
 
 def asked_of(name: str, asked: Sequence[AuditedCall], not_asked: Sequence[tuple[AuditedCall, str]]) -> AuditQuestion:

@@ -2,7 +2,6 @@
 before."""
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import hidden_pairs
 from regard.watching.checks.finding import Finding
-from regard.watching.checks.rules.base import CallRule
+from regard.watching.checks.rules.base import NotAsked, need, need_one_sequence, rule
 from regard.watching.checks.rules.window import window_of
 from regard.watching.checks.told import ENDS, handed
 
@@ -21,92 +20,85 @@ OLDEST = "a cache that is cut back keeps its oldest keys, or the kernel got it b
 NEWEST = "add the new keys first, and cut with keys[..., -window:, :]"
 
 
-class OwnKeyRule(CallRule):
+@rule("own and earlier keys")
+def own_keys_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does each query see its own key, and those before it?"""
+    need_one_sequence(call, has_own_keys=True)
+    need(call.is_exact, "its mask is read from weights, where an allowed key may have none")
+    if call.facts.mask.pattern == "inverted" or call.call.chooser is not None:
+        return
+    queries, keys = call.sizes.queries, call.sizes.keys
+    if _is_of_oldest_keys(call):
+        yield _from_first(
+            call, f"the {queries} queries follow a cache, and the kernel got the {queries} oldest keys of it"
+        )
+    elif _lacks_newest(call):
+        yield Finding(
+            "itself hidden", "error",
+            f"its {keys} keys are the first of those that its call before had: none is of its {queries} new "
+            f"quer{'y' if queries == 1 else 'ies'}",
+            numbers={"rows": float(queries), "keys": float(keys)}, cause=OLDEST, remedy=NEWEST,
+        )  # fmt: skip
+    elif (free := _seen_free_places(call)) is not None:
+        yield Finding(
+            "itself hidden", "error",
+            f"its last {free} keys are zeros, and its queries see them: free places of a buffer, where the newest "
+            "keys should be",
+            numbers={"keys": float(free)},
+            cause="the new keys were written at another place, or the mask reaches beyond them",
+            remedy="write them behind those of the cache, and hide the places that are still free",
+        )  # fmt: skip
+    elif _is_from_first(call):
+        yield _from_first(
+            call,
+            f"{queries} quer{'y' if queries == 1 else 'ies'} and {keys} keys, and the causal mask aligns the "
+            f"first with the first: no query sees the last {keys - queries} keys",
+        )
+    elif call.offset is not None and _is_causal(call):
+        yield from _own(call)
 
-    name: ClassVar = "own and earlier keys"
 
-    def why_not(self, call: AuditedCall) -> str:
-        if not call.is_attention or call.crosses or call.sizes.queries > call.sizes.keys:
-            return "it is no attention over the positions of one sequence"
-        if not call.is_exact:
-            return "its mask is read from weights, where an allowed key may have none"
-        return ""
+def _own(call: AuditedCall) -> Iterator[Finding]:
+    offset = call.offset
+    assert offset is not None
+    keep = call.keep.values if call.keep is not None else call.seen_keys
+    is_step = call.is_later_step
 
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        if call.facts.mask.pattern == "inverted" or call.call.chooser is not None:
-            return
-        queries, keys = call.sizes.queries, call.sizes.keys
-        if is_of_oldest_keys(call):
-            yield _from_first(
-                call, f"the {queries} queries follow a cache, and the kernel got the {queries} oldest keys of it"
-            )
-        elif lacks_newest(call):
-            yield Finding(
-                "itself hidden", "error",
-                f"its {keys} keys are the first of those that its call before had: none is of its {queries} new "
-                f"quer{'y' if queries == 1 else 'ies'}",
-                numbers={"rows": float(queries), "keys": float(keys)}, cause=OLDEST, remedy=NEWEST,
-            )  # fmt: skip
-        elif (free := _seen_free_places(call)) is not None:
-            yield Finding(
-                "itself hidden", "error",
-                f"its last {free} keys are zeros, and its queries see them: free places of a buffer, where the newest "
-                "keys should be",
-                numbers={"keys": float(free)},
-                cause="the new keys were written at another place, or the mask reaches beyond them",
-                remedy="write them behind those of the cache, and hide the places that are still free",
-            )  # fmt: skip
-        elif self._is_from_first(call):
-            yield _from_first(
-                call,
-                f"{queries} quer{'y' if queries == 1 else 'ies'} and {keys} keys, and the causal mask aligns the "
-                f"first with the first: no query sees the last {keys - queries} keys",
-            )
-        elif call.offset is not None and _is_causal(call):
-            yield from self._own(call)
+    def own(rows: range) -> Tensor:
+        pairs = (call.back(rows, offset) == 0)[None]
+        return pairs if is_step and call.keep is None else pairs & keep[:, None]
 
-    def _own(self, call: AuditedCall) -> Iterator[Finding]:
-        offset = call.offset
-        assert offset is not None
-        keep = call.keep.values if call.keep is not None else call.seen_keys
-        is_step = call.is_later_step
+    hidden = None if _see_themselves(call, offset) else hidden_pairs(call, own)
+    if hidden is not None:
+        strict = "a strict triangle hides the diagonal (tril(-1), or hiding triu(0))"
+        yield hidden.finding(
+            call, "itself hidden", "queries do not see their own key, the newest", rows=float(hidden.number),
+            cause="the mask is one step behind the cache" if is_step else strict,
+            remedy="keep the keys up to the query's own: tril(0), or hide triu(1)",
+        )  # fmt: skip
+        return
+    known = None if not is_step or call.facts.mask.is_unknown else _seen_before(call)
+    if known is None:
+        return
+    hidden = hidden_pairs(call, lambda rows: known[:, None].expand(-1, len(rows), -1))
+    if hidden is not None:
+        yield hidden.finding(
+            call, "earlier keys lost", "pairs are hidden that the calls before with the same cache saw",
+            cause="the mask was not extended with the cache, or not made for all of it",
+            remedy="make the mask over all keys of the cache",
+        )  # fmt: skip
 
-        def own(rows: range) -> Tensor:
-            pairs = (call.back(rows, offset) == 0)[None]
-            return pairs if is_step and call.keep is None else pairs & keep[:, None]
 
-        hidden = None if _see_themselves(call, offset) else hidden_pairs(call, own)
-        if hidden is not None:
-            strict = "a strict triangle hides the diagonal (tril(-1), or hiding triu(0))"
-            yield hidden.finding(
-                call, "itself hidden", "queries do not see their own key, the newest", rows=float(hidden.number),
-                cause="the mask is one step behind the cache" if is_step else strict,
-                remedy="keep the keys up to the query's own: tril(0), or hide triu(1)",
-            )  # fmt: skip
-            return
-        known = None if not is_step or call.facts.mask.is_unknown else _seen_before(call)
-        if known is None:
-            return
-        hidden = hidden_pairs(call, lambda rows: known[:, None].expand(-1, len(rows), -1))
-        if hidden is not None:
-            yield hidden.finding(
-                call, "earlier keys lost", "pairs are hidden that the calls before with the same cache saw",
-                cause="the mask was not extended with the cache, or not made for all of it",
-                remedy="make the mask over all keys of the cache",
-            )  # fmt: skip
-
-    @staticmethod
-    def _is_from_first(call: AuditedCall) -> bool:
-        """True for a causal mask that begins at the first key, with later keys that are no free places of a buffer."""
-        queries, keys = call.sizes.queries, call.sizes.keys
-        if queries == keys or _is_empty_beyond(call, queries):
-            return False
-        if queries > 1:
-            return call.facts.mask.pattern == "causal from the first key"
-        seen = call.facts.seen
-        is_first_alone = bool(((seen.first == 0) & (seen.last == 0) | ~seen.live).all()) and bool(seen.live.any())
-        return call.is_later_step and is_first_alone and call.offset != 0
+def _is_from_first(call: AuditedCall) -> bool:
+    """True for a causal mask that begins at the first key, with later keys that are no free places of a buffer."""
+    queries, keys = call.sizes.queries, call.sizes.keys
+    if queries == keys or _is_empty_beyond(call, queries):
+        return False
+    if queries > 1:
+        return call.facts.mask.pattern == "causal from the first key"
+    seen = call.facts.seen
+    is_first_alone = seen.all((seen.first == 0) & (seen.last == 0)) and bool(seen.live.any())
+    return call.is_later_step and is_first_alone and call.offset != 0
 
 
 def _from_first(call: AuditedCall, says: str) -> Finding:
@@ -123,7 +115,7 @@ def _is_causal(call: AuditedCall) -> bool:
         return False
     # A strict triangle: each row sees all keys up to the one before its own.
     place = torch.arange(call.sizes.queries, device=call.device) + (call.offset or 0) - 1
-    return bool(((seen.last == place) | ~seen.live | (place < 0)).all()) and bool(seen.live.any())
+    return seen.all((seen.last == place) | (place < 0)) and bool(seen.live.any())
 
 
 def _see_themselves(call: AuditedCall, offset: int) -> bool:
@@ -169,14 +161,14 @@ def _is_empty_beyond(call: AuditedCall, place: int) -> bool:
     return factors is not None and not bool(factors.call.key[..., place:, :].any())
 
 
-def is_of_oldest_keys(call: AuditedCall) -> bool:
+def _is_of_oldest_keys(call: AuditedCall) -> bool:
     """True if a plain causal call has other queries for the first keys of an earlier call, which has more of them: a
     kernel that wants as many keys as queries was handed the oldest ones."""
     is_square = call.sizes.queries == call.sizes.keys and call.sizes.queries >= 2
     return is_square and call.facts.mask.pattern == "causal" and _has_keys_of_earlier(call)
 
 
-def lacks_newest(call: AuditedCall) -> bool:
+def _lacks_newest(call: AuditedCall) -> bool:
     """True if new queries got no key that the call before did not have, in a module whose first call was causal."""
     first = call
     while first.earlier is not None:
@@ -198,54 +190,44 @@ def _has_keys_of_earlier(call: AuditedCall) -> bool:
     return own.query.shape[:-2] != other.query.shape[:-2] or not torch.equal(own.query, other.query[..., :queries, :])
 
 
-class PositionsRule(CallRule):
+@rule("positions")
+def positions_rule(call: AuditedCall) -> Iterator[Finding]:
     """Do positions go on from step to step?"""
-
-    name: ClassVar = "positions"
-
-    def why_not(self, call: AuditedCall) -> str:
-        if not call.is_attention or call.crosses:
-            return "it is no attention over the positions of one sequence"
-        if call.positions is None:
-            return "its positions are in no table and no argument"
-        return (
-            ""
-            if call.is_later_step or _has_left_padding(call) or _has_documents(call)
-            else "it is no step with a cache, and has no padding on the left"
-        )
-
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        now, before = call.positions, None if call.before is None else call.before.positions
-        assert now is not None
-        if not call.is_later_step:
-            yield from _counted_padding(call)
-            yield from _over_documents(call)
-            return
-        if before is None or call.before is None or call.step is None or call.before.step is None:
-            return
-        if call.step.origins is not None or now.source.partition(" of ")[0] != before.source.partition(" of ")[0]:
-            return
-        # (Where a cache was cut back, a step begins earlier than the last one ended.)
-        gone = call.step.first - call.before.step.first - call.before.sizes.queries
-        # (Padding at the end of a prompt may count, or not; before its first real token a sequence has no position.)
-        expected, was_real = _of_last_real(before.values, call.before.real_queries)
-        got, is_real = _of_first_real(now.values, call.real_queries)
-        expected, counted = expected + 1 + gone, before.values[:, -1] + 1 + gone
-        wrong = (expected != got) & (counted != got) & was_real & is_real
-        if bool(wrong.any()):
-            row = int(wrong.long().argmax())
-            here, there = int(got[row]), int(expected[row])
-            # (They go on after the last token, and the keys do not.)
-            is_cut = gone < 0 and here == there - gone
-            cause = "positions begin anew at each step" if not here else "positions are not advanced with the cache"
-            yield Finding(
-                "positions", "error",
-                f"its first new token has position {here} in sequence {row}, by {now.source}, and follows "
-                + (f"the oldest {there} keys" if is_cut else f"position {there - 1}"),
-                numbers={"position": float(here), "expected": float(there)},
-                cause=OLDEST if is_cut else cause,
-                remedy=NEWEST if is_cut else "add the length of the cache to the positions of new tokens",
-            )  # fmt: skip
+    need_one_sequence(call)
+    now, before = call.positions, None if call.before is None else call.before.positions
+    if now is None:
+        raise NotAsked("its positions are in no table and no argument")
+    is_asked = call.is_later_step or _has_left_padding(call) or _has_documents(call)
+    need(is_asked, "it is no step with a cache, and has no padding on the left")
+    if not call.is_later_step:
+        yield from _counted_padding(call)
+        yield from _over_documents(call)
+        return
+    if before is None or call.before is None or call.step is None or call.before.step is None:
+        return
+    if call.step.origins is not None or now.source.partition(" of ")[0] != before.source.partition(" of ")[0]:
+        return
+    # (Where a cache was cut back, a step begins earlier than the last one ended.)
+    gone = call.step.first - call.before.step.first - call.before.sizes.queries
+    # (Padding at the end of a prompt may count, or not; before its first real token a sequence has no position.)
+    expected, was_real = _of_last_real(before.values, call.before.real_queries)
+    got, is_real = _of_first_real(now.values, call.real_queries)
+    expected, counted = expected + 1 + gone, before.values[:, -1] + 1 + gone
+    wrong = (expected != got) & (counted != got) & was_real & is_real
+    if bool(wrong.any()):
+        row = int(wrong.long().argmax())
+        here, there = int(got[row]), int(expected[row])
+        # (They go on after the last token, and the keys do not.)
+        is_cut = gone < 0 and here == there - gone
+        cause = "positions begin anew at each step" if not here else "positions are not advanced with the cache"
+        yield Finding(
+            "positions", "error",
+            f"its first new token has position {here} in sequence {row}, by {now.source}, and follows "
+            + (f"the oldest {there} keys" if is_cut else f"position {there - 1}"),
+            numbers={"position": float(here), "expected": float(there)},
+            cause=OLDEST if is_cut else cause,
+            remedy=NEWEST if is_cut else "add the length of the cache to the positions of new tokens",
+        )  # fmt: skip
 
 
 def _of_first_real(positions: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:

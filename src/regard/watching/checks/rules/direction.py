@@ -1,7 +1,7 @@
 """Direction: a causal model looks ahead within images and prefixes alone, and an encoder looks both ways."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,92 +10,77 @@ from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import LEAST, breach, hidden_pairs
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.roles import around
-from regard.watching.checks.rules.base import CallRule
+from regard.watching.checks.rules.base import NotAsked, need, need_attention, need_one_sequence, rule
 from regard.watching.checks.rules.padding import TRUE
 from regard.watching.checks.rules.window import layer_kind, window_of
-from regard.watching.checks.told import ids_of
 
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted", "documents, causal")
 """Patterns that show each query nothing after its own position, or nothing before."""
 
 
-class FutureRule(CallRule):
+@rule("future")
+def future_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a query of a causal model see what comes later?"""
-
-    name: ClassVar = "future"
-
-    def why_not(self, call: AuditedCall) -> str:
-        if not call.is_attention or call.crosses or call.sizes.queries > call.sizes.keys:
-            return "it is no attention over the positions of one sequence"
-        mask = call.facts.mask
-        if mask.pattern == "inverted" or _is_off_by_one(call) or _is_without_its_causal_half(call):
-            return ""
-        if call.role.direction != "causal" and call.prefix is None:
-            return call.role.why
-        return "" if _offset(call) is not None else "the positions of its queries are not known"
-
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        mask = call.facts.mask
-        if mask.pattern == "inverted":
-            later = call.facts.later
-            yield Finding(
-                "inverted mask", "error", "each query sees only what comes after it: the causal mask is upside down",
-                numbers={} if later is None else {"share": later}, cause="the mask is turned, or its flags are",
-                remedy=f"turn it ({TRUE})",
-            )  # fmt: skip
-            return
-        offset = _offset(call)
-        assert offset is not None
-        if call.facts.later is not None and call.facts.later <= LEAST and offset == mask.offset:
-            return
-        kinds = of_one_kind(call)
-
-        def later_keys(rows: range) -> Tensor:
-            later = (call.back(rows, offset) < 0)[None]
-            if kinds is not None:
-                later = later & ~same_block(kinds, rows)
-            return later
-
-        found = breach(call, later_keys, of="of a later position")
-        if found is None:
-            return
-        if _is_off_by_one(call) and call.role.direction != "both":
-            yield found.finding(
-                call, "future", "is on later positions: each query sees the next one, and none after it",
-                cause="the causal mask is off by one (a diagonal of 1 in tril, or of 2 in triu)",
-                remedy="keep the keys up to the query's own: tril(0), or hide triu(1)",
-            )  # fmt: skip
-            return
-        if _is_without_its_causal_half(call):
-            yield found.finding(
-                call, "future", "is on later positions: each query sees all of them, and few before it",
-                severity="error" if call.role.direction == "causal" else "warning",
-                cause="a window (query - key < size) without the causal half (query >= key)",
-                remedy="hide the later keys",
-            )  # fmt: skip
-            return
-        if call.prefix is not None:
-            more = (mask.size or 0) - int(call.prefix.values.sum(-1).max())
-            yield found.finding(
-                call, "prefix", f"is on later positions behind the prefix, by {call.prefix.source}",
-                cause="the prefix is off by one" if more == 1 else "",
-                remedy="show each query the keys of the prefix (key < length), and those up to its own",
-            )  # fmt: skip
-            return
-        meant = mask.pattern in ("prefix", "causal, with blocks of both directions") and two_way_blocks(call) is None
-        severity: Severity = "info" if meant else "error" if call.role.is_sure else "warning"
-        yield found.finding(
-            call, "future", f"is on later positions, in a model that should be causal ({call.role.why})",
-            severity=severity,
-            cause="right for a prefix or an image, and wrong otherwise" if meant else _cause(call),
-            remedy="" if meant else "hand the kernel a causal mask",
+    need_one_sequence(call, has_own_keys=True)
+    mask, offset = call.facts.mask, call.offset
+    if offset is None and call.facts.mask.tells_positions:
+        offset = mask.offset
+    if not (mask.pattern == "inverted" or _is_off_by_one(call) or _is_without_its_causal_half(call)):
+        need(call.role.direction == "causal" or call.prefix is not None, call.role.why)
+        need(offset is not None, "the positions of its queries are not known")
+    if mask.pattern == "inverted":
+        later = call.facts.later
+        yield Finding(
+            "inverted mask", "error", "each query sees only what comes after it: the causal mask is upside down",
+            numbers={} if later is None else {"share": later}, cause="the mask is turned, or its flags are",
+            remedy=f"turn it ({TRUE})",
         )  # fmt: skip
+        return
+    assert offset is not None
+    if call.facts.later is not None and call.facts.later <= LEAST and offset == mask.offset:
+        return
+    kinds = of_one_kind(call)
 
+    def later_keys(rows: range) -> Tensor:
+        later = (call.back(rows, offset) < 0)[None]
+        if kinds is not None:
+            later = later & ~same_block(kinds, rows)
+        return later
 
-def _offset(call: AuditedCall) -> int | None:
-    """The position of the first query: as the calls tell, or else the mask."""
-    mask = call.facts.mask
-    return call.offset if call.offset is not None else mask.offset if mask.tells_positions else None
+    found = breach(call, later_keys, of="of a later position")
+    if found is None:
+        return
+    if _is_off_by_one(call) and call.role.direction != "both":
+        yield found.finding(
+            call, "future", "is on later positions: each query sees the next one, and none after it",
+            cause="the causal mask is off by one (a diagonal of 1 in tril, or of 2 in triu)",
+            remedy="keep the keys up to the query's own: tril(0), or hide triu(1)",
+        )  # fmt: skip
+        return
+    if _is_without_its_causal_half(call):
+        yield found.finding(
+            call, "future", "is on later positions: each query sees all of them, and few before it",
+            severity="error" if call.role.direction == "causal" else "warning",
+            cause="a window (query - key < size) without the causal half (query >= key)",
+            remedy="hide the later keys",
+        )  # fmt: skip
+        return
+    if call.prefix is not None:
+        more = (mask.size or 0) - int(call.prefix.values.sum(-1).max())
+        yield found.finding(
+            call, "prefix", f"is on later positions behind the prefix, by {call.prefix.source}",
+            cause="the prefix is off by one" if more == 1 else "",
+            remedy="show each query the keys of the prefix (key < length), and those up to its own",
+        )  # fmt: skip
+        return
+    meant = mask.pattern in ("prefix", "causal, with blocks of both directions") and two_way_blocks(call) is None
+    severity: Severity = "info" if meant else "error" if call.role.is_sure else "warning"
+    yield found.finding(
+        call, "future", f"is on later positions, in a model that should be causal ({call.role.why})",
+        severity=severity,
+        cause="right for a prefix or an image, and wrong otherwise" if meant else _cause(call),
+        remedy="" if meant else "hand the kernel a causal mask",
+    )  # fmt: skip
 
 
 def _is_off_by_one(call: AuditedCall) -> bool:
@@ -121,52 +106,38 @@ def _cause(call: AuditedCall) -> str:
     return "a window to both sides arrived" if mask.pattern == "window to both sides" else ""
 
 
-class EncoderRule(CallRule):
+@rule("both sides")
+def both_sides_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does an encoder see both sides?"""
-
-    name: ClassVar = "both sides"
-
-    def why_not(self, call: AuditedCall) -> str:
-        if call.sizes.queries < 2:
-            return "it has one query"
-        if call.role.direction != "both":
-            return "it is no encoder, as far as is known"
-        return "" if call.offset is not None else "the positions of its queries are not known"
-
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        mask = call.facts.mask
-        # (A window of 1 is each token by itself.)
-        if mask.pattern in TURNED and mask.pattern != "inverted" and mask.size != 1:
-            cause, remedy = _causal_by(call)
-            yield Finding(
-                "causal encoder", "error" if call.role.is_sure else "warning",
-                f"a causal mask arrived in an encoder ({call.role.why}): no query sees what comes later, and the mask "
-                f"is {mask}",
-                cause=cause, remedy=remedy or "hand it no causal mask",
-            )  # fmt: skip
+    need(call.sizes.queries > 1, "it has one query")
+    need(call.role.direction == "both", "it is no encoder, as far as is known")
+    need(call.offset is not None, "the positions of its queries are not known")
+    mask = call.facts.mask
+    # (A window of 1 is each token by itself.)
+    if mask.pattern in TURNED and mask.pattern != "inverted" and mask.size != 1:
+        cause, remedy = _causal_by(call)
+        yield Finding(
+            "causal encoder", "error" if call.role.is_sure else "warning",
+            f"a causal mask arrived in an encoder ({call.role.why}): no query sees what comes later, and the mask "
+            f"is {mask}",
+            cause=cause, remedy=remedy or "hand it no causal mask",
+        )  # fmt: skip
 
 
-class CrossAttentionRule(CallRule):
+@rule("cross-attention")
+def cross_attention_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does each query see every real key of another sequence?"""
-
-    name: ClassVar = "cross-attention"
-
-    def why_not(self, call: AuditedCall) -> str:
-        is_other = call.crosses or (call.is_attention and call.sizes.queries > call.sizes.keys)
-        if call.call.is_over_queries:
-            return "its softmax ran over the queries"
-        return "" if is_other else "it attends to its own sequence"
-
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        mask, (queries, keys) = call.facts.mask, call.weights.shape[-2:]
-        if queries > 1 and mask.pattern in TURNED:
-            cause, remedy = _causal_by(call)
-            yield Finding(
-                "causal cross-attention", "error",
-                f"the keys are of another sequence, and the mask that arrived is {mask}",
-                numbers={"queries": queries, "keys": keys}, cause=cause,
-                remedy=f"each query should see every real key{remedy and ': '}{remedy}",
-            )  # fmt: skip
+    mask, (queries, keys) = call.facts.mask, call.weights.shape[-2:]
+    need(not call.call.is_over_queries, "its softmax ran over the queries")
+    need(call.crosses or (call.is_attention and queries > keys), "it attends to its own sequence")
+    if queries > 1 and mask.pattern in TURNED:
+        cause, remedy = _causal_by(call)
+        yield Finding(
+            "causal cross-attention", "error",
+            f"the keys are of another sequence, and the mask that arrived is {mask}",
+            numbers={"queries": queries, "keys": keys}, cause=cause,
+            remedy=f"each query should see every real key{remedy and ': '}{remedy}",
+        )  # fmt: skip
 
 
 def _causal_by(call: AuditedCall) -> tuple[str, str]:
@@ -182,41 +153,31 @@ IMAGES: Reason = "image tokens"
 PREFIX: Reason = "prefix"
 
 
-class TokenKindsRule(CallRule):
+@rule("images and prefixes")
+def images_and_prefixes_rule(call: AuditedCall) -> Iterator[Finding]:
     """Do the tokens of an image, or of a prefix, see each other both ways?"""
+    need_attention(call)
+    told, found = call.types or call.prefix, two_way_blocks(call)
+    need(told is not None or found is not None, "no token_type_ids were given")
+    if found is None:
+        raise NotAsked("its token_type_ids are no part of a mask, as far as is known")
+    kind, of = found
+    window = window_of(call)
 
-    name: ClassVar = "images and prefixes"
+    def within(rows: range) -> Tensor:
+        near = call.back(rows, 0) < window.size if window is not None and window.size else True
+        return same_block(of, rows) & call.real_keys[:, None] & near
 
-    def why_not(self, call: AuditedCall) -> str:
-        if reason := super().why_not(call):
-            return reason
-        if call.types is None and call.prefix is None and not _is_all_prefix(call):
-            return "no token_type_ids were given"
-        return (
-            "" if two_way_blocks(call) is not None else "its token_type_ids are no part of a mask, as far as is known"
-        )
-
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        found = two_way_blocks(call)
-        assert found is not None
-        kind, of = found
-        window = window_of(call)
-
-        def within(rows: range) -> Tensor:
-            near = call.back(rows, 0) < window.size if window is not None and window.size else True
-            return same_block(of, rows) & call.real_keys[:, None] & near
-
-        hidden = hidden_pairs(call, within)
-        if hidden is None:
-            return
-        told = call.types or call.prefix
-        by = "all of an input without token_type_ids" if told is None else f"by {told.source}"
-        what = "tokens of one image" if kind == IMAGES else "tokens of the prefix"
-        yield hidden.finding(
-            call, kind, f"pairs of {what} ({by}) are hidden",
-            cause="a plain causal mask hides what comes later in the block",
-            remedy="let the tokens of a block see each other in both directions, beside the causal mask",
-        )  # fmt: skip
+    hidden = hidden_pairs(call, within)
+    if hidden is None:
+        return
+    by = "all of an input without token_type_ids" if told is None else f"by {told.source}"
+    what = "tokens of one image" if kind == IMAGES else "tokens of the prefix"
+    yield hidden.finding(
+        call, kind, f"pairs of {what} ({by}) are hidden",
+        cause="a plain causal mask hides what comes later in the block",
+        remedy="let the tokens of a block see each other in both directions, beside the causal mask",
+    )  # fmt: skip
 
 
 def same_block(of: Tensor, rows: range) -> Tensor:
@@ -268,7 +229,7 @@ def _marks_pictures(call: AuditedCall, types: Tensor) -> bool:
     """True for kinds that are 1 at the tokens in whose places pictures stand, and at no others."""
     outer = _outermost_config(call)
     token = next((n for name in PICTURES if isinstance(n := getattr(outer, name, None), int)), None)
-    ids = None if call.part is None else ids_of(call.call, call.part, call.sizes.keys)
+    ids = call.ids(call.part, call.sizes.keys)
     if token is None or ids is None or call.are_types_embedded:
         return False
     return bool((types == 1).any()) and torch.equal(types == 1, ids.values == token) and not _has_prefix(call)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from regard.call.shapes import take
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import breach
 from regard.watching.checks.finding import Finding
-from regard.watching.checks.rules.base import CallRule
+from regard.watching.checks.rules.base import NotAsked, need, need_attention, rule
 from regard.watching.checks.told import IDS, arguments
 from regard.watching.kept.mask_reading import HIDDEN
 
@@ -26,132 +25,107 @@ def is_finite(call: AuditedCall) -> bool:
     return not facts.fault and not any(share is not None and math.isnan(share) for share in (facts.later, facts.first))
 
 
-class FiniteRule(CallRule):
+@rule("numbers")
+def numbers_rule(call: AuditedCall) -> Iterator[Finding]:
     """Are the weights numbers?"""
-
-    name: ClassVar = "numbers"
-
-    def why_not(self, call: AuditedCall) -> str:
-        return ""
-
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        if call.facts.fault:
-            yield Finding("recurrence", "error", call.facts.fault)
-        elif not is_finite(call):
-            yield Finding(
-                "not finite",
-                "error",
-                "its weights are not numbers",
-                remedy="look at the inputs and at rows without a key",
-            )
+    if call.facts.fault:
+        yield Finding("recurrence", "error", call.facts.fault)
+    elif not is_finite(call):
+        remedy = "look at the inputs and at rows without a key"
+        yield Finding("not finite", "error", "its weights are not numbers", remedy=remedy)
 
 
-class NoKeyRule(CallRule):
+@rule("rows without a key")
+def rows_without_a_key_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does each row of a real token see a key?"""
-
-    name: ClassVar = "rows without a key"
-
-    def why_not(self, call: AuditedCall) -> str:
-        return ""
-
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        facts, keep = call.facts, call.keep
-        if not facts.no_key or facts.mask.pattern == "inverted":
-            return
-        queries, keys = call.weights.shape[-2:]
-        dead = (~call.live).any(1)
-        real = torch.ones_like(dead)
-        first = facts.mask.offset if call.offset is None else call.offset
-        if keep is not None and call.offset is not None:
-            real = call.real_queries
-        elif keep is not None:
-            # (Which of the queries are padding is not known.)
-            real = torch.zeros_like(dead)
-        elif first >= 0 and first + queries <= keys:
-            seen = call.seen_keys
-            # A sequence without any visible key is no padding.
-            real = seen[:, first : first + queries] | (~seen.any(-1, keepdim=True) & facts.seen.is_exact)
-        count = int((dead & real).sum())
-        numbers = {"rows": float(facts.no_key), "of": float(facts.rows)}
-        if not count:
-            of = (
-                "all of them of padding"
-                if keep is not None and call.offset is not None
-                else "all of them at hidden keys, as of padding"
-            )
-            yield Finding(
-                "no key", "info",
-                f"{facts.no_key} of {facts.rows} rows have no key, {of}: their weights are 0 here, and their output "
-                "means nothing",
-                numbers=numbers,
-            )  # fmt: skip
-            return
-        if not facts.seen.is_exact and keep is None:
-            return  # Weights of 0 may be a choice, as of one group for each key.
-        yield Finding(
-            "no key", "warning" if keep is None else "error",
-            f"{facts.no_key} of {facts.rows} rows have no key, rows of real tokens among them, and the mask that "
-            f"arrived is {facts.mask}: their output is 0, NaN or an even mean, as the kernel likes",
-            numbers=numbers, remedy="let each row see itself",
-        )  # fmt: skip
-
-
-class ChoiceRule(CallRule):
-    """Does a choice of keys keep the first one?"""
-
-    name: ClassVar = "choice of keys"
-
-    def why_not(self, call: AuditedCall) -> str:
-        return "" if call.facts.choice is not None else "no keys were chosen"
-
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        choice = call.facts.choice
-        assert choice is not None
-        if not choice.without_first:
-            return
-        # (Softmax attention often rests on the first key, a sink.)
-        weight = (
-            "" if choice.first is None else f", where all causal keys would give it {choice.first:.1%} of the weight"
+    facts, keep = call.facts, call.keep
+    if not facts.no_key or facts.mask.pattern == "inverted":
+        return
+    queries, keys = call.weights.shape[-2:]
+    dead = (~call.live).any(1)
+    real = torch.ones_like(dead)
+    first = facts.mask.offset if call.offset is None else call.offset
+    if keep is not None and call.offset is not None:
+        real = call.real_queries
+    elif keep is not None:
+        # (Which of the queries are padding is not known.)
+        real = torch.zeros_like(dead)
+    elif first >= 0 and first + queries <= keys:
+        seen = call.seen_keys
+        # A sequence without any visible key is no padding.
+        real = seen[:, first : first + queries] | (~seen.any(-1, keepdim=True) & facts.seen.is_exact)
+    count = int((dead & real).sum())
+    numbers = {"rows": float(facts.no_key), "of": float(facts.rows)}
+    if not count:
+        of = (
+            "all of them of padding"
+            if keep is not None and call.offset is not None
+            else "all of them at hidden keys, as of padding"
         )
-        is_sink = choice.first is not None and choice.first > SINK
-        numbers = {"rows": choice.without_first} | ({} if choice.first is None else {"weight": choice.first})
         yield Finding(
-            "first key dropped", "warning" if is_sink else "info",
-            f"{choice.without_first:.1%} of the rows that choose leave out the first key{weight}",
-            numbers=numbers, remedy="keep the first key in every choice" if is_sink else "right if it is no sink",
+            "no key", "info",
+            f"{facts.no_key} of {facts.rows} rows have no key, {of}: their weights are 0 here, and their output "
+            "means nothing",
+            numbers=numbers,
         )  # fmt: skip
+        return
+    if not facts.seen.is_exact and keep is None:
+        return  # Weights of 0 may be a choice, as of one group for each key.
+    yield Finding(
+        "no key", "warning" if keep is None else "error",
+        f"{facts.no_key} of {facts.rows} rows have no key, rows of real tokens among them, and the mask that "
+        f"arrived is {facts.mask}: their output is 0, NaN or an even mean, as the kernel likes",
+        numbers=numbers, remedy="let each row see itself",
+    )  # fmt: skip
 
 
-class SoftmaxRule(CallRule):
+@rule("choice of keys")
+def choice_of_keys_rule(call: AuditedCall) -> Iterator[Finding]:
+    """Does a choice of keys keep the first one?"""
+    choice = call.facts.choice
+    if choice is None:
+        raise NotAsked("no keys were chosen")
+    if not choice.without_first:
+        return
+    # (Softmax attention often rests on the first key, a sink.)
+    weight = "" if choice.first is None else f", where all causal keys would give it {choice.first:.1%} of the weight"
+    is_sink = choice.first is not None and choice.first > SINK
+    numbers = {"rows": choice.without_first} | ({} if choice.first is None else {"weight": choice.first})
+    yield Finding(
+        "first key dropped", "warning" if is_sink else "info",
+        f"{choice.without_first:.1%} of the rows that choose leave out the first key{weight}",
+        numbers=numbers, remedy="keep the first key in every choice" if is_sink else "right if it is no sink",
+    )  # fmt: skip
+
+
+@rule("softmax")
+def softmax_rule(call: AuditedCall) -> Iterator[Finding]:
     """Do the weights of each query sum to 1, over the keys?"""
-
-    name: ClassVar = "softmax"
-
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        if call.call.is_over_queries:
-            yield Finding(
-                "softmax over the wrong axis", "error",
-                "the softmax ran over the queries: the columns of its weights sum to 1, not the rows",
-                cause="softmax(dim=-2), or scores with keys before queries", remedy="softmax(dim=-1) over the keys",
-            )  # fmt: skip
-        elif (told := _over_sequences(call)) is not None:
-            yield Finding(
-                "softmax over the wrong axis", "error",
-                f"the sequences of the batch attend to each other: the kernel got {call.sizes.flat_batch} sequences of "
-                f"{call.sizes.queries} tokens, and {told} has {call.sizes.queries} of {call.sizes.flat_batch}",
-                cause="nn.MultiheadAttention takes (T, B, D) unless it is made with batch_first=True, or axes were "
-                "exchanged", remedy="batch_first=True",
-            )  # fmt: skip
-        elif (rate := _dropped(call)) is not None and call.call.is_evaluated:
-            yield Finding(
-                "dropout in evaluation", "error",
-                f"the weights were dropped with {rate:.2g}, and the model is in evaluation mode",
-                numbers={"rate": rate},
-                cause="a part of it is in training mode, or the rate is handed over without asking for the mode",
-                remedy="dropout_p = p if self.training else 0.0; model.eval() last of all",
-            )  # fmt: skip
-        else:
-            yield from _changed_weights(call)
+    need_attention(call)
+    if call.call.is_over_queries:
+        yield Finding(
+            "softmax over the wrong axis", "error",
+            "the softmax ran over the queries: the columns of its weights sum to 1, not the rows",
+            cause="softmax(dim=-2), or scores with keys before queries", remedy="softmax(dim=-1) over the keys",
+        )  # fmt: skip
+    elif (told := _over_sequences(call)) is not None:
+        yield Finding(
+            "softmax over the wrong axis", "error",
+            f"the sequences of the batch attend to each other: the kernel got {call.sizes.flat_batch} sequences of "
+            f"{call.sizes.queries} tokens, and {told} has {call.sizes.queries} of {call.sizes.flat_batch}",
+            cause="nn.MultiheadAttention takes (T, B, D) unless it is made with batch_first=True, or axes were "
+            "exchanged", remedy="batch_first=True",
+        )  # fmt: skip
+    elif (rate := _dropped(call)) is not None and call.call.is_evaluated:
+        yield Finding(
+            "dropout in evaluation", "error",
+            f"the weights were dropped with {rate:.2g}, and the model is in evaluation mode",
+            numbers={"rate": rate},
+            cause="a part of it is in training mode, or the rate is handed over without asking for the mode",
+            remedy="dropout_p = p if self.training else 0.0; model.eval() last of all",
+        )  # fmt: skip
+    else:
+        yield from _changed_weights(call)
 
 
 def _over_sequences(call: AuditedCall) -> str | None:
@@ -217,56 +191,54 @@ def _changed_weights(call: AuditedCall) -> Iterator[Finding]:
             return
 
 
-class AddedMaskRule(CallRule):
+@rule("hiding")
+def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a mask hide the keys that it names?"""
+    need_attention(call)
+    factors, added, sizes = call.call.factors, call.facts.mask.added, call.sizes
+    hide = "hide with -inf, or torch.finfo(dtype).min"
+    bias = None if factors is None else factors.call.bias
+    # (Beside a mask that hides, two numbers may be a bias.)
+    hides = isinstance(bias, DenseBias) and bool((bias.tensor <= HIDDEN).any())
+    if _later_are_constant(call):
+        yield Finding(
+            "mask added", "error", "in each row all later keys have the same weight, which is not 0: their scores "
+            "were replaced by one number, which hides nothing",
+            cause="masked_fill with a number such as 0 or -1", remedy="masked_fill with -inf",
+        )  # fmt: skip
+    elif (added.startswith("0 and 1 are added") or "multiplied" in added) and not hides:
+        yield Finding(
+            "mask added", "error", f"{added}: a mask of zeros and ones changes scores a little, and hides nothing",
+            cause="a mask of zeros and ones was used as if it were an additive one",
+            remedy="scores.masked_fill(mask == 0, -inf), or hand it over as bool",
+        )  # fmt: skip
+    elif factors is None and added.startswith("0 and -"):
+        yield Finding(
+            "hidden by a finite number", "warning", f"{added}, and every query sees every key: it hides nothing",
+            cause="the number of the mask is no larger than scores are", remedy=hide,
+        )  # fmt: skip
+    if factors is None or not isinstance(bias, DenseBias):
+        return
+    tensor = bias.tensor.detach()
+    low = float(tensor.min())
+    # A learned or a relative bias has many values; a mask of a finite number has two.
+    is_of_two = HIDDEN < low < 0 and bool(((tensor == low) | (tensor == 0) | (tensor <= HIDDEN)).all())
+    is_small = low > -HIDING_FROM
+    if not is_of_two or (is_small and not _is_of_later(call, tensor, low)):
+        return
 
-    name: ClassVar = "hiding"
+    def hidden(rows: range) -> Tensor:
+        vectors = {"query": take(factors.call.query, rows), "key": factors.call.key}
+        return (bias.block(rows, range(sizes.keys), **vectors, sizes=sizes) == low).all(1)
 
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        factors, added, sizes = call.call.factors, call.facts.mask.added, call.sizes
-        hide = "hide with -inf, or torch.finfo(dtype).min"
-        bias = None if factors is None else factors.call.bias
-        # (Beside a mask that hides, two numbers may be a bias.)
-        hides = isinstance(bias, DenseBias) and bool((bias.tensor <= HIDDEN).any())
-        if _later_are_constant(call):
-            yield Finding(
-                "mask added", "error", "in each row all later keys have the same weight, which is not 0: their scores "
-                "were replaced by one number, which hides nothing",
-                cause="masked_fill with a number such as 0 or -1", remedy="masked_fill with -inf",
-            )  # fmt: skip
-        elif (added.startswith("0 and 1 are added") or "multiplied" in added) and not hides:
-            yield Finding(
-                "mask added", "error", f"{added}: a mask of zeros and ones changes scores a little, and hides nothing",
-                cause="a mask of zeros and ones was used as if it were an additive one",
-                remedy="scores.masked_fill(mask == 0, -inf), or hand it over as bool",
-            )  # fmt: skip
-        elif factors is None and added.startswith("0 and -"):
-            yield Finding(
-                "hidden by a finite number", "warning", f"{added}, and every query sees every key: it hides nothing",
-                cause="the number of the mask is no larger than scores are", remedy=hide,
-            )  # fmt: skip
-        if factors is None or not isinstance(bias, DenseBias):
-            return
-        tensor = bias.tensor.detach()
-        low = float(tensor.min())
-        # A learned or a relative bias has many values; a mask of a finite number has two.
-        is_of_two = HIDDEN < low < 0 and bool(((tensor == low) | (tensor == 0) | (tensor <= HIDDEN)).all())
-        is_small = low > -HIDING_FROM
-        if not is_of_two or (is_small and not _is_of_later(call, tensor, low)):
-            return
-
-        def hidden(rows: range) -> Tensor:
-            vectors = {"query": take(factors.call.query, rows), "key": factors.call.key}
-            return (bias.block(rows, range(sizes.keys), **vectors, sizes=sizes) == low).all(1)
-
-        found = breach(call, hidden, of="that the mask should hide")
-        if found is not None:
-            yield Finding(
-                "mask added" if is_small else "hidden by a finite number", "error",
-                f"{found.share:.2%} of the weight is on keys that {low:g} should hide",
-                numbers={"share": found.share, "number": low}, example=found.example,
-                cause="scores are as large as the number", remedy=hide,
-            )  # fmt: skip
+    found = breach(call, hidden, of="that the mask should hide")
+    if found is not None:
+        yield Finding(
+            "mask added" if is_small else "hidden by a finite number", "error",
+            f"{found.share:.2%} of the weight is on keys that {low:g} should hide",
+            numbers={"share": found.share, "number": low}, example=found.example,
+            cause="scores are as large as the number", remedy=hide,
+        )  # fmt: skip
 
 
 def _is_of_later(call: AuditedCall, bias: Tensor, low: float) -> bool:
@@ -299,30 +271,24 @@ NO_SINK = "the kernel did not get the sinks, or they are far below every score"
 HAND_SINKS = "hand the sinks to the kernel (s_aux), or load them from the checkpoint"
 
 
-class SinkRule(CallRule):
+@rule("sink")
+def sink_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a learned sink take part in the softmax?"""
-
-    name: ClassVar = "sink"
-
-    def why_not(self, call: AuditedCall) -> str:
-        if sinks_of(call.module, call.sizes.heads) is None:
-            return "it has no learned sink, as far as is known"
-        is_free = call.call.is_stored and not call.call.is_part
-        return "its own softmax has no sink, which may scale the output afterwards: regard.check tries it" * is_free
-
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        if not call.is_attention:
-            return
-        rows = range(max(0, call.sizes.queries - 64), call.sizes.queries)
-        taken = 1 - call.block(rows).sum(-1)
-        counted = taken[(call.real_queries[:, None, rows.start :] & call.live[..., rows.start :]).expand_as(taken)]
-        if counted.numel() and float(counted.max()) < 1e-6:
-            yield Finding(
-                "sink", "error" if call.call.is_part else "warning",
-                "its learned sinks take no weight: every row sums to 1 without them",
-                numbers={"largest": float(counted.max())},
-                cause=NO_SINK, remedy=HAND_SINKS,
-            )  # fmt: skip
+    need(sinks_of(call.module, call.sizes.heads) is not None, "it has no learned sink, as far as is known")
+    is_free = call.call.is_stored and not call.call.is_part
+    need(not is_free, "its own softmax has no sink, which may scale the output afterwards: regard.check tries it")
+    if not call.is_attention:
+        return
+    rows = range(max(0, call.sizes.queries - 64), call.sizes.queries)
+    taken = 1 - call.block(rows).sum(-1)
+    counted = taken[(call.real_queries[:, None, rows.start :] & call.live[..., rows.start :]).expand_as(taken)]
+    if counted.numel() and float(counted.max()) < 1e-6:
+        yield Finding(
+            "sink", "error" if call.call.is_part else "warning",
+            "its learned sinks take no weight: every row sums to 1 without them",
+            numbers={"largest": float(counted.max())},
+            cause=NO_SINK, remedy=HAND_SINKS,
+        )  # fmt: skip
 
 
 def sinks_of(module: torch.nn.Module | None, heads: int) -> torch.nn.Parameter | None:
@@ -333,23 +299,15 @@ def sinks_of(module: torch.nn.Module | None, heads: int) -> torch.nn.Parameter |
     return None
 
 
-class ScaleRule(CallRule):
+@rule("scale")
+def scale_rule(call: AuditedCall) -> Iterator[Finding]:
     """Are scores scaled by one over the root of the dimension?"""
-
-    name: ClassVar = "scale"
-
-    def why_not(self, call: AuditedCall) -> str:
-        factors = call.call.factors
-        if factors is None or not isinstance(factors.call.score, ScaledDot):
-            return "its weights tell no scale"
-        return ""
-
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        factors = call.call.factors
-        assert factors is not None
-        scale, dim = getattr(factors.call.score, "scale", None), factors.call.query.shape[-1]
-        if scale is not None and abs(float(scale) * math.sqrt(dim) - 1) > 1e-3:
-            yield Finding(
-                "scale", "info", f"its scores are scaled by {float(scale):.4g}; 1/sqrt({dim}) is {dim**-0.5:.4g}",
-                numbers={"scale": float(scale)}, remedy="right if the model is made for it, as T5 and Gemma are",
-            )  # fmt: skip
+    factors = call.call.factors
+    if factors is None or not isinstance(factors.call.score, ScaledDot):
+        raise NotAsked("its weights tell no scale")
+    scale, dim = getattr(factors.call.score, "scale", None), factors.call.query.shape[-1]
+    if scale is not None and abs(float(scale) * math.sqrt(dim) - 1) > 1e-3:
+        yield Finding(
+            "scale", "info", f"its scores are scaled by {float(scale):.4g}; 1/sqrt({dim}) is {dim**-0.5:.4g}",
+            numbers={"scale": float(scale)}, remedy="right if the model is made for it, as T5 and Gemma are",
+        )  # fmt: skip

@@ -1,7 +1,6 @@
 """Padding and documents: no real token gives weight to padding or to another document, and every real key is seen."""
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -9,54 +8,47 @@ from torch import Tensor
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import Pairs, breach
 from regard.watching.checks.finding import Finding, Severity
-from regard.watching.checks.rules.base import CallRule
+from regard.watching.checks.rules.base import NotAsked, need, rule
 
 TRUE = "True means attend for F.scaled_dot_product_attention, and leave out for nn.MultiheadAttention"
 
 
-class PaddingRule(CallRule):
+@rule("padding")
+def padding_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does weight rest on padding?"""
-
-    name: ClassVar = "padding"
-
-    def why_not(self, call: AuditedCall) -> str:
-        # (The values of padding, which are 0 in a convolution of a sound model, are not kept.)
-        if not call.mixes_positions or call.call.kind == "convolution":
-            return "it is no attention over positions"
-        if call.keep is None:
-            return "no argument tells the padding of its keys: audit(padding=...)"
-        return "" if not bool(call.keep.values.all()) else f"{call.keep.source} names no padding"
-
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        assert call.keep is not None
-        keep = call.keep.values
-        found = breach(call, lambda rows: ~keep[:, None].expand(-1, len(rows), -1), of="of padding")
-        severity: Severity = "error" if call.keep.is_sure else "warning"
-        if (twins := _same_keys_of_other_padding(call, keep)) is not None:
-            yield Finding(
-                "padding", "error",
-                f"sequences {twins[0]} and {twins[1]} have the same keys, and other padding by {call.keep.source}",
-                cause="one of the states and their mask was made longer by repeat, the other by repeat_interleave",
-                remedy="repeat both in the same order",
-            )  # fmt: skip
-            return
-        if found is not None:
-            yield found.finding(
-                call, "padding", f"of real tokens is on padding, by {call.keep.source}", severity=severity,
-                cause=cause_of(call, keep),
-                remedy=f"hand it the padding mask, the right way up ({TRUE})",
-            )  # fmt: skip
-            return
-        lost = unseen_keys(call, keep)
-        if lost is not None:
-            sequence, key, count = lost
-            yield Finding(
-                "padding", severity,
-                f"{count} real tokens are hidden from every row, by {call.keep.source}, such as key {key} of sequence "
-                f"{sequence}; the mask that arrived is {call.facts.mask}",
-                numbers={"keys": count}, cause=cause_of(call, keep),
-                remedy=f"hide the padding alone ({TRUE})",
-            )  # fmt: skip
+    # (The values of padding, which are 0 in a convolution of a sound model, are not kept.)
+    need(call.mixes_positions and call.call.kind != "convolution", "it is no attention over positions")
+    if call.keep is None:
+        raise NotAsked("no argument tells the padding of its keys: audit(padding=...)")
+    keep = call.keep.values
+    need(not bool(keep.all()), f"{call.keep.source} names no padding")
+    found = breach(call, lambda rows: ~keep[:, None].expand(-1, len(rows), -1), of="of padding")
+    severity: Severity = "error" if call.keep.is_sure else "warning"
+    if (twins := _same_keys_of_other_padding(call, keep)) is not None:
+        yield Finding(
+            "padding", "error",
+            f"sequences {twins[0]} and {twins[1]} have the same keys, and other padding by {call.keep.source}",
+            cause="one of the states and their mask was made longer by repeat, the other by repeat_interleave",
+            remedy="repeat both in the same order",
+        )  # fmt: skip
+        return
+    if found is not None:
+        yield found.finding(
+            call, "padding", f"of real tokens is on padding, by {call.keep.source}", severity=severity,
+            cause=cause_of(call, keep),
+            remedy=f"hand it the padding mask, the right way up ({TRUE})",
+        )  # fmt: skip
+        return
+    lost = unseen_keys(call, keep)
+    if lost is not None:
+        sequence, key, count = lost
+        yield Finding(
+            "padding", severity,
+            f"{count} real tokens are hidden from every row, by {call.keep.source}, such as key {key} of sequence "
+            f"{sequence}; the mask that arrived is {call.facts.mask}",
+            numbers={"keys": count}, cause=cause_of(call, keep),
+            remedy=f"hide the padding alone ({TRUE})",
+        )  # fmt: skip
 
 
 def _same_keys_of_other_padding(call: AuditedCall, keep: Tensor) -> tuple[int, int] | None:
@@ -142,30 +134,24 @@ def _agrees(call: AuditedCall, gives: Pairs) -> bool:
     return True
 
 
-class DocumentsRule(CallRule):
+@rule("documents")
+def documents_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does weight rest on another document of the same row?"""
+    need(call.mixes_positions, "it is no attention over positions")
+    if call.documents is None:
+        raise NotAsked("no argument tells of more than one document: audit(documents=...)")
+    of = call.documents.values
 
-    name: ClassVar = "documents"
+    def others(rows: range) -> torch.Tensor:
+        return (of[:, rows.start : rows.stop, None] != of[:, None]) & call.real_keys[:, None]
 
-    def why_not(self, call: AuditedCall) -> str:
-        if not call.mixes_positions:
-            return "it is no attention over positions"
-        return "" if call.documents is not None else "no argument tells of more than one document: audit(documents=...)"
-
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        assert call.documents is not None
-        of = call.documents.values
-
-        def others(rows: range) -> torch.Tensor:
-            return (of[:, rows.start : rows.stop, None] != of[:, None]) & call.real_keys[:, None]
-
-        found = breach(call, others, of="of another document")
-        if found is not None:
-            cause, remedy = _cause(call)
-            yield found.finding(
-                call, "documents", f"is on other documents of the same row, which {call.documents.source} tell apart",
-                cause=cause, remedy=remedy,
-            )  # fmt: skip
+    found = breach(call, others, of="of another document")
+    if found is not None:
+        cause, remedy = _cause(call)
+        yield found.finding(
+            call, "documents", f"is on other documents of the same row, which {call.documents.source} tell apart",
+            cause=cause, remedy=remedy,
+        )  # fmt: skip
 
 
 def _cause(call: AuditedCall) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Windows: a layer sees as many keys as its config says, in the layers in which it says so."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import breach, hidden_pairs
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.roles import around
-from regard.watching.checks.rules.base import CallRule
+from regard.watching.checks.rules.base import NotAsked, need, need_one_sequence, rule
 
 
 class SaidWindow(NamedTuple):
@@ -22,53 +22,43 @@ class SaidWindow(NamedTuple):
     """True for chunks of so many tokens, counted from the first real one, that see nothing of the chunks before."""
 
 
-class WindowRule(CallRule):
+@rule("window")
+def window_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a layer see the window that its config says?"""
+    need_one_sequence(call)
+    said, offset = window_of(call), call.offset
+    if said is None:
+        raise NotAsked("no config says a window")
+    if offset is None:
+        raise NotAsked("the positions of its queries are not known")
+    is_causal = call.role.direction == "causal"
+    need(is_causal, "the window of a model that sees both sides has no common convention")
+    size = said.size
+    passes = size is None or offset + call.sizes.queries > size
+    need(passes, f"no row has more than {size} keys before it")
+    most = call.sizes.keys + 1 if size is None else size
+    first = call.real_keys.long().argmax(-1)[:, None, None]
 
-    name: ClassVar = "window"
+    def beyond(rows: range) -> Tensor:
+        away = call.back(rows, offset)[None]
+        return away > _in_chunk(call, rows, offset, first, most) if said.is_chunk else away >= most
 
-    def why_not(self, call: AuditedCall) -> str:
-        if not call.is_attention or call.crosses:
-            return "it is no attention over the positions of one sequence"
-        said = window_of(call)
-        if said is None:
-            return "no config says a window"
-        if call.offset is None:
-            return "the positions of its queries are not known"
-        if call.role.direction != "causal":
-            return "the window of a model that sees both sides has no common convention"
-        reach = call.offset + call.sizes.queries
-        return "" if said.size is None or reach > said.size else f"no row has more than {said.size} keys before it"
+    def within(rows: range) -> Tensor:
+        return (call.back(rows, offset) >= 0)[None] & ~beyond(rows) & call.real_keys[:, None]
 
-    def of_call(self, call: AuditedCall) -> Iterator[Finding]:
-        said = window_of(call)
-        assert said is not None
-        assert call.offset is not None
-        size, offset = said.size, call.offset
-        most = call.sizes.keys + 1 if size is None else size
-
-        first = call.real_keys.long().argmax(-1)[:, None, None]
-
-        def beyond(rows: range) -> Tensor:
-            away = call.back(rows, offset)[None]
-            return away > _in_chunk(call, rows, offset, first, most) if said.is_chunk else away >= most
-
-        def within(rows: range) -> Tensor:
-            return (call.back(rows, offset) >= 0)[None] & ~beyond(rows) & call.real_keys[:, None]
-
-        arrived = f"{said.words}: each query sees {_reach_of(said)}"
-        found, width = None if size is None else breach(call, beyond, of="beyond the window"), _widest(call)
-        given: dict[str, Any] = {"window": float(size or 0), "seen": float(width), "cause": _cause(width, size)}
-        if found is not None:
-            remedy = "hand this layer the mask of its window"
-            yield found.finding(call, "window", f"is beyond the window, where {arrived}", remedy=remedy, **given)
-            return
-        is_free = call.documents is None and call.call.chooser is None
-        if is_free and (hidden := hidden_pairs(call, within)) is not None:
-            remedy = "hand this layer the mask that its config says"
-            yield hidden.finding(
-                call, "window", f"pairs within the window are hidden, where {arrived}", remedy=remedy, **given
-            )
+    arrived = f"{said.words}: each query sees {_reach_of(said)}"
+    found, width = None if size is None else breach(call, beyond, of="beyond the window"), _widest(call)
+    given: dict[str, Any] = {"window": float(size or 0), "seen": float(width), "cause": _cause(width, size)}
+    if found is not None:
+        remedy = "hand this layer the mask of its window"
+        yield found.finding(call, "window", f"is beyond the window, where {arrived}", remedy=remedy, **given)
+        return
+    is_free = call.documents is None and call.call.chooser is None
+    if is_free and (hidden := hidden_pairs(call, within)) is not None:
+        remedy = "hand this layer the mask that its config says"
+        yield hidden.finding(
+            call, "window", f"pairs within the window are hidden, where {arrived}", remedy=remedy, **given
+        )
 
 
 def _in_chunk(call: AuditedCall, rows: range, offset: int, first: Tensor, size: int) -> Tensor:
@@ -98,32 +88,24 @@ def _cause(width: int, size: int | None) -> str:
 
 def window_of(call: AuditedCall) -> SaidWindow | None:
     """What the config says of a layer; None if it says nothing of windows."""
-    config, layer = call.config, _layer(call)
+    config, layer, kind = call.config, _layer(call), layer_kind(call)
     if config is None or layer is None:
         return None
-    kinds = getattr(config, "layer_types", None)
-    if isinstance(kinds, list | tuple) and layer < len(kinds):
-        chunk = _said(config, "attention_chunk_size", layer)
-        if kinds[layer] == "chunked_attention" and _is_size(chunk):
-            return SaidWindow(chunk, f"the config says attention_chunk_size={chunk} for layer {layer}", is_chunk=True)
-        if kinds[layer] == "full_attention" and "chunked_attention" in kinds and _is_size(chunk):
-            return SaidWindow(None, f"the config says full_attention for layer {layer}")
-        size = _said(config, "sliding_window", layer)
-        if kinds[layer] == "sliding_attention" and _is_size(size):
-            return SaidWindow(size, f"the config says sliding_window={size} for layer {layer}")
-        has_windows = "sliding_attention" in kinds and _is_size(size)
-        if kinds[layer] == "full_attention" and has_windows:
-            return SaidWindow(None, f"the config says full_attention for layer {layer}")
-        return None
-    kinds, size = getattr(config, "attention_layers", None), getattr(config, "window_size", None)
-    if isinstance(kinds, list | tuple) and layer < len(kinds) and _is_size(size):
-        is_local = kinds[layer] == "local"
-        said = f"the config says {kinds[layer]} attention for layer {layer}, with window_size={size}"
-        return SaidWindow(size if is_local else None, said)
-    size = _said(config, "sliding_window", layer)
-    if _is_size(size) and not hasattr(config, "layer_types") and getattr(config, "use_sliding_window", True):
-        return SaidWindow(size, f"the config says sliding_window={size}")
-    return None
+    chunk, size = (_said(config, name, layer) for name in ("attention_chunk_size", "sliding_window"))
+    if kind == "chunked_attention" and _is_size(chunk):
+        return SaidWindow(chunk, f"the config says attention_chunk_size={chunk} for layer {layer}", is_chunk=True)
+    if kind == "sliding_attention" and _is_size(size):
+        return SaidWindow(size, f"the config says sliding_window={size} for layer {layer}")
+    if kind is not None:
+        parts = [name for name, of in (("chunked_attention", chunk), ("sliding_attention", size)) if _is_size(of)]
+        is_full = kind == "full_attention" and any(name in config.layer_types for name in parts)
+        return SaidWindow(None, f"the config says full_attention for layer {layer}") if is_full else None
+    kinds, wide = getattr(config, "attention_layers", None), getattr(config, "window_size", None)
+    if isinstance(kinds, list | tuple) and layer < len(kinds) and _is_size(wide):
+        said = f"the config says {kinds[layer]} attention for layer {layer}, with window_size={wide}"
+        return SaidWindow(wide if kinds[layer] == "local" else None, said)
+    is_of_all = not hasattr(config, "layer_types") and getattr(config, "use_sliding_window", True)
+    return SaidWindow(size, f"the config says sliding_window={size}") if _is_size(size) and is_of_all else None
 
 
 def _said(config: Any, name: str, layer: int) -> Any:

@@ -1,0 +1,169 @@
+"""Sequences that are read with a cache, part by part.
+
+A cache is known by the name of its argument, and found in the output under that name, or as the only part of a tuple
+beside the results. Models that count their positions by `start_pos` keep their cache inside.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.models.one_stack import DecoderOnly, EncoderOnly
+from regard.models.protocol import Seq2Seq
+from regard.watching.checks.made_up import is_huggingface_model
+from regard.watching.checks.roles import is_pair
+from regard.watching.checks.runs import ACROSS, Output, Sample, Side, SubjectRun, UnsupportedError, tensors_of
+from regard.watching.checks.subject import Subject
+from regard.watching.checks.told import IDS
+from regard.watching.kept.arguments import CACHE_NAMES, cache_in
+
+TAKEN = (*CACHE_NAMES, "kv_cache", "past", "past_kv", "layer_past", "state", "states", "hidden")
+"""The arguments of caches and states."""
+START = "start_pos"
+"""The argument with the number of positions before, of models that keep their cache."""
+NO_STEPS = (*ACROSS, *TAKEN, "encoder_last_hidden_state")
+"""Outputs that are not of the positions of a step."""
+FEEDS_ALL = ("fsmt",)
+"""Models that take the whole sequence at each cached step, and crop it themselves."""
+MakesCache = Callable[[Any, int], Any]
+"""An empty cache for a model and a number of positions."""
+
+
+def no_cache(model: Any, length: int) -> None:
+    """The model makes its own."""
+
+
+def static_cache(model: Any, length: int) -> Any:
+    """A cache of a fixed length, of transformers, for the models that say that they can take it."""
+    takes_it = is_huggingface_model(model) and model._can_compile_fullgraph
+    if not takes_it or is_pair(model.config):
+        raise UnsupportedError("it takes no static cache")
+    from transformers import StaticCache
+
+    return StaticCache(config=model.config, max_cache_len=length + FREE)
+
+
+FREE = 3
+"""The places of a static cache that stay free."""
+
+
+def read_with_cache(
+    subject: Subject, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False,
+    begin: MakesCache = no_cache,
+) -> SubjectRun:  # fmt: skip
+    """Read rows with a cache: all but the `last` positions at once, padded on a side, and these `chunk` at a time;
+    `turned` exchanges two rows, and their caches, after the prompt."""
+    model, ahead = subject.model, subject.ahead
+    if ahead is None or subject.causal is False or subject.shared.get("use_cache") is False or subject.is_packed:
+        raise UnsupportedError("it has no cache that is known")
+    if isinstance(model, DecoderOnly | EncoderOnly | Seq2Seq):
+        if len(rows) > 1 or chunk > 1 or isinstance(model, EncoderOnly) or begin is not no_cache:
+            raise UnsupportedError("it reads one row, one position at a time")
+        return _by_steps(subject, rows[0], last)
+    takes = inspect.signature(model.forward).parameters
+    name = next((n for n in TAKEN if n in takes and takes[n].default is None), None)
+    is_started = name is None and START in takes
+    # (States of another sequence are handed over once, and then kept.)
+    is_read = all(any(n in IDS for n in subject.inputs_of(of)) for of in subject.sequences)
+    is_made = subject.made_up is not None
+    if not (name or is_started) or not (is_read or is_made) or _type(model) in FEEDS_ALL:
+        raise UnsupportedError("it has no cache that is known")
+    if is_started and turned:
+        raise UnsupportedError("its cache does not reorder its rows")
+    starts = [len(row[ahead]) - last for row in rows]
+    prompts = [subject.cut(row, slice(n)) for row, n in zip(rows, starts, strict=True)]
+    whole = [subject.cut(row, slice(n, None)) for row, n in zip(rows, starts, strict=True)]
+    prompt, keeps = subject.together(prompts, side)
+    ends, _ = subject.together(whole, side)
+    keep = torch.cat([keeps[ahead], keeps[ahead].new_ones(len(rows), last)], 1)
+    is_padded = not bool(keep.all())
+    if is_padded and "position_ids" not in prompt:
+        raise UnsupportedError("the positions of its padded rows cannot be given")
+    own = [n for n in subject.inputs_of(ahead) if n in ends]
+    width = max(starts)
+    if turned:
+        ends = {n: one.flip(0) if n in own else one for n, one in ends.items()}
+        keep = torch.cat([keep[:, :width].flip(0), keep[:, width:]], 1)
+    masks = [n for n, tells in subject.tells.items() if tells.of == ahead and n in prompt]
+
+    def step(cut: slice, past: Any) -> Any:
+        given = dict(prompt)
+        if cut.start:
+            given |= {n: ends[n][:, cut.start - width : cut.stop - width] for n in own}
+            given |= {n: subject.tells[n].given(keep[:, : cut.stop]) for n in masks}
+        more: dict[str, Any] = {"use_cache": True} if "use_cache" in takes else {}
+        if is_started:
+            more[START] = cut.start
+        elif past is not None:
+            more[str(name)] = past
+        return subject.called(given, **more)
+
+    past, parts = begin(model, width + last), list[Mapping[str, Tensor]]()
+    for cut in in_parts(width + last, last, chunk):
+        output = step(cut, past)
+        past = None if is_started else _cache_of(output, str(name))
+        found = {n: one for n, one in tensors_of(_results(output, past)) if n.split(".")[0] not in NO_STEPS}
+        if turned and not cut.start:
+            found = {n: one.flip(0) for n, one in found.items()}
+            if past is None or not hasattr(past, "reorder_cache"):
+                raise UnsupportedError("its cache does not reorder its rows")
+            past.reorder_cache(torch.tensor([1, 0], device=keep.device))
+        parts.append(found)
+    joined = {
+        n: torch.cat([part[n] for part in parts], 1)
+        for n in parts[0]
+        if all(n in part and part[n].dim() > 1 for part in parts)
+    }
+    return subject.by_row(joined, {**keeps, ahead: keep}, side)
+
+
+def _type(model: Any) -> str:
+    return str(getattr(getattr(model, "config", None), "model_type", ""))
+
+
+def _cache_of(output: Any, name: str) -> Any:
+    """The cache in an output: under its name, or the only part of a tuple that is no results."""
+    found = None
+    if isinstance(output, Mapping):
+        found = output[name] if name in output else cache_in(output)
+    elif isinstance(output, tuple) and len(output) > 1:
+        others = [one for one in output[1:] if one is not None and not isinstance(one, Tensor)]
+        found = others[0] if len(others) == 1 else output[1] if len(output) == 2 else None
+    if found is None:
+        raise UnsupportedError("its output has no cache")
+    return found
+
+
+def _results(output: Any, past: Any) -> Any:
+    return tuple(one for one in output if one is not past) if isinstance(output, tuple) else output
+
+
+def _by_steps(subject: Subject, row: Sample, last: int) -> SubjectRun:
+    """By the methods of our own models."""
+    model: Any = subject.model
+    assert subject.ahead is not None
+    tokens, others = row[subject.ahead], [n for n in subject.sequences if n != subject.ahead]
+    read = row[others[0]] if others else tokens[: len(tokens) - last]
+    first = 0 if others else len(read)
+    state, logits = model.start(read[None], torch.tensor([len(read)], device=tokens.device)), []
+    for token in tokens[first:]:
+        found = model.step(state, token[None])
+        state = found.state
+        logits.append(found.logits[0])
+    whole = subject.run([row])
+    ((name, before),) = whole.outputs[0].items()
+    values = torch.cat([before.values[:first], torch.stack(logits)])
+    return SubjectRun([{name: Output(values, subject.ahead)}], whole.places)
+
+
+def in_parts(length: int, last: int, chunk: int) -> list[slice]:
+    """All but the last positions, and these some at a time.
+
+    >>> in_parts(7, 3, 2)
+    [slice(0, 4, None), slice(4, 6, None), slice(6, 7, None)]
+    """
+    starts = range(length - last, length, chunk)
+    return [slice(0, length - last), *(slice(start, min(length, start + chunk)) for start in starts)]

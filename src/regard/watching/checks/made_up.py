@@ -1,0 +1,223 @@
+"""Inputs that are made up: for a model of transformers from its config and its `forward`, and for our own models."""
+
+import inspect
+import sys
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.models.one_stack import DecoderOnly, EncoderOnly
+from regard.models.rnn import RNNSeq2Seq
+from regard.models.transformer import Transformer
+from regard.watching.checks.roles import is_pair, nested_configs
+from regard.watching.checks.runs import PackedRow, Samples, Side, UnsupportedError, padded
+
+LONG, SHORT = 13, 8
+"""The lengths of the made-up sequences,"""
+DECODED, FEW = 11, 6
+"""and of the decoder's inputs."""
+MASKED = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
+"""The inputs of tokens, and the names of their masks."""
+MASKED_PIXELS = ("return_loss", "bool_masked_pos")
+"""Arguments of models that read pixels beside tokens."""
+LISTED = 20_000
+"""The most tokens that are chosen from."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeUp:
+    batch: Mapping[str, Tensor]
+    positioned: Container[str]
+    """The inputs that have positions."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of every call."""
+    padding: Tensor | None = None
+    """The real positions (B, L) where no argument tells them."""
+    both_sides: bool = False
+    """True if padding may stand on the left too where positions are columns and attention is causal."""
+    can_pad: bool = True
+    causal: bool | None = None
+    """The direction of its model; None where the config tells."""
+
+    def sides(self, *, causal: bool) -> tuple[Side, ...]:
+        is_left = "position_ids" in self.batch or (self.both_sides and causal)
+        return (("right", "left") if is_left else ("right",)) if self.can_pad else ()
+
+    def packed(self, rows: Samples) -> PackedRow | None:
+        """Two sequences as the documents of one row, where positions tell them apart."""
+        if "position_ids" not in self.batch or "use_cache" not in self.settings:
+            return None
+        pair = [rows.other, rows.long]
+        names = [name for name in rows.long if name in ("input_ids", "position_ids")]
+        row = {**rows.long, **{name: torch.cat([one[name] for one in pair]) for name in names}}
+        first = len(rows.other["input_ids"])
+        spans = [slice(first), slice(first, len(row["input_ids"]))]
+        return PackedRow(row, spans, "position_ids", is_given=False, has_own_positions=True)
+
+
+def made_up(model: nn.Module) -> MadeUp | None:
+    """Inputs for a model: three sequences, of which the last one is shorter; None for a model of another kind.
+
+    Raises:
+        ArgumentError: it needs an input that cannot be made up here.
+    """
+    if is_huggingface_model(model):
+        return _of_transformers(model)
+    if isinstance(model, DecoderOnly | EncoderOnly | Transformer | RNNSeq2Seq):
+        return _of_ours(model)
+    return None
+
+
+def is_huggingface_model(model: nn.Module) -> bool:
+    library: Any = sys.modules.get("transformers.modeling_utils")
+    return library is not None and isinstance(model, library.PreTrainedModel)
+
+
+def _of_transformers(model: Any) -> MadeUp:
+    config, takes = model.config, inspect.signature(model.forward).parameters
+    generator = torch.Generator().manual_seed(0)
+    rows = [_row(model, takes, generator, is_short=number == 2) for number in range(3)]
+    tokens = [name for name in MASKED if name in rows[0]]
+    device = next(model.parameters()).device
+    batch: dict[str, Tensor] = {}
+    pad = getattr(text_config(model), "pad_token_id", None)
+    for name in rows[0]:
+        own = [row[name] for row in rows]
+        if name not in MASKED:
+            batch[name] = torch.stack(own).to(next(model.parameters()).dtype)
+            continue
+        batch[name] = padded(own, "right", pad if isinstance(pad, int) and pad >= 0 else 0)
+        keep = padded([torch.ones_like(one) for one in own], "right", 0)
+        if MASKED[name] in takes:
+            batch[MASKED[name]] = keep
+        if "position_ids" in takes and tokens == ["input_ids"]:
+            batch["position_ids"] = (keep.cumsum(-1) - 1).clamp_min(0)
+    can_pad = bool(tokens) and MASKED[tokens[0]] in takes
+    return MadeUp(
+        {name: one.to(device) for name, one in batch.items()}, (*tokens, "position_ids"),
+        {"return_dict": True, **({"use_cache": False} if "use_cache" in takes else {})},
+        both_sides=not is_pair(config), can_pad=can_pad,
+    )  # fmt: skip
+
+
+def _row(model: Any, takes: Container[str], generator: torch.Generator, *, is_short: bool) -> dict[str, Tensor]:
+    row, config = dict[str, Tensor](), model.config
+    main = model.main_input_name if isinstance(model.main_input_name, str) else "input_ids"
+    if main == "input_ids" or ("input_ids" in takes and main != "pixel_values"):
+        row["input_ids"] = _tokens(model, generator, SHORT if is_short else LONG)
+    masks_pixels = "pixel_values" in takes and any(name in takes for name in MASKED_PIXELS)
+    if main == "pixel_values" or (main == "input_ids" and masks_pixels):
+        row["pixel_values"] = _pixels(model, generator)
+    if main == "input_features":
+        frames = 2 * int(getattr(config, "max_source_positions", 50))
+        bins = int(_setting(model, "num_mel_bins", config))
+        row = {"input_features": torch.randn(bins, frames, generator=generator)}
+    elif main == "input_values":
+        row = {"input_values": torch.randn(1_600, generator=generator)}
+    if is_pair(config):
+        row["decoder_input_ids"] = _tokens(model, generator, FEW if is_short else DECODED)
+    if not row:
+        raise ArgumentError(
+            f"{type(model).__name__} reads {main!r}, for which nothing can be made up: give a batch, as in "
+            "check(model, batch=...) or a function that returns (model, batch)"
+        )
+    return row
+
+
+def _tokens(model: Any, generator: torch.Generator, length: int) -> Tensor:
+    text, length = text_config(model), min(length, longest(model))
+    size = int(_setting(model, "vocab_size", text, model.config))
+    special = special_tokens(model.config)
+    usual = [token for token in range(3, min(size, LISTED)) if token not in special] or list(range(size))
+    return torch.tensor(usual)[torch.randint(len(usual), (length,), generator=generator)]
+
+
+def text_config(model: Any) -> Any:
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def longest(model: Any) -> int:
+    """The most positions that a config allows: scaled rotary positions may be others behind them."""
+    limits = [getattr(text_config(model), name, None) for name in ("max_position_embeddings", "n_positions")]
+    return min([n - 2 for n in limits if isinstance(n, int) and n > 2], default=1 << 30)
+
+
+def _pixels(model: Any, generator: torch.Generator) -> Tensor:
+    config = getattr(model.config, "vision_config", None) or model.config
+    size, channels = _setting(model, "image_size", config), getattr(config, "num_channels", 3)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return torch.randn(int(channels), int(height), int(width), generator=generator)
+
+
+def _setting(model: nn.Module, name: str, *configs: Any) -> Any:
+    for config in configs:
+        if (found := getattr(config, name, None)) is not None:
+            return found
+    raise ArgumentError(f"{type(model).__name__} says no {name}: give a batch, as check(model, batch=)")
+
+
+def special_tokens(config: Any) -> set[int]:
+    """The ids of tokens that a config names: marks of ends, padding, images."""
+    found = set[int]()
+    for one in nested_configs(config):
+        for name, value in vars(one).items():
+            if "token" in name and name.endswith(("_id", "_index", "_ids")):
+                found |= {v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, int)}
+    return found
+
+
+OURS = {DecoderOnly: ("ids",), EncoderOnly: ("ids", "token_lengths")}
+PAIR = ("source", "source_lengths", "target_input")
+
+
+def _of_ours(model: Any) -> MadeUp:
+    names: Sequence[str] = OURS.get(type(model), PAIR)
+    generator, device = torch.Generator().manual_seed(0), next(model.parameters()).device
+    batch: dict[str, Tensor] = {}
+    for name in names:
+        if "lengths" in name:
+            batch[name] = torch.tensor([LONG, LONG, SHORT])
+            continue
+        side = {"ids": "", "source": "source_", "target_input": "target_"}[name]
+        size = getattr(model, f"{side}embedding").weight.shape[0]
+        long, short = (DECODED, FEW) if name == "target_input" else (LONG, SHORT)
+        # The first ids are marks, such as padding.
+        ids = torch.randint(min(4, size - 1), size, (3, long), generator=generator)
+        batch[name] = ids.masked_fill((torch.arange(3) == 2)[:, None] & (torch.arange(long) >= short), 0)
+    last = names[-1] if "lengths" not in names[-1] else names[0]
+    keep = batch[last] != 0
+    is_told = last == "ids" and "token_lengths" in names
+    batch = {name: one.to(device) for name, one in batch.items()}
+    return MadeUp(
+        batch, tuple(n for n in names if "lengths" not in n), padding=None if is_told else keep.to(device),
+        causal=not isinstance(model, EncoderOnly),
+    )  # fmt: skip
+
+
+# -- attention written out -----------------------------------------------------------------------------------
+
+
+def eager_attention(model: Any) -> AbstractContextManager[object]:
+    """A model of transformers, or one that holds some, with its attention written out."""
+    parts = [m for m in model.modules() if is_huggingface_model(m)]
+    configs = {id(c): c for part in parts for c in nested_configs(getattr(part, "config", None))}.values()
+    before = [(config, config._attn_implementation) for config in configs]
+    if all(name == "eager" for _, name in before):
+        raise UnsupportedError("its attention has no other form")
+    return _switched(model, before)
+
+
+@contextmanager
+def _switched(model: Any, before: list[tuple[Any, str]]) -> Iterator[None]:
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name

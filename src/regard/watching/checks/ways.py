@@ -1,0 +1,65 @@
+"""The ways to run a subject: its rows as they are, with attention written out, in training mode."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from regard.watching.checks.runs import Sample, Side, SubjectRun
+from regard.watching.checks.subject import Subject
+
+SEED = 0
+
+
+class Way(NamedTuple):
+    run: Callable[[Subject], SubjectRun]
+    rows: int = 1
+
+    def __call__(self, subject: Subject) -> SubjectRun:
+        torch.manual_seed(SEED)
+        return self.run(subject.fresh())
+
+
+def as_they_are(rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0) -> Way:
+    return Way(lambda subject: subject.run(rows, side=side, filler=filler, width=width), len(rows))
+
+
+Around = Callable[[Subject, Way], SubjectRun]
+
+
+def within(around: Around, way: Way) -> Way:
+    return Way(lambda subject: around(subject, way), way.rows)
+
+
+def as_it_is(subject: Subject, way: Way) -> SubjectRun:
+    return way.run(subject)
+
+
+def in_eager(subject: Subject, way: Way) -> SubjectRun:
+    with subject.eager():
+        return way.run(subject)
+
+
+def in_training(subject: Subject, way: Way) -> SubjectRun:
+    """The same in training mode, whose code path may differ. Nothing is dropped: of a mixture of experts, each gets as
+    many random numbers as it has tokens, and other last tokens go to other experts."""
+    subject.model.train()
+    for one in subject.model.modules():
+        if isinstance(one, DROPOUTS):
+            one.eval()
+    try:
+        return way.run(subject)
+    finally:
+        subject.model.eval()
+
+
+def beside_losses(subject: Subject, way: Way) -> SubjectRun:
+    """The outputs of several numbers for each position."""
+    run = way.run(subject)
+    rows = [{name: one for name, one in row.items() if one.values.dim() > 1} for row in run.outputs]
+    return SubjectRun(rows, run.places)
+
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

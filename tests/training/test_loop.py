@@ -23,13 +23,13 @@ from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.distributed import agreed_precision, choose_precision, start_fabric
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.loop import fit
-from regard.tasks.training.losses import Batches, Loss, LossSum, Validate
+from regard.tasks.training.losses import LossSum
 from regard.tasks.training.optimizers import adamw
 from regard.tasks.training.reporting import Event, Finished, Saved, Stepped, Validated
 from regard.tasks.training.schedules import constant
 from tests import forked
 from tests.tasks.small_runs import changed, small_config
-from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, toy_loss, train_toy
+from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, run_in_process, toy_loss, train_toy
 
 TOY = "tests.training.toy_training:main"
 CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1)
@@ -210,32 +210,6 @@ def test_reports_count_time_left_down(tmp_path: Path) -> None:
     assert first.tokens_per_second > 0
 
 
-def run_in_process(
-    folder: Path,
-    config: FitConfig,
-    validate: Validate | None = None,
-    *,
-    loss: Loss = toy_loss,
-    model: nn.Module | None = None,
-    batches: Batches[ToyBatch] | None = None,
-) -> list[Event]:
-    events: list[Event] = []
-    model = model if model is not None else ToyModel()
-    fit(
-        model,
-        batches if batches is not None else ToyBatches(),
-        loss,
-        adamw(model),
-        constant(0.01),
-        config=config,
-        fabric=start_fabric("cpu", "float32"),
-        validate=validate,
-        checkpoints=Checkpoints(folder),
-        callbacks=[events.append],
-    )
-    return events
-
-
 # -- precision -------------------------------------------------------------------------------------
 
 
@@ -249,16 +223,17 @@ def test_auto_takes_bf16_by_tiles_alone(monkeypatch: pytest.MonkeyPatch, amx: bo
 
 
 def test_all_ranks_take_the_answer_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broadcast(answer: torch.Tensor, source: int) -> None:
-        assert source == 0
-        answer.fill_(1)
+    def gather(found: list[Any], mine: Any) -> None:
+        assert mine == ("float32", None)
+        found[:] = [("bf16", None), mine]
 
     monkeypatch.setattr(devices, "has_amx", lambda: False)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert agreed_precision("auto", CPU) == "float32"  # they cannot speak yet
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     assert agreed_precision("auto", CPU) == "bf16"
     assert choose_precision("auto", CPU) == "float32"  # a translator on one rank waits for no other
 

@@ -1,16 +1,18 @@
 """Tokens and positions as vectors."""
 
+import math
 from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from regard.call.positions import require_even, sinusoidal
 from regard.call.rotary.rotary import Half, Interleaved, Layout
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require_whole
 from regard.lazy import Displayed
 from regard.tensors.guards import may_be_kept
+from regard.tensors.kinds import refuse_wrong_kinds
+from regard.tensors.memory import widest_dtype
 from regard.tensors.ranges import require_above, require_sizes
 
 MOST_KEPT = 1 << 20
@@ -19,6 +21,7 @@ Offset = int | Integer[Tensor, "*batch"]
 """The position of a sequence's first vector: one for all sequences, or one for each."""
 
 
+@refuse_wrong_kinds
 class TokenEmbedding(nn.Module):
     r"""$x_t = c\, E_{w_t}$, with $E \sim N(0, 1 / c^2)$ at initialisation, for entries of unit variance.
 
@@ -72,7 +75,7 @@ class TokenEmbedding(nn.Module):
 
 
 class SinusoidalPositions(Displayed, nn.Module):
-    """Adds `regard.call.positions.sinusoidal`, for any length and without parameters.
+    """Adds `regard.nn.embeddings.sinusoidal`, for any length and without parameters.
 
     Args:
         dim: width of the vectors.
@@ -172,3 +175,40 @@ class LearnedPositions(Displayed, nn.Module):
 def _positions(x: Float[Tensor, "*batch T D"], offset: Offset) -> Integer[Tensor, "*batch T"] | Integer[Tensor, " T"]:
     steps = torch.arange(x.shape[-2], device=x.device)
     return steps + (offset if isinstance(offset, int) else offset.long()[..., None])
+
+
+def require_even(dim: int) -> None:
+    """Refuse an odd dim: sines and cosines come in pairs."""
+    require_whole(dim=dim)
+    if dim < 2 or dim % 2:
+        raise ArgumentError(f"sinusoidal positions need an even dim of at least 2, got {dim}")
+
+
+def sinusoidal(
+    positions: Integer[Tensor, "*shape"], dim: int, *, base: float = 10_000.0, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "*shape dim"]:
+    r"""$PE_{p,2i} = \sin(p / base^{2i/d})$ and $PE_{p,2i+1} = \cos(p / base^{2i/d})$.
+
+    Args:
+        positions: integer positions of any shape.
+        dim: d, even.
+        base: the slowest wave has a period of about 2 pi base tokens.
+        dtype: of the result. The angles are computed in float64. In float32 their relative error of 6e-8 would be 6e-3
+            at position 100,000.
+
+    Raises:
+        ArgumentError: dim is odd or not positive.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.5.
+
+    >>> sinusoidal(torch.tensor([0, 1]), 4)
+    tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+            [0.8415, 0.5403, 0.0100, 0.9999]])
+    """
+    require_even(dim)
+    device = positions.device
+    wide = widest_dtype(device)
+    frequencies = torch.exp(torch.arange(0, dim, 2, device=device, dtype=wide) * (-math.log(base) / dim))
+    # Narrow integers may have no product with floating-point numbers.
+    angles = positions.to(wide)[..., None] * frequencies
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)

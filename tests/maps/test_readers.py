@@ -16,7 +16,7 @@ from tests.gpu.checked_statistics import MASKS, USUAL, check, made, small_blocks
 
 SINK = regard.SoftmaxWithSink(torch.tensor([1.0, -2.0, 0.0, 6.0]))
 CAPPED = regard.SoftCapped(regard.ScaledDot(), 0.5)
-LONG = {"queries": 411, "keys": 333, "heads": (2, 1), "width": 8, "size": 3.0}
+LONG: dict[str, Any] = {"queries": 411, "keys": 333, "heads": (2, 1), "width": 8, "size": 3.0}
 SMALL = {"heads": (2, 2), "batch": 1, "width": 8}
 PADDED = regard.causal() & regard.lengths(torch.tensor([150, 99]))
 BREADTHS = [(2, 4, 130, 150), (1, 4, 130, 150), (2, 1, 130, 150), (1, 4, 1, 150), (1, 1, 130, 1), (2, 4, 130, 1)]

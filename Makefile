@@ -135,7 +135,7 @@ CUDA_TORCH ?= 2.14.1
 TEST_NEEDS := pytest pytest-xdist hypothesis beartype
 
 interpret: build/interpret/.installed  ## Run the Triton kernels on the CPU by Triton's interpreter, and compile them for GPUs
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(INTERPRET) -m pytest -n 2 tests/gpu/test_triton_statistics.py tests/gpu/test_triton_additive.py
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(INTERPRET) -m pytest -n 2 tests/maps/test_readers.py tests/gpu/test_triton_statistics.py tests/gpu/test_triton_additive.py
 	TRITON_INTERPRET=1 $(INTERPRET) -m tests.fuzz --only cards --rounds 20 --minutes 60
 	$(INTERPRET) -m pytest -n 0 tests/gpu/test_triton_compiled.py tests/gpu/test_triton_host.py
 

@@ -52,7 +52,7 @@ hypothesis.settings.load_profile("regard")
 COMPILED = ("maps/loop/row_loop", "tensors/vector_code")
 collect_ignore = [f"src/regard/{name}.py" for name in COMPILED]
 if not find_spec("triton"):
-    of_triton = [f"maps/loop/triton_{name}" for name in ("rows", "columns", "ranks", "scores")]
+    of_triton = [f"maps/loop/triton_{name}" for name in ("rows", "columns", "scores")]
     collect_ignore += [f"src/regard/{name}.py" for name in (*of_triton, "call/scores/triton_additive")]
 
 

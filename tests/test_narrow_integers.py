@@ -10,7 +10,6 @@ from torch import Tensor
 import regard
 from regard.call.biases.relative import t5_bucket
 from regard.call.packing import Packed
-from regard.call.positions import sinusoidal
 from regard.call.rotary import DynamicNTK
 from regard.call.shapes import Sizes
 from regard.models import (
@@ -24,6 +23,7 @@ from regard.models import (
     TransformerConfig,
 )
 from regard.nn import LearnedPositions, SinusoidalPositions, TokenEmbedding
+from regard.nn.embeddings import sinusoidal
 from regard.tasks.language_modelling.likelihood import likelihoods
 from regard.tasks.training.losses import cross_entropy, output_cross_entropy
 from tests import by_day

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from regard.call.scores.base import Dot as Dot
     from regard.call.scores.base import ScaledDot as ScaledDot
     from regard.call.scores.base import SoftCapped as SoftCapped
-    from regard.edits.editing import edit as edit
+    from regard.edits.edit_run import edit as edit
     from regard.errors import RegardError as RegardError
     from regard.functional import attention as attention
     from regard.functional import explain as explain

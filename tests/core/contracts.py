@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.call.masks.base import render
 from regard.call.shapes import Sizes
 from regard.errors import BackendError
 from regard.functional import Attended, make_call
@@ -232,7 +231,7 @@ def every_rendering_asks_the_predicate(mask: regard.Mask, allowed: Tensor, rows:
     bound, whole = mask.bind(sizes, device), mask.dense(sizes)
     assert torch.equal(whole.expand(allowed.shape), allowed), "dense() is not the predicate written out by hand"
     some = torch.tensor([queries - 1, 0])
-    rendered = render(bound, some, columns, sizes=sizes, device=device)
+    rendered = bound.block(some, columns, sizes=sizes, device=device)
     assert torch.equal(rendered.expand(batch, heads, 2, len(columns)), allowed[:, :, some][..., _slice(columns)])
     for axis, size in zip(("batch", "head", "query", "key"), whole.shape, strict=True):
         assert size == 1 or axis in bound.depends_on(), f"depends_on() leaves out {axis}"

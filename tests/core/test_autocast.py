@@ -12,6 +12,7 @@ from regard.call.scores.additive import Additive
 from regard.call.scores.base import Bilinear, Cosine, ScaledDot
 from regard.models import RNNConfig, RNNSeq2Seq
 from regard.watching.analysis.rollout import rollout
+from tests.modules import module
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -77,9 +78,7 @@ def test_the_recurrent_model_under_autocast(decoder: Any, score: Any) -> None:
     assert torch.allclose(found.float(), model(source, lengths, target), atol=2e-2)
 
 
-class Attends(torch.nn.Module):
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+Attends = module(lambda m, query, key, value: torch.nn.functional.scaled_dot_product_attention(query, key, value))
 
 
 def every_map() -> dict[str, AttentionMap]:
@@ -144,9 +143,7 @@ def test_the_row_state_of_a_first_read_is_not_that_of_autocast() -> None:
     assert torch.equal(inside.lse, outside.lse)
 
 
-class WrittenOut(torch.nn.Module):
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return (query @ key.mT / 3).softmax(-1) @ value
+WrittenOut = module(lambda m, query, key, value: (query @ key.mT / 3).softmax(-1) @ value)
 
 
 def projecting() -> torch.nn.Module:

@@ -31,11 +31,6 @@ def weigh(called: list[str]) -> Any:
     return weigh
 
 
-def test_what_is_right_passes(weigh: Any) -> None:
-    output, _ = weigh(torch.ones(2, 4, 3), values=torch.ones(2, 3, 5), names={})
-    assert output.shape == (2, 4, 5)
-
-
 @pytest.mark.parametrize(
     ("weights", "values", "names"),
     [
@@ -89,11 +84,6 @@ def test_what_a_dataclass_is_given_is_checked() -> None:
         Kept(torch.ones(3, 2), torch.ones(3, 4))
         with pytest.raises(beartype.roar.BeartypeCallHintParamViolation):
             Kept(torch.ones(3, 2), torch.ones(2, 4))
-
-
-def test_axes_are_of_one_call(weigh: Any) -> None:
-    for length in (3, 4):
-        weigh(torch.ones(2, length), torch.ones(length, length), {})
 
 
 def test_our_own_modules_are_checked_unless_a_test_wants_what_a_user_meets(monkeypatch: pytest.MonkeyPatch) -> None:

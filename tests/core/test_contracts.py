@@ -11,7 +11,8 @@ from torch import Tensor
 
 import regard
 from regard.errors import BackendError
-from regard.kernels import BACKENDS
+from regard.kernels import BACKENDS, fused_kernels
+from regard.kernels.fused_kernels import HALF, SHORT
 from tests.core import contracts
 from tests.core.random_calls import DTYPES, EVERYDAY, Case, cases
 
@@ -182,3 +183,27 @@ def test_short_blocks_in_half_precision_go_back_no_less_exactly_than_torch() -> 
     ours = torch.autograd.grad(regard.attention(q, k, v, backend="fused"), (q, k, v), grad)
     for one, other, right in zip(ours, theirs, expected, strict=True):
         assert (one.double() - right).norm() <= 1.01 * (other.double() - right).norm()
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("length", [SHORT, SHORT + 1])
+def test_short_blocks_go_back_in_float32(dtype: torch.dtype, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.dtype] = []
+    backward = fused_kernels.flash_cpu_backward
+
+    def watched(grad: Tensor, *given: Any, **named: Any) -> Any:
+        seen.append(grad.dtype)
+        return backward(grad, *given, **named)
+
+    monkeypatch.setattr(fused_kernels, "flash_cpu_backward", watched)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, length, 16, generator=generator).to(dtype).requires_grad_() for _ in range(3))
+    output = regard.attention(q, k, v, mask=regard.causal(), backend="fused")
+    output.backward(torch.ones_like(output))
+    assert seen == [torch.float32 if length == SHORT else dtype]
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    right = regard.attention(*exact, mask=regard.causal(), backend="reference")
+    right.backward(torch.ones_like(right))
+    for half, double in zip((q, k, v), exact, strict=True):
+        assert half.grad.dtype == dtype
+        torch.testing.assert_close(half.grad.double(), double.grad, atol=3e-2, rtol=3e-2)

@@ -63,17 +63,3 @@ def test_wrong_patterns_are_named() -> None:
 def test_drawings() -> None:
     assert repr(regard.window(2)).splitlines()[:3] == ["window of 2", "#...........", "##.........."]
     assert repr(regard.lengths(torch.tensor([1, 2]))) == "lengths"
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize(
-    "mask", [regard.causal(), regard.window(70), regard.documents(offsets=torch.tensor([0, 100, 256]))]
-)
-def test_flex_attention_reads_the_same_mask(mask: regard.Mask) -> None:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    q = torch.randn(1, 2, 256, 16)
-    sizes = regard.call.shapes.Sizes((1,), 2, 2, 256, 256, True)
-    with torch.no_grad():
-        theirs = flex_attention(q, q, q, block_mask=mask.block_mask(sizes))
-    torch.testing.assert_close(regard.attention(q, q, q, mask=mask), theirs, rtol=0, atol=5e-6)

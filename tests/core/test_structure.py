@@ -1,6 +1,5 @@
 """The house: floors, circles, private names, names with one meaning, public names, an import that does nothing."""
 
-import ast
 import subprocess
 import sys
 from functools import cache
@@ -127,27 +126,6 @@ def test_no_name_of_a_module_decides_anything() -> None:
     assert house.names_that_decide(rooms) == []
 
 
-def test_planted_decisions_by_names_are_seen(tmp_path: Path) -> None:
-    package = written(
-        tmp_path,
-        one="import re\nCROSS = re.compile('cross')",
-        two="if type(x).__name__ == 'Conv1D': pass",
-        three="def f(x): return x.__class__.__name__.lower().endswith('attention')",
-        four="kind = type(x)\nif (kind.__module__, kind.__name__) in KNOWN or is_known(kind.__qualname__): pass",
-        five="def f(x): raise TypeError(f'got {type(x).__name__}')",
-        six="def f(x):\n    kind = type(x).__name__\n    return 'attn' in kind or g(kind)",
-    )
-    assert house.names_that_decide(house.python_files(package)) == [
-        "planted.four: (kind.__module__, kind.__name__) in KNOWN",
-        "planted.four: is_known(kind.__qualname__)",
-        "planted.one: import re",
-        "planted.six: 'attn' in kind",
-        "planted.three: x.__class__.__name__.lower",
-        "planted.three: x.__class__.__name__.lower().endswith",
-        "planted.two: type(x).__name__ == 'Conv1D'",
-    ]
-
-
 def test_the_house_keeps_within_its_budget_of_lines() -> None:
     of_source = house.lines(SOURCE)
     assert sum(of_source.values()) <= MOST_LINES
@@ -161,14 +139,6 @@ def test_the_rooms_and_their_arrows_stay_few() -> None:
     arrows = {(part_of(name), part_of(other)) for name in files() for other in imports()[name] if name != "regard"}
     assert len(rooms) <= MOST_ROOMS
     assert len({(one, other) for one, other in arrows if one != other}) <= MOST_ARROWS
-
-
-def test_planted_lines_are_counted(tmp_path: Path) -> None:
-    for name, text in {"a.py": "x\n\ny\n", "cli/b.py": "x\n# y", "client.py": "x\n", "cli/c.js": "x\n"}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    assert house.lines(tmp_path) == {"a.py": 3, "cli/b.py": 2, "client.py": 1}
-    assert house.lines(tmp_path, without=("cli",)) == {"a.py": 3, "client.py": 1}
 
 
 def exported() -> list[Any]:
@@ -205,28 +175,6 @@ def test_a_name_has_one_meaning() -> None:
     assert house.named_twice([*house.script_definitions(PAGE), *house.script_definitions(WIDGET)]) == []
 
 
-def written(folder: Path, **files: str) -> Path:
-    package = folder / "planted"
-    package.mkdir()
-    for name, text in files.items():
-        (package / f"{name}.py").write_text(text, encoding="utf-8")
-    return package
-
-
-def test_a_planted_circle_of_folders_is_seen(tmp_path: Path) -> None:
-    package = tmp_path / "planted"
-    for name, text in {
-        "a/one": "import planted.b.two", "b/two": "", "b/three": "from planted.a import four", "a/four": "",
-        "a/five": "import planted.loose", "loose": "import planted.a.four", "a/inner/six": "import planted.a.four",
-        "a/seven": "import planted.a.inner.six",
-    }.items():  # fmt: skip
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / f"{name}.py").write_text(text, encoding="utf-8")
-    graph = house.imports(house.python_files(package))
-    assert house.circles(graph) == []
-    assert house.circles(house.folders(graph)) == [["planted.a", "planted.b"]]
-
-
 @pytest.mark.parametrize("name", ["regard", *(f"regard.{part}" for part in ON_DEMAND)])
 def test_a_package_has_on_demand_what_type_checkers_see_in_it(name: str) -> None:
     """The names, the modules that they come from, and the packages within."""
@@ -241,11 +189,6 @@ def test_a_package_has_on_demand_what_type_checkers_see_in_it(name: str) -> None
     assert {*given.homes, *given.packages} <= set(dir(package))
     public = {one for one, value in vars(package).items() if not (one.startswith("_") or isinstance(value, ModuleType))}
     assert public - {"TYPE_CHECKING", "on_demand"} == set(given.homes)
-
-
-def test_planted_imports_are_seen() -> None:
-    text = "if TYPE_CHECKING:\n    from a import c as c\n    from a.b import one as one"
-    assert house.seen_by_type_checkers(ast.parse(text), "a") == house.OnDemand({"one": "a.b"}, frozenset({"c"}))
 
 
 def run(code: str) -> str:

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import regard
-from regard.call.positions import sinusoidal
 from regard.maps.attention_map import AttentionMap
 from regard.nn import MultiHeadAttention
+from regard.nn.embeddings import sinusoidal
 from regard.tensors import memory
 
 

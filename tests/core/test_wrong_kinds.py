@@ -2,8 +2,9 @@
 
 import contextlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -16,16 +17,22 @@ WRONG: dict[str, Any] = {
     "None": None, "text": "x", "a number": 3, "a number below 0": -1, "a fraction": 1.5, "a list": [], "a mapping": {},
     "an object": object(), "a tensor": torch.zeros(2), "a class": dict,
 }  # fmt: skip
-MODULES: tuple[ModuleType, ...] = (regard, regard.views, regard.nn, regard.watching, regard.edits, regard.models)
+MODULES = (regard, regard.views, regard.nn, regard.watching, regard.edits, regard.models)
+PACKAGES = [
+    regard,
+    *(import_module(f"regard.{p.name}") for p in pkgutil.iter_modules(regard.__path__) if p.ispkg),
+]
 BUILT_BY_US = {"EditRun", "Relevance"}
 """Classes whose objects a function of ours returns."""
 
 
 def public() -> Iterator[Any]:
-    """Public functions and classes with required positional parameters; not interfaces, named tuples or errors."""
-    for module in MODULES:
-        for name in module.__all__:
+    """Public functions, and classes of `MODULES`, with required positional parameters; not interfaces or errors."""
+    for module in PACKAGES:
+        for name in vars(module).get("__all__", ()):
             one = getattr(module, name)
+            if module not in MODULES and not inspect.isfunction(one):
+                continue
             is_data = inspect.isclass(one) and (issubclass(one, tuple | BaseException) or inspect.isabstract(one))
             is_protocol = getattr(one, "_is_protocol", False)
             if callable(one) and not (is_data or is_protocol or name in BUILT_BY_US) and required(one):
@@ -46,7 +53,8 @@ def test_wrong_kinds_are_refused(one: Callable[..., Any]) -> None:
     every = inspect.signature(one).parameters.values()
     keywords = [p.name for p in every if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     for wrong in WRONG.values():
-        with contextlib.suppress(RegardError):  # any other error fails, and a name such as "x" may be right
+        # Any other error fails; a name such as "x" may be right, or that of a file.
+        with contextlib.suppress(RegardError, FileNotFoundError):
             one(*[wrong] * len(required(one)), **dict.fromkeys(keywords, wrong))
 
 

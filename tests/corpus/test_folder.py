@@ -151,14 +151,19 @@ def test_ranks_of_torchrun_write_the_same_bytes(stats: Path, gpt2: Path, docs: P
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_a_killed_process_loses_nothing(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    for count in (1, 5):
-        process = forked.Forked(*command(gpt2, docs, out, "--resume"), imported=ENGINE)
-        deadline = time.monotonic() + 60
-        while len(list((out / "_done").glob("*.json"))) < count and process.poll() is None:
+    words = command(gpt2, docs, out, "--resume")
+    for count, processes in (
+        (1, lambda: forked.start_ranks(2, *words, imported=ENGINE)),
+        (3, lambda: [forked.Forked(*words, "--workers", "2", imported=ENGINE)]),
+        (5, lambda: [forked.Forked(*words, imported=ENGINE)]),
+    ):
+        begun, deadline = processes(), time.monotonic() + 120
+        while len(list((out / "_done").glob("*.json"))) < count and any(one.poll() is None for one in begun):
             assert time.monotonic() < deadline
             time.sleep(0.002)
-        process.kill()
-        process.wait()
+        for one in begun:
+            one.kill()
+        assert {one.wait() for one in begun} <= {0, -9}
     measure_into(out, gpt2, docs, "--resume")
     assert bytes_of(out) == bytes_of(stats)
 

@@ -44,9 +44,7 @@ def _always(value: Any) -> Rule:
 
 NUMBERS: list[tuple[str, Rule]] = [
     (r"vocab_size(_per_layer_input|s)?$|^n_vocab$|^unpadded_vocab_size$", _at_most(VOCABULARY)),
-    (r"type_vocab_size$", _at_most(2)),
     (r"max_(source|target)_positions$", _at_most(POSITIONS)),
-    (r"^max_2d_position_embeddings$", _at_most(1024)),
     (r"(max_position_embeddings|max_seq_len|n_positions|seq_length|max_sequence_length|model_max_length)$",
      _at_most(POSITIONS)),
     (r"^(sliding_window|sliding_window_size|local_attention|attention_window|swa_window_size)$", _at_most(4)),
@@ -76,7 +74,6 @@ NUMBERS: list[tuple[str, Rule]] = [
     # Widths.
     (r"(intermediate_size|ffn_dim|d_ff|intermediate_dim|mlp_dim|feedforward_dim|ffn_hidden_size|d_inner|n_inner|"
      r"dim_feedforward|linear_units|ffn_embed_dim)$", _at_most(2 * WIDTH)),
-    (r"^(mlp_hidden_size|.*expert_intermediate_size)$", _at_most(WIDTH)),
     (r"(hidden_size|hidden_dim|d_model|n_embd|embed_dim|embedding_size|hidden_channels|embedding_dim|proj_dim|"
      r"projection_dim|projection_size|output_dim|model_dim|^dim|width|^emb_dim|_dims?|out_hidden_size|"
      r"vision_output_dim|fpn_hidden_size|pooler_output_size|emb_size|word_embed_proj_dim|d_embed)$", _at_most(WIDTH)),

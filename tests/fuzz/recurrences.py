@@ -9,36 +9,19 @@ from torch import Tensor
 import regard
 from tests.fuzz.drawing import Drawn
 from tests.maps.naive_recurrence import Given, recurrences, step_by_step
-
-TOLERANCE = 1e-9
-
-
-def close(ours: Tensor, exact: Tensor) -> None:
-    size = float(exact.abs().max()) if exact.numel() else 1.0
-    torch.testing.assert_close(ours, exact, rtol=0, atol=TOLERANCE * max(size, 1.0))
+from tests.maps.test_linear_recurrent import close
+from tests.maps.test_linear_recurrent import test_parts_and_statistics_are_those_of_the_dense_weights as of_parts
+from tests.maps.test_linear_recurrent import test_the_output_the_weights_and_the_state_are_those_of_the_loop as of_loop
 
 
 def case(drawn: Drawn) -> None:
+    """What the tests ask of each recurrence, and the output of two calls for that of one."""
     given: Given = drawn.draw(recurrences())
-    output, dense, state = step_by_step(given)
-    ours = regard.linear_attention(*given[:3], **given.options, return_weights=True, return_state=True)
-    weights = ours.weights
-    assert weights is not None
-    close(ours.output, output)
-    close(ours.state, state)
-    close(weights.dense(), dense)
-    length = dense.shape[-1]
-    x = drawn.normal(*dense.shape[:-1], 2)
-    close(weights @ x, dense @ x)
-    close(weights.mT @ x, dense.mT @ x)
-    close(weights.received(), dense.sum(-2))
-    row = drawn.number(0, length - 1)
-    close(weights[..., row, :], dense[..., row, :])
-    if dense.shape[0]:
-        close(weights[0, 0].dense(), dense[0, 0])
-    cut = drawn.number(0, length)
-    if 0 < cut < length:
-        close(_in_parts(given, cut), output)
+    of_loop.hypothesis.inner_test(given)
+    of_parts.hypothesis.inner_test(given, drawn)
+    cut = drawn.number(0, given.query.shape[2])
+    if 0 < cut < given.query.shape[2]:
+        close(_in_parts(given, cut), step_by_step(given)[0], 1e-9)
 
 
 def _in_parts(given: Given, cut: int) -> Tensor:

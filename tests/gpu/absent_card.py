@@ -46,7 +46,7 @@ def absent_card(capability: int) -> Iterator[AbsentCard]:
     """Our Triton kernels take CPU tensors as those of such a card; they are compiled, and leave memory as it is."""
     from triton.runtime.driver import driver
 
-    from regard.maps.loop import triton_columns, triton_ranks, triton_rows
+    from regard.maps.loop import triton_columns, triton_rows
     from regard.maps.loop.triton_plan import plan_of
 
     card = AbsentCard(capability)
@@ -59,7 +59,7 @@ def absent_card(capability: int) -> Iterator[AbsentCard]:
         patch.setattr("regard.maps.loop.triton_statistics.runs_triton", lambda device, name: True)
         patch.setattr("regard.maps.loop.triton_statistics.TritonRows.devices", {"cpu"})
         patch.setattr("regard.watching.kept.rebuilding.can_look", lambda tensor: False)
-        for module in (triton_columns, triton_ranks, triton_rows):
+        for module in (triton_columns, triton_rows):
             for name in ("read_rows", "join_parts", "rank_groups", "read_columns", "pool_keys"):
                 if program := vars(module).get(name):
                     program.device_caches.clear()

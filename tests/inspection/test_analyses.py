@@ -278,3 +278,16 @@ def test_what_is_no_map_is_refused(wrong: Any) -> None:
     for take in takers:
         with pytest.raises(ArgumentError, match=f"got {'int' if wrong == {'a': 3} else ''}"):
             take(wrong)
+
+
+def test_a_comparison_has_the_mean_divergence_of_every_sequence() -> None:
+    one = torch.randn(3, 2, 5, 4)
+    other: Any = one.clone()
+    other[2, 1] += torch.randn(5, 4)
+    maps = [regard.attention(x, x, x, return_weights=True).weights for x in (one, other)]
+    found = compare([maps[0]], [maps[1]])
+    p, r = ((x @ x.mT / 2).softmax(-1) for x in (one, other))
+    m = (p + r) / 2
+    apart = (p * (p / m).log() + r * (r / m).log()).sum(-1).mean((0, 2)) / 2
+    torch.testing.assert_close(found["jensen-shannon"][0], apart)
+    assert apart[1] > 1e-3 > apart[0]

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import regard
 from regard.errors import NotKeptError, NotSeenError, ShapeError
 from regard.watching.checks import Checked
-from regard.watching.checks.padding_told import PadToken
+from regard.watching.checks.told import PadToken
 
 T, LENGTHS = 9, (9, 6, 4)
 
@@ -115,6 +115,25 @@ def test_the_name_of_a_mask_tells_its_meaning(name: str, is_real: bool) -> None:
     given = {name: keep() if is_real else ~keep()}
     assert reasons(audited(Model(), input_ids=ids().clamp_min(1), **given)) == [("padding", "error")]
     assert not audited(Model(keep()[:, None, None]), input_ids=ids().clamp_min(1), **given)
+
+
+class OfFeatures(Model):
+    def forward(self, features: Tensor, **others: Any) -> Tensor:  # type: ignore[override]
+        q = self.into(features).unsqueeze(1)[..., :8]
+        found: Tensor = sdpa(q, q, q, attn_mask=self.mask)
+        return found
+
+
+@pytest.mark.parametrize("flags", [keep(), ~keep(), keep()[:, None].long()])
+def test_a_mask_of_any_name_is_known_by_the_ids_or_by_its_runs(flags: Tensor) -> None:
+    features = torch.randn(3, T, 8)
+    for made, given in ((Model, {"input_ids": ids()}), (OfFeatures, {"features": features})):
+        found = audited(made(), word_mask=flags, **given)
+        assert reasons(found) == [("padding", "error")]
+        assert "by word_mask of the model" in found[0].says
+        assert not audited(made(keep()[:, None, None]), word_mask=flags, **given)
+    # Flags in no runs tell nothing.
+    assert not audited(OfFeatures(), word_mask=torch.arange(T).expand(3, T) % 2 == 0, features=features)
 
 
 def test_padding_by_its_token_where_no_mask_tells_of_any() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import regard
 from regard.errors import NotSeenError, ShapeError
 from regard.watching import compare, head_table, relevance, rollout
-from regard.watching.readers.convolution_calls import Convolution
+from regard.watching.readers.channel_calls import Convolution
 from tests.modules import module
 
 transformers = pytest.importorskip("transformers")

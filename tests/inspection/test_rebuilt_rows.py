@@ -30,24 +30,11 @@ pytestmark = [
 B, H, T, S, D = 2, 2, 5, 7, 4
 E = H * D
 
-
-class Sdpa(nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, **options)
-
-
+Sdpa = module(lambda m, q, k, v, **options: F.scaled_dot_product_attention(q, k, v, **options))
 WrittenOut = module(lambda m, q, k, v, **options: (q @ k.mT / D**0.5).softmax(-1) @ v)
 
-
-class Flex(nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        return flex_attention(q, k, v, **options)
-
-
-class Own(nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        return regard.attention(q, k, v, **options)
-
+Flex = module(lambda m, q, k, v, **options: flex_attention(q, k, v, **options))
+Own = module(lambda m, q, k, v, **options: regard.attention(q, k, v, **options))
 
 Layers = module(
     lambda m, q, k, v: m.first(q, k, v) + m.second(q, k, v, is_causal=True), lambda: {"first": Sdpa(), "second": Sdpa()}

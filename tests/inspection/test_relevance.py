@@ -13,6 +13,7 @@ from regard.watching import AttentionStep, Relevance, attn_lrp, relevance
 from tests.inspection.huggingface_families import FAMILIES
 from tests.inspection.test_watch import Two, x
 from tests.largest import Largest
+from tests.modules import module
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 Matrices = dict[tuple[str, str], Tensor]
@@ -177,13 +178,7 @@ def test_a_row_takes_linear_memory_and_the_whole_has_a_limit() -> None:
         relevance(seen).dense(limit_bytes=2**20)
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attend = Attend()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.attend(x, x)
+Attention = module(lambda m, x: x + m.attend(x, x), lambda: {"attend": Attend()})
 
 
 def test_a_module_that_is_called_for_every_layer() -> None:

@@ -209,6 +209,15 @@ def test_shapes(name: str, value_dim: int) -> None:
     )
 
 
+def test_masks_that_are_parts_of_one_tensor_are_told_apart() -> None:
+    q, masks = torch.randn(1, H, 5, 4), (torch.rand(3, 5, 5) < 0.6) | torch.eye(5, dtype=torch.bool)
+    with torch.no_grad(), regard.watch(model := Raw()) as seen:
+        for mask in masks:
+            model(q, q, q, attn_mask=mask)
+    for found, mask in zip(seen.maps, masks, strict=True):
+        close(found, (q @ q.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1))
+
+
 @pytest.mark.parametrize("queries", [5, 9])
 def test_the_causal_flag_aligns_the_first_query_with_the_first_key(queries: int) -> None:
     q, k = torch.randn(B, H, queries, D), torch.randn(B, H, T, D)
@@ -850,9 +859,7 @@ def test_maps_can_be_read_while_watching() -> None:
     assert len(seen) == 4
 
 
-class Attends(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(x, x, x)
+Attends = module(lambda m, x: F.scaled_dot_product_attention(x, x, x))
 
 
 def test_another_name_of_a_shared_module_is_told() -> None:

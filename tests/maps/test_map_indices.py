@@ -147,7 +147,7 @@ def test_reductions_of_no_sequence_are_those_of_torch() -> None:
             found = found.dense() if isinstance(found, regard.AttentionMap) else found
             torch.testing.assert_close(found, expected, equal_nan=True)
         with pytest.raises(RuntimeError, match="numel"):
-            torch.max(weights)  # type: ignore[call-overload]
+            torch.max(weights)
     assert regard.divergence(weights, weights.detach()).shape == (0, 2, 5)
 
 

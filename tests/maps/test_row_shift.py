@@ -14,7 +14,7 @@ from regard.call.shapes import Sizes
 from regard.functional import Attended
 from regard.kernels import row_state
 from regard.kernels.base import Call
-from regard.maps.sources import row_shift
+from regard.maps.sources import factors
 from tests.maps.dense_maps import sums_asked, sums_written_out
 
 FAR = [-1e4, -1e6, -1e9, torch.finfo(torch.float32).min, 1e4, 1e9, 1e30]
@@ -241,7 +241,7 @@ def test_few_rows_are_lowered_and_most_calls_have_none(monkeypatch: pytest.Monke
         return found(call)
 
     found = row_state
-    monkeypatch.setattr(row_shift, "row_state", counted)
+    monkeypatch.setattr(factors, "row_state", counted)
     query, key, value, bias = inputs(-1e9)
     for one, expected in ((bias * 0, 0), (bias.clamp_min(-100), 0), (bias, 1)):
         weights = regard.attention(query, key, value, bias=one, return_weights=True).weights

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.call.positions import sinusoidal
 from regard.errors import ArgumentError
 from regard.models import TransformerConfig
 from regard.nn import LearnedPositions, SinusoidalPositions, TokenEmbedding
+from regard.nn.embeddings import sinusoidal
 
 
 def test_sinusoid_is_the_papers() -> None:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.call.positions import sinusoidal
 from regard.call.rotary import rotary as rotary_file
 from regard.call.rotary.rotary import Half, Interleaved, Layout, Rotary
 from regard.call.rotary.scalings import DynamicNTK, PositionInterpolation, Scaling, plain_frequencies
 from regard.nn import SinusoidalPositions, embeddings
+from regard.nn.embeddings import sinusoidal
 from regard.tensors.guards import KeptPlace, may_be_kept
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]

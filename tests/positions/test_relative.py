@@ -39,10 +39,6 @@ BIASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "t5": (lambda table: regard.T5Bias(table, max_distance=6), ((8, HEADS),)),
     "t5, decoder": (lambda table: regard.T5Bias(table, False, max_distance=6), ((8, HEADS),)),
     "shaw": (regard.call.biases.Shaw, ((5, DIM),)),
-    "transformer-xl": (
-        lambda u, v, r: regard.call.biases.TransformerXL(u, v, r, first=-10),
-        ((HEADS, DIM), (HEADS, DIM), (HEADS, 21, DIM)),
-    ),
     "disentangled": (
         lambda keys, queries: regard.call.biases.Disentangled(keys, queries, None, 32), ((HEADS, 8, DIM),) * 2
     ),
@@ -60,7 +56,7 @@ def vectors(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     return normal(BATCH, HEADS, queries, DIM), normal(BATCH, GROUPS, keys, DIM), normal(BATCH, GROUPS, keys, WIDTH)
 
 
-@pytest.mark.parametrize("name", ["learned alibi", "t5", "shaw", "transformer-xl", "disentangled"])
+@pytest.mark.parametrize("name", ["learned alibi", "t5", "shaw", "disentangled"])
 def test_gradients_are_the_finite_differences_and_can_be_differentiated_again(name: str) -> None:
     bias, learned = made(name)
     q, k, v = normal(1, HEADS, 2, DIM), normal(1, GROUPS, 3, DIM), normal(1, GROUPS, 3, 1)
@@ -184,10 +180,10 @@ def test_t5_buckets_are_hugging_faces_at_every_distance(buckets: int, max_distan
     assert torch.equal(ours, theirs)
 
 
-# -- Shaw and Transformer-XL -----------------------------------------------------------------------------------
+# -- Shaw --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
+@pytest.mark.parametrize("name", ["t5", "shaw"])
 def test_half_precision_input_reads_a_float32_table(name: str) -> None:
     (bias, _), (q, k, v) = made(name), (t.detach() for t in vectors(5, 7))
     half = [t.to(torch.bfloat16) for t in (q, k, v)]
@@ -204,7 +200,7 @@ def test_explain_says_why_the_fused_kernels_refuse() -> None:
     q, k, v = vectors(5, 7)
     why = {name: regard.explain(q, k, v, bias=made(name)[0]).refused.get("fused", "") for name in BIASES}
     assert why["alibi"] == ""
-    assert all("reads the vectors" in why[name] for name in ("shaw", "transformer-xl"))
+    assert "reads the vectors" in why["shaw"]
     assert all("gradient to a bias" in why[name] for name in ("learned alibi", "t5", "t5, decoder"))
     with torch.no_grad():
         assert regard.explain(q, k, v, bias=made("t5")[0]).backend == "fused"
@@ -233,24 +229,21 @@ def test_position_biases_take_memory_linear_in_the_lengths(
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 1 << 15)
     length, heads, dim = 512, 2, 4
     q, k, v = (torch.randn(1, heads, length, dim, requires_grad=True) for _ in range(3))
-    table, vectors_ = (torch.randn(n, dim, requires_grad=True) for n in (9, heads))
-    rows = torch.randn(heads, 2 * length - 1, dim, requires_grad=True)
+    table = torch.randn(9, dim, requires_grad=True)
     biases = [
         regard.T5Bias(torch.randn(32, heads, requires_grad=True)),
         regard.call.biases.Shaw(table),
-        regard.call.biases.TransformerXL(vectors_, vectors_, rows, first=1 - length),
         regard.ALiBi(torch.rand(heads, requires_grad=True)),
     ]
     for bias in biases:
         with Largest() as largest:
             regard.attention(q, k, v, bias=bias, mask=mask, backend="tiled").sum().backward()
-        # A tile, and for Transformer-XL its products with twice as many vectors as there are keys.
         assert largest.elements <= 3 << 15 < length * length, bias
 
 
 def test_errors_say_what_to_do() -> None:
     q = torch.zeros(1, 2, 3, 4)
-    row, heads = torch.zeros(2, 4), torch.zeros(2, 3, 4)
+    row = torch.zeros(2, 4)
     attend = regard.attention
     with pytest.raises(ShapeError, match="each of the query's 2 heads, got 3 slopes"):
         attend(q, q, q, bias=regard.ALiBi(3))
@@ -270,12 +263,6 @@ def test_errors_say_what_to_do() -> None:
         regard.call.biases.Shaw(torch.zeros(4, 4))
     with pytest.raises(ShapeError, match=r"as wide as the query, 4, got \(5, 3\)"):
         attend(q, q, q, bias=regard.call.biases.Shaw(torch.zeros(5, 3)))
-    with pytest.raises(ShapeError, match=r"a content_bias of shape \(2, 4\), got \(3, 4\)"):
-        regard.call.biases.TransformerXL(torch.zeros(3, 4), row, heads)
-    with pytest.raises(
-        ShapeError, match="up to distance 2, from the last query to the first key: 3 rows from distance 0 on, got 2"
-    ):
-        attend(q, q, q, bias=regard.call.biases.TransformerXL(row, row, heads[:, :2]))
     with pytest.raises(ArgumentError, match="has not met a call yet"):
         regard.ALiBi(2).value(torch.tensor(0), torch.tensor(0), torch.tensor(0), q, q)
 

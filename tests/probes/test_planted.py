@@ -80,6 +80,33 @@ def mllama() -> tuple[nn.Module, dict[str, Tensor]]:
     return model, batch
 
 
+class Ahead(nn.Module):
+    """A model that reads later positions by one module."""
+
+    def __init__(self, mix: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.mix, self.head = nn.Embedding(50, 8), mix, nn.Linear(8, 50)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        if isinstance(self.mix, nn.Conv1d):
+            return self.head(self.mix(x.mT).mT)
+        return self.head(self.mix(x)[0] if isinstance(self.mix, nn.GRU) else self.mix(x, x, x, need_weights=False)[0])
+
+
+@pytest.mark.parametrize(
+    ("mix", "cause"),
+    [
+        (nn.Conv1d(8, 8, 3, padding=1), "its convolution reads later positions"),
+        (nn.GRU(8, 4, bidirectional=True, batch_first=True), "its recurrence reads later positions"),
+        (nn.MultiheadAttention(8, 2, batch_first=True), "its attention needs a causal mask on this path"),
+    ],
+)
+def test_a_look_ahead_has_the_cause_of_its_module(mix: nn.Module, cause: str) -> None:
+    checked = check(sharp(Ahead(mix)), {"input_ids": torch.randint(0, 50, (2, 12))}, causal=True)
+    assert (cause, "mix") in {(one.cause, one.path) for one in checked.errors if one.reason == "future"}
+
+
 @pytest.mark.parametrize("keys", [9, 14])
 def test_cross_attention_is_causal_where_nobody_says_that_it_is_not(monkeypatch: pytest.MonkeyPatch, keys: int) -> None:
     """transformers#48172: the kernel is causal for every module that has no attribute `is_causal`."""

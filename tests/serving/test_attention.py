@@ -76,13 +76,6 @@ def test_a_cut_head_changes_the_answer_and_is_gone_afterwards(server: Running) -
     assert server.json("/translate", {"q": TEXT, "source": "en", "target": "fr"})["translatedText"]
 
 
-def test_a_forced_prefix_begins_the_answer(server: Running) -> None:
-    done = answer(server, prefix="on y voit dix")
-    assert done["text"].startswith("on y voit dix")
-    drawn = [answer(server, text="1 and", model=WRITER, temperature=1.0, seed=seed)["text"] for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
 def test_the_pages_questions_are_answered_in_bytes(server: Running) -> None:
     subjects = [
         {"text": TEXT, "model": TRANSLATOR, "tokens": answer(server)["tokens"]},

@@ -81,77 +81,85 @@ def test_a_body_that_trickles_ends(models: dict[str, Served]) -> None:
         assert b" 408 " in raw(server, head)
 
 
-BODIES = {
-    "a lone surrogate": b'{"q": "\\ud800", "source": "en", "target": "fr"}',
-    "bytes that are no UTF-8": b'{"q": "\xff\xfe", "source": "en", "target": "fr"}',
-    "no object": b'["q"]',
-    "a number for a text": b'{"q": 5, "source": "en", "target": "fr"}',
-    "nothing": b"",
-    "a deep list": b"[" * 100_000,
-    "NaN": b'{"q": NaN}',
-    "too many alternatives": json.dumps(GOOD | {"alternatives": 11}).encode(),
-    "another language": json.dumps(GOOD | {"target": "de"}).encode(),
-    "long words": json.dumps(GOOD | {"q": "x" * 100_000}).encode(),
-    "too many texts": json.dumps(GOOD | {"q": ["x"] * 1_001}).encode(),
-}
-
-
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_a_wrong_body_is_told_why(server: Running, body: bytes) -> None:
-    status, answer, _ = server.ask("/translate", body=body, content_type="application/json")
-    assert status == 400
-    assert len(json.loads(answer)["error"]) > 20
-
-
 def test_odd_texts_are_translated(server: Running) -> None:
     for text in ("a\0b", "\0", "x" * 4_000, "\u202eabc", "😀" * 400, "", " \n ", "\r\n", "<b>", "\ufdd0"):
         status, body, _ = server.ask("/translate", GOOD | {"q": text})
         assert status == 200 or (status == 400 and b"tokens" in body), (text[:9], body)
 
 
-@pytest.mark.parametrize("body", [b"q=%ed%a0%80&source=en&target=fr", b"q=%ff", b"q=\xff", b"a&" * 2_000])
-def test_a_wrong_form_is_told_why(server: Running, body: bytes) -> None:
-    assert server.ask("/translate", body=body, **AS_FORM)[0] == 400
-    assert server.ask("/translate", body=FORM, content_type="text/plain")[0] == 415
-
-
-@pytest.mark.parametrize(
-    "path", ["/regard/v1/attention", "/regard/v1/view", "/regard/v1/view/weights", "/v1/completions"]
-)
-def test_other_types_of_bodies_are_refused(server: Running, path: str) -> None:
-    assert server.ask(path, body=b"{}", content_type="text/plain")[0] == 415  # what a form of another page can send
-    assert server.ask(path, body=b"{}", content_type="application/json")[0] == 400
-
-
-QUESTIONS: list[tuple[str, Any, int]] = [
-    ("/regard/v1/attention", {"text": "we see two cats", "maps": ["decoder.9"]}, 400),
-    ("/regard/v1/attention", {"text": "we see two cats", "heads": [2]}, 400),
-    ("/regard/v1/attention", {"text": "we see two cats", "rows": [99]}, 400),
-    ("/regard/v1/attention", {"text": "we see two cats", "tokens": [999_999]}, 400),
-    ("/regard/v1/attention", {"text": "we see two cats", "tokens": [7] * 600}, 400),
-    ("/regard/v1/attention", {"text": "", "top_keys": 1}, 400),
-    ("/regard/v1/attention", {"text": "x", "model": WRITER, "alignment": True}, 400),
-    ("/regard/v1/attention", {"text": "x", "model": WRITER, "tokens": [999_999]}, 400),
-    ("/regard/v1/attention", {"text": "x", "model": "../../etc/passwd"}, 404),
-    ("/regard/v1/attention", {"text": "x", "unknown": 1}, 400),
-    ("/regard/v1/answer", {"text": "we see", "edits": [{"map": "decoder.0.cross", "head": 9}]}, 400),
-    ("/regard/v1/answer", {"text": "we see", "edits": [{"map": "target_embedding", "head": 0}]}, 400),
-    ("/regard/v1/answer", {"text": "1 " * 2_000, "model": WRITER}, 400),
-    ("/regard/v1/view", {"subjects": []}, 400),
-    ("/regard/v1/view/weights", {"subjects": [{"text": "we see"}], "question": {"ask": "all"}}, 400),
-    ("/regard/v1/view/weights", {"subjects": [{"text": "we see"}], "question": {"ask": "row", "at": "x"}}, 400),
-    ("/v1/completions", {"model": WRITER, "prompt": "1 " * 300}, 400),
-    ("/v1/completions", {"model": WRITER, "prompt": "1", "stop": [""]}, 400),
-    ("/v1/completions", {"model": WRITER, "prompt": "1", "n": 16, "max_tokens": 1, "stop": "x" * 9}, 200),
+SEEN = {"text": "we see"}
+WRITTEN = {"model": WRITER, "prompt": "1"}
+ATTENTION, ANSWER, VIEW, WEIGHTS = (f"/regard/v1/{name}" for name in ("attention", "answer", "view", "view/weights"))
+TRANSLATE, COMPLETIONS = "/translate", "/v1/completions"
+KNOWN = {COMPLETIONS: WRITTEN, TRANSLATE: GOOD, ANSWER: SEEN, ATTENTION: SEEN}
+UNKNOWN: list[dict[str, Any]] = [{"top_k": 0}, {"typo_temprature": None}, {"min_p": 0.5, "ignore_eos": True}]
+QUESTIONS: list[tuple[str, dict[str, Any], int, str]] = [
+    (TRANSLATE, GOOD | {"q": 5}, 400, ""),
+    (TRANSLATE, GOOD | {"alternatives": 11}, 400, ""),
+    (TRANSLATE, GOOD | {"target": "de"}, 400, ""),
+    (TRANSLATE, GOOD | {"q": "x" * 100_000}, 400, ""),
+    (TRANSLATE, GOOD | {"q": ["x"] * 1_001}, 400, ""),
+    (TRANSLATE, GOOD | {"format": "html"}, 400, 'format must be \\"text\\": HTML is not translated'),
+    (ATTENTION, {"text": "we see two cats", "maps": ["decoder.9"]}, 400, ""),
+    (ATTENTION, {"text": "we see two cats", "heads": [2]}, 400, ""),
+    (ATTENTION, {"text": "we see two cats", "rows": [99]}, 400, ""),
+    (ATTENTION, {"text": "we see two cats", "tokens": [999_999]}, 400, ""),
+    (ATTENTION, {"text": "we see two cats", "tokens": [7] * 600}, 400, ""),
+    (ATTENTION, {"text": "", "top_keys": 1}, 400, ""),
+    (ATTENTION, {"text": "x", "model": WRITER, "alignment": True}, 400, ""),
+    (ATTENTION, {"text": "x", "model": WRITER, "tokens": [999_999]}, 400, ""),
+    (ATTENTION, {"text": "x", "model": "../../etc/passwd"}, 404, "there is no model"),
+    (ANSWER, {"text": "we see", "edits": [{"map": "decoder.0.cross", "head": 9}]}, 400, ""),
+    (ANSWER, {"text": "we see", "edits": [{"map": "target_embedding", "head": 0}]}, 400, ""),
+    (ANSWER, {"text": "1 " * 2_000, "model": WRITER}, 400, ""),
+    (VIEW, {"subjects": []}, 400, ""),
+    (WEIGHTS, {"subjects": [{"text": "we see"}], "question": {"ask": "all"}}, 400, ""),
+    (WEIGHTS, {"subjects": [{"text": "we see"}], "question": {"ask": "row", "at": "x"}}, 400, ""),
+    (COMPLETIONS, {"model": WRITER, "prompt": "1 " * 300}, 400, ""),
+    (COMPLETIONS, WRITTEN | {"stop": [""]}, 400, ""),
+    (COMPLETIONS, WRITTEN | {"n": 16, "max_tokens": 1, "stop": "x" * 9}, 200, ""),
+    (COMPLETIONS, WRITTEN | {"logit_bias": {"5": 1}}, 400, "logit_bias"),
+    (COMPLETIONS, WRITTEN | {"stream_options": {"other": 1}}, 400, "stream_options"),
+    (COMPLETIONS, WRITTEN | {"best_of": 2}, 400, "best_of"),
+    (COMPLETIONS, WRITTEN | {"logprobs": 0}, 400, "logprobs"),
+    (COMPLETIONS, WRITTEN | {"user": "me", "metadata": {"a": "b"}, "store": False, "logit_bias": {}}, 200, ""),
+    (COMPLETIONS, WRITTEN | {"suffix": "", "best_of": 1}, 200, ""),
+    *(
+        (path, question | extra, 400, f"unknown fields: {', '.join(extra)}; the fields are")
+        for path, question in KNOWN.items()
+        for extra in UNKNOWN
+    ),
 ]
 
 
-@pytest.mark.parametrize(("path", "question", "expected"), QUESTIONS)
-def test_a_wrong_question_is_told_why(server: Running, path: str, question: Any, expected: int) -> None:
-    status, body, _ = server.ask(path, question)
-    assert status == expected, body
-    assert b"failed" not in body
-    assert b"etc/passwd" not in body or b"there is no model" in body
+@pytest.mark.parametrize(("path", "question", "expected", "said"), QUESTIONS)
+def test_a_wrong_question_is_told_why(
+    server: Running, path: str, question: dict[str, Any], expected: int, said: str
+) -> None:
+    status, answer, _ = server.ask(path, question)
+    assert (status, said in answer.decode(), b"failed" in answer) == (expected, True, False), answer
+    assert len(answer) > 33
+
+
+JSON, FORMS, PLAIN = "application/json", "application/x-www-form-urlencoded", "text/plain"
+BODIES: list[tuple[str, bytes, str, int, str]] = [
+    (TRANSLATE, b'{"q": "\\ud800", "source": "en", "target": "fr"}', JSON, 400, ""),
+    (TRANSLATE, b'{"q": "\xff\xfe", "source": "en", "target": "fr"}', JSON, 400, ""),
+    *((TRANSLATE, body, JSON, 400, "") for body in (b"", b'["q"]', b'{"q": NaN}', b"[" * 100_000)),
+    (TRANSLATE, b"q=%ed%a0%80&source=en&target=fr", FORMS, 400, ""),
+    *((TRANSLATE, body, FORMS, 400, "") for body in (b"q=%ff", b"q=\xff", b"a&" * 2_000)),
+    (TRANSLATE, b"q=a&q=b&source=en&source=de&target=fr", FORMS, 400, "given twice: source"),
+    (TRANSLATE, FORM, PLAIN, 415, ""),
+    *((path, b"{}", PLAIN, 415, "") for path in (ATTENTION, VIEW, WEIGHTS, COMPLETIONS)),  # a form of another page
+    *((path, b"{}", JSON, 400, "") for path in (ATTENTION, VIEW, WEIGHTS, COMPLETIONS)),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "kind", "expected", "said"), BODIES)
+def test_a_wrong_body_is_told_why(server: Running, path: str, body: bytes, kind: str, expected: int, said: str) -> None:
+    status, answer, _ = server.ask(path, body=body, content_type=kind)
+    assert (status, said in answer.decode()) == (expected, True), answer
+    assert path != TRANSLATE or len(json.loads(answer)["error"]) > 20
 
 
 def test_every_answer_has_the_strict_headers(server: Running) -> None:

@@ -59,12 +59,6 @@ def test_text_that_the_vocabulary_lacks_is_told(server: Running, monkeypatch: py
     assert '"unknown":["\u0967"]' in body.decode().replace(": ", ":")
 
 
-def test_html_is_refused_by_name(server: Running) -> None:
-    question = {"q": "we see <b>two</b> cats", "source": "en", "target": "fr", "format": "html"}
-    status, body, _ = server.ask("/translate", question)
-    assert (status, json.loads(body)) == (400, {"error": 'format must be "text": HTML is not translated'})
-
-
 def client_of(server: Running, key: str = "none") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.address}/v1", api_key=key, max_retries=0)
 
@@ -174,34 +168,3 @@ def test_a_stop_string_in_the_last_token_is_a_stop(server: Running) -> None:
     for most in range(1, len(text) + 1):
         (choice,) = server.json("/v1/completions", plain | {"max_tokens": most, "stop": text[most - 1]})["choices"]
         assert (choice["text"], choice["finish_reason"]) == (text[: text.index(text[most - 1])], "stop")
-
-
-UNKNOWN = {
-    "/v1/completions": {"model": WRITER, "prompt": "1"},
-    "/translate": {"q": "we see", "source": "en", "target": "fr"},
-    "/regard/v1/answer": {"text": "we see"},
-    "/regard/v1/attention": {"text": "we see"},
-}
-
-
-@pytest.mark.parametrize("path", UNKNOWN)
-def test_unknown_fields_are_named(server: Running, path: str) -> None:
-    for extra in ({"top_k": 0}, {"typo_temprature": None}, {"min_p": 0.5, "ignore_eos": True}):
-        status, body, _ = server.ask(path, UNKNOWN[path] | extra)
-        assert status == 400
-        assert f"unknown fields: {', '.join(extra)}; the fields are" in body.decode()
-
-
-def test_fields_of_the_senders_own_are_taken(server: Running) -> None:
-    own = {"user": "me", "metadata": {"a": "b"}, "store": False, "logit_bias": {}, "suffix": "", "best_of": 1}
-    assert server.ask("/v1/completions", UNKNOWN["/v1/completions"] | own)[0] == 200
-    refused = {"logit_bias": {"5": 1}, "stream_options": {"other": 1}, "best_of": 2, "logprobs": 0}
-    for name, value in refused.items():
-        status, body, _ = server.ask("/v1/completions", UNKNOWN["/v1/completions"] | {name: value})
-        assert (status, name in body.decode()) == (400, True)
-
-
-def test_a_form_has_each_field_once(server: Running) -> None:
-    form: dict[str, Any] = {"content_type": "application/x-www-form-urlencoded"}
-    status, body, _ = server.ask("/translate", body=b"q=a&q=b&source=en&source=de&target=fr", **form)
-    assert (status, b"given twice: source" in body) == (400, True)

@@ -1,8 +1,6 @@
 """Files that are the old ones or the new ones: through errors, kills, full disks and limits."""
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -92,29 +90,6 @@ def test_threads_that_write_to_one_path_do_not_mix(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert path.read_bytes() in contents
-    assert names(tmp_path) == ["x"]
-
-
-LIMITED = """
-import resource, sys
-from pathlib import Path
-from regard.files.atomic import write_atomically
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    write_atomically(Path(sys.argv[1]), bytes(1_000_000))
-except OSError as error:
-    print(error)
-"""
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no limit of the size of files")
-def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:
-    """What `ulimit -f` sets."""
-    path = tmp_path / "x"
-    write_atomically(path, "old")
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, check=True)
-    assert done.stdout == f"[Errno 27] File too large: '{path}'\n"
-    assert path.read_text() == "old"
     assert names(tmp_path) == ["x"]
 
 

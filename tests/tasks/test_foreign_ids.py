@@ -178,13 +178,6 @@ def test_sentences_are_translated_aligned_and_shown(bart: Path, call: Call, tmp_
 
 
 @pytest.mark.parametrize("of", ["gpt2", "bart"])
-def test_a_model_is_checked(of: str, call: Call, request: pytest.FixtureRequest) -> None:
-    status, out, err = call("check", str(request.getfixturevalue(of)), "--device", "cpu")
-    assert status == 0, err
-    assert "nothing found" in out.splitlines()[0]
-
-
-@pytest.mark.parametrize("of", ["gpt2", "bart"])
 def test_heads_are_cut_by_the_names_of_regard_edit(of: str, request: pytest.FixtureRequest) -> None:
     from regard.serving.served import served
     from regard.serving.settings import RequestLimits

@@ -12,12 +12,11 @@ import torch
 
 import regard
 from regard.edits import ScaleHeads
-from regard.errors import ArgumentError, MissingExtraError, RunFolderError
+from regard.errors import MissingExtraError, RunFolderError
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.downloaded import Downloaded
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.translator import Translator
-from tests.conftest import Call
 from tests.searches import beam_search, greedy
 
 TEXT = ["a small cat sees the old house", "the house sees a cat", "the cats were old and small", "we see a house!"]
@@ -249,11 +248,6 @@ def test_unknown_pieces_are_copied(make: Callable[..., Any], tmp_path: Path) -> 
     assert "".join(translator.source_tokenizer.surfaces("a ｔree … ①")).strip() == "a ｔree … ①"
 
 
-def test_byte_level_folders_have_nothing_to_copy(bart: Path) -> None:
-    with pytest.raises(ArgumentError, match="there are no unknown words to copy"):
-        next(Translator.load(bart, device="cpu").translate(["a tree"], copy_unknown=True))
-
-
 def test_banned_tokens_are_never_written(marian: Path) -> None:
     translator = Translator.load(marian, device="cpu")
     pad = translator.target_tokenizer.marks.pad_id
@@ -262,30 +256,6 @@ def test_banned_tokens_are_never_written(marian: Path) -> None:
     for beam_size in (1, 3):
         found = translator.hypotheses(SENTENCES, TranslationOptions(beam=Beam(beam_size)))
         assert all(pad not in best.tokens for (best, *_) in found)
-
-
-@pytest.mark.parametrize("name", ["marian", "bart"])
-def test_the_command_line_takes_such_a_folder(
-    name: str, request: pytest.FixtureRequest, tmp_path: Path, call: Call
-) -> None:
-    folder = request.getfixturevalue(name)
-
-    def printed(*arguments: str) -> str:
-        status, out, _ = call(*arguments, "--device", "cpu")
-        assert status == 0
-        return out
-
-    text = printed("translate", str(folder), "the old cat")
-    assert text.strip()
-    told = json.loads(printed("translate", str(folder), "the old cat", "--alignments"))
-    assert told["source"][-1] == "</s>"
-    assert "cat" in "".join(told["source"])
-    (best,) = told["translations"]
-    assert len(best["alignment"]) == len(best["tokens"])
-    assert all(sum(row) == pytest.approx(1, abs=1e-2) for row in best["alignment"])
-    drawn = printed("view", str(folder), "the old cat", "--out", str(tmp_path)).split()
-    assert [path.rsplit("/")[-1] for path in drawn] == ["attention.png", "attention.html"]
-    assert all((tmp_path / name).stat().st_size > 1000 for name in ("attention.png", "attention.html"))
 
 
 def test_an_empty_line_stays_empty(bart: Path, marian: Path) -> None:
@@ -330,16 +300,6 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(
     refused(without_ends, "does not say which tokens begin and end")
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     refused(lambda f: None, r"regard\[train\]", MissingExtraError)
-
-
-def test_a_model_that_does_not_translate_is_refused(tmp_path: Path) -> None:
-    from transformers import BertConfig, BertModel
-
-    sizes: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    save(BertModel(BertConfig(vocab_size=9, **sizes)), tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(RunFolderError, match=r"holds a bert model \(BertModel\), which does not translate"):
-        Translator.load(tmp_path, device="cpu")
 
 
 T5_LIKE: dict[str, Any] = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}

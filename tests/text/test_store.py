@@ -1,8 +1,11 @@
 """The token store: what was put in comes out, from files that are whole and fit the tokenizers."""
 
+import os
 import pickle
+import re
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,12 @@ from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.tasks.text import pair_store as store_module
+from regard.tasks.text import spool as spool_module
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.running_text import TextStore, pieces
+from regard.tasks.text.spool import Spool
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters
-from regard.tasks.text.tokenizers import BOS, EOS, Tokenizer
+from regard.tasks.text.tokenizers import BOS, EOS
 
 SOURCE, TARGET = ByteLevelBPE(vocab_size=300).train(["the cat"]), Characters().train(["die Katze"])
 PAIRS = [("the cat", "die Katze"), ("", "K"), ("日本", "?" * 300), ("the", "")]
@@ -124,9 +129,9 @@ def test_pairs_that_are_not_there_are_refused(tmp_path: Path, index: int) -> Non
             side(index)
 
 
-def peak_bytes(path: Path, count: int, tokenizer: Tokenizer) -> int:
+def peak_bytes(work: Callable[[], object]) -> int:
     tracemalloc.start()
-    TokenStore.build(path, (("die Katze", "die Katze") for _ in range(count)), tokenizer, tokenizer)
+    work()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
@@ -135,5 +140,68 @@ def peak_bytes(path: Path, count: int, tokenizer: Tokenizer) -> int:
 def test_building_takes_as_much_memory_for_a_large_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing grows, neither what is written at a time nor what the opened store holds."""
     monkeypatch.setattr(store_module, "CHUNK_PAIRS", 100)
-    small, large = (peak_bytes(tmp_path / "tokens", count, TARGET) for count in (6_000, 25_000))
+
+    def build(count: int) -> None:
+        TokenStore.build(tmp_path / "tokens", (("die Katze", "die Katze") for _ in range(count)), TARGET, TARGET)
+
+    small, large = (peak_bytes(partial(build, count)) for count in (6_000, 25_000))
+    assert large - small < 10_000
+
+
+# -- text on disk to be read again -----------------------------------------------------------------
+
+
+TEXTS = st.lists(st.text() | st.lists(st.text(), min_size=2, max_size=2))
+
+
+@settings(max_examples=50)
+@given(records=TEXTS, block=st.integers(0, 30))
+def test_what_goes_in_comes_out_again_and_again(
+    tmp_path_factory: pytest.TempPathFactory, records: list[str | list[str]], block: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spool_module, "BLOCK_CHARACTERS", block)
+        with Spool(iter(records), tmp_path_factory.getbasetemp()) as spool:
+            assert len(spool) == len(records)
+            assert list(spool) == records
+            assert list(zip(spool, spool, strict=True)) == list(zip(records, records, strict=True))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows shows open files in their folder, and does not list them")
+def test_it_leaves_nothing_and_shows_nothing(tmp_path: Path) -> None:
+    with Spool(["a"], tmp_path) as spool:
+        assert list(tmp_path.iterdir()) == []  # a kill would leave nothing either
+        assert list(spool) == ["a"]
+    descriptors = len(os.listdir("/dev/fd"))
+
+    def broken() -> Iterator[str]:
+        yield "a"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Spool(broken(), tmp_path)
+    assert len(os.listdir("/dev/fd")) == descriptors
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def write(self, _content: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Full())
+    with pytest.raises(OSError, match=re.escape(f"No space left on device: {str(tmp_path)!r}")):
+        Spool(["a"], tmp_path)
+
+
+def test_memory_does_not_grow_with_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool_module, "BLOCK_CHARACTERS", 30_000)
+
+    def fill(count: int) -> None:
+        with Spool((("die Katze" * 20, "the cat" * 20) for _ in range(count)), tmp_path) as spool:
+            assert sum(1 for _ in spool) == count
+
+    small, large = (peak_bytes(partial(fill, count)) for count in (2_000, 10_000))
     assert large - small < 10_000

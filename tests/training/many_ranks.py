@@ -13,14 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.tasks.training import tensor_files
-from regard.tasks.training.checkpoints import Checkpoints, seed_everything
 from regard.tasks.training.distributed import start_fabric
 from regard.tasks.training.fit_config import FitConfig
-from regard.tasks.training.loop import fit
-from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.reporting import MetricsFile
-from regard.tasks.training.schedules import inverse_square_root
-from tests.training.toy_training import VOCAB, ToyBatch, ToyBatches, toy_loss
+from tests.training.toy_training import VOCAB, ToyBatch, ToyBatches, train_toy
 
 
 class TiedModel(nn.Module):
@@ -52,33 +47,11 @@ class SharedBatches(ToyBatches):
             yield ToyBatch(batch.source[mine], batch.target[mine])
 
 
-def train(folder: Path, *, steps: int, dropout: float = 0.0) -> TiedModel:
+def train(folder: Path, *, steps: int, dropout: float = 0.0) -> None:
     """Train to a step, with an average of the weights that is validated."""
-    fabric = start_fabric("cpu", "float32")
-    seed_everything(3)
-    model = TiedModel(dropout)
-    seed_everything(3, rank=fabric.global_rank)
-
-    def validate() -> dict[str, float]:
-        loss = toy_loss(model, next(ToyBatches().epoch(99, 0)))
-        return {"loss": float(loss.total / loss.count)}
-
     every: dict[str, Any] = {"validate_every": 4, "save_every": 4, "log_every": 1}
-    folder.mkdir(parents=True, exist_ok=True)
-    fit(
-        model,
-        SharedBatches(fabric.global_rank, fabric.world_size),
-        toy_loss,
-        adamw(model),
-        inverse_square_root(0.03, 10),
-        config=FitConfig(steps=steps, accumulate=2, clip_norm=0.2, ema_decay=0.9, **every),
-        fabric=fabric,
-        validate=validate,
-        checkpoints=Checkpoints(folder),
-        callbacks=[MetricsFile(folder / "metrics.jsonl")],
-    )
-    fabric.barrier()
-    return model
+    config = FitConfig(steps=steps, accumulate=2, clip_norm=0.2, ema_decay=0.9, **every)
+    train_toy(folder, config=config, dropout=dropout, make=TiedModel, batches=SharedBatches)
 
 
 def train_on_a_full_disk(folder: Path, **options: Any) -> None:

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,13 @@ from torch import nn
 from regard.errors import ArgumentError, NonFiniteError
 from regard.tasks.training.bad_batches import BadBatches, Skip, bad_batches
 from regard.tasks.training.checkpoints import Checkpoints, seed_everything
-from regard.tasks.training.distributed import start_fabric
 from regard.tasks.training.fit_config import FitConfig
-from regard.tasks.training.loop import fit
-from regard.tasks.training.losses import Batches, Loss, LossSum
-from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.reporting import Callback, Event, Finished, MetricsFile, PlainLines, Saved, Skipped, Stepped
-from regard.tasks.training.schedules import constant
+from regard.tasks.training.losses import Loss, LossSum
+from regard.tasks.training.reporting import Event, Finished, MetricsFile, PlainLines, Saved, Skipped, Stepped
 from tests.forked import run_ranks
-from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, toy_loss
+from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, run_in_process, toy_loss
 
+SKIPPING = Skip()
 CONFIG = FitConfig(steps=12, save_every=3, validate_every=100, log_every=1)
 
 
@@ -43,27 +40,13 @@ def run(
     folder: Path,
     loss: Loss,
     config: FitConfig = CONFIG,
-    bad: BadBatches = Skip(),  # noqa: B008
-    batches: Batches[ToyBatch] | None = None,
-    callbacks: Sequence[Callback] = (),
+    bad: BadBatches = SKIPPING,
+    **how: Any,
 ) -> tuple[ToyModel, list[Event]]:
     """Train without dropout: then a batch that is passed over changes nothing that comes after it."""
     seed_everything(3)
     model = ToyModel(0.0)
-    events: list[Event] = []
-    fit(
-        model,
-        batches or ToyBatches(),
-        loss,
-        adamw(model),
-        constant(0.01),
-        config=config,
-        fabric=start_fabric("cpu", "float32"),
-        checkpoints=Checkpoints(folder),
-        callbacks=[events.append, *callbacks],
-        bad_batches=bad,
-    )
-    return model, events
+    return model, run_in_process(folder, config, loss=loss, model=model, bad_batches=bad, **how)
 
 
 class Without(ToyBatches):

@@ -23,13 +23,13 @@ from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.distributed import agreed_precision, choose_precision, start_fabric
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.loop import fit
-from regard.tasks.training.losses import Batches, Loss, LossSum, Validate
+from regard.tasks.training.losses import LossSum
 from regard.tasks.training.optimizers import adamw
 from regard.tasks.training.reporting import Event, Finished, Saved, Stepped, Validated
 from regard.tasks.training.schedules import constant
 from tests import forked
 from tests.tasks.small_runs import changed, small_config
-from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, toy_loss, train_toy
+from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, run_in_process, toy_loss, train_toy
 
 TOY = "tests.training.toy_training:main"
 CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1)
@@ -208,32 +208,6 @@ def test_reports_count_time_left_down(tmp_path: Path) -> None:
     assert first.seconds_left > 0
     assert last.seconds_left == 0
     assert first.tokens_per_second > 0
-
-
-def run_in_process(
-    folder: Path,
-    config: FitConfig,
-    validate: Validate | None = None,
-    *,
-    loss: Loss = toy_loss,
-    model: nn.Module | None = None,
-    batches: Batches[ToyBatch] | None = None,
-) -> list[Event]:
-    events: list[Event] = []
-    model = model if model is not None else ToyModel()
-    fit(
-        model,
-        batches if batches is not None else ToyBatches(),
-        loss,
-        adamw(model),
-        constant(0.01),
-        config=config,
-        fabric=start_fabric("cpu", "float32"),
-        validate=validate,
-        checkpoints=Checkpoints(folder),
-        callbacks=[events.append],
-    )
-    return events
 
 
 # -- precision -------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import argparse
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ from regard.tasks.training.checkpoints import Checkpoints, seed_everything
 from regard.tasks.training.distributed import start_fabric
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.loop import fit
-from regard.tasks.training.losses import BatchSize, Loss, LossSum, cross_entropy
+from regard.tasks.training.losses import Batches, BatchSize, Loss, LossSum, Validate, cross_entropy
 from regard.tasks.training.optimizers import adamw
 from regard.tasks.training.reporting import Callback, Event, MetricsFile, Stepped
-from regard.tasks.training.schedules import inverse_square_root
+from regard.tasks.training.schedules import constant, inverse_square_root
 
 VOCAB, PAD = 13, 0
 
@@ -93,11 +93,13 @@ def train_toy(
     metrics: Callable[[], dict[str, float]] = dict,
     best_by: str = "loss",
     poison_rank: int | None = None,
-) -> ToyModel:
+    make: Callable[[float], nn.Module] = ToyModel,
+    batches: Callable[[int, int], Batches[ToyBatch]] = ToyBatches,
+) -> nn.Module:
     folder.mkdir(parents=True, exist_ok=True)
     fabric = start_fabric("cpu", "float32")
     seed_everything(3)
-    model = ToyModel(dropout)
+    model = make(dropout)
     seed_everything(3, rank=fabric.global_rank)
 
     def validate() -> dict[str, float]:
@@ -106,7 +108,7 @@ def train_toy(
 
     fit(
         model,
-        ToyBatches(fabric.global_rank, fabric.world_size),
+        batches(fabric.global_rank, fabric.world_size),
         toy_loss if poison_rank is None else poisoned_on(poison_rank, fabric.global_rank),
         adamw(model),
         inverse_square_root(0.03, 10),
@@ -118,7 +120,38 @@ def train_toy(
         callbacks=[MetricsFile(folder / "metrics.jsonl"), *callbacks],
         bad_batches=Stop() if poison_rank is None else Skip(),
     )
+    fabric.barrier()
     return model
+
+
+def run_in_process(
+    folder: Path,
+    config: FitConfig,
+    validate: Validate | None = None,
+    *,
+    loss: Loss = toy_loss,
+    model: nn.Module | None = None,
+    batches: Batches[ToyBatch] | None = None,
+    **how: Any,
+) -> list[Event]:
+    """Fit a model at a constant rate; the events."""
+    events: list[Event] = []
+    model = model if model is not None else ToyModel()
+    callbacks = [events.append, *how.pop("callbacks", ())]
+    fit(
+        model,
+        batches if batches is not None else ToyBatches(),
+        loss,
+        adamw(model),
+        constant(0.01),
+        config=config,
+        fabric=start_fabric("cpu", "float32"),
+        validate=validate,
+        checkpoints=Checkpoints(folder),
+        callbacks=callbacks,
+        **how,
+    )
+    return events
 
 
 def main() -> None:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 import regard
 from regard import page
-from regard.call.biases import Shaw, TransformerXL
+from regard.call.biases import Shaw
 from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError
 from regard.functional import Attended
 from regard.maps.align import dtw
-from regard.nn import LearnedPositions, RelativeBias, SinusoidalPositions
+from regard.nn import LearnedPositions, SinusoidalPositions
 from regard.tasks import Translation
 from regard.tasks.pictures.token_maps import TextAttention
 from regard.tasks.translation.results import Attention, Candidate
@@ -56,8 +56,7 @@ def pictures() -> dict[str, Any]:
         **{f"map {shape}": weights(*shape) for shape in ((), (2,), (2, 3), (2, 1, 3))},
         "causal": regard.causal(), "joined masks": regard.window(2) & regard.causal(), "watch": seen(),
         "ALiBi": regard.ALiBi(8), "T5": regard.T5Bias(torch.randn(8, 2)), "Shaw": Shaw(torch.randn(9, 8)),
-        "Transformer-XL": TransformerXL(torch.randn(2, 8), torch.randn(2, 8), torch.randn(2, 12, 8)),
-        "T5's module": RelativeBias(4), "sines": SinusoidalPositions(16), "learned positions": LearnedPositions(9, 8),
+        "sines": SinusoidalPositions(16), "learned positions": LearnedPositions(9, 8),
         "rotary": regard.Rotary(8), "attended": attended(),
         "example": model_example([weights(2)]), "map of a page": Map(weights(2).dense(), list("abcde")),
         "panel": head_panels(weights(2))[0], "share": attn_lrp(attended().weights, torch.ones(2, 5, 4)),

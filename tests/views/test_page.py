@@ -18,6 +18,7 @@ from regard.maps import AttentionMap
 from regard.views import Example, Map
 from regard.views.html.page import script
 from regard.views.labels import printable
+from tests.views.test_page_in_a_browser import causal
 from tests.views.written_dates import EMPTY_MB, LOCALES, array_of, decoded, embedded, sentence, softmax, words, written
 
 EVIL = [
@@ -86,25 +87,9 @@ def test_maps_labels_and_order_arrive() -> None:
     assert [one["direction"] for one in arabic["labels"]] == ["rtl", "ltr"]
 
 
-def test_lazy_maps_and_a_matrix_are_read() -> None:
-    query, key = torch.randn(1, 3, 5, 4), torch.randn(1, 3, 7, 4)
-    weights = regard.attention(query, key, key, return_weights=True).weights
-    data = embedded(page([Example("", {"x": Map(weights[0]), "y": Map(softmax(4, 6))})]).text)
-    first, second = data["examples"][0]["maps"]
-    np.testing.assert_allclose(decoded(data, first), weights.dense()[0].numpy(), rtol=0.0005, atol=5e-6)
-    assert second["shape"] == [1, 4, 6]
-
-
-def long_map(length: int = 150, heads: int = 2) -> regard.AttentionMap:
-    q, k = torch.randn(2, 1, heads, length, 8).unbind()
-    weights = regard.attention(2 * q, k, k, mask=regard.causal(), return_weights=True).weights[0]
-    assert isinstance(weights, regard.AttentionMap)
-    return weights
-
-
 def test_the_budget_is_kept_and_spent_in_order() -> None:
     """Pictures first, then the strongest keys, then exact weights; whatever the budget, the document is within it."""
-    weights = long_map(200, 3)
+    weights = causal(200, 3)
     before: tuple[int, int] = (0, 0)
     for budget in (EMPTY_MB + more for more in (0.1, 0.15, 0.2, 0.3, 0.45, 1.0)):
         made = page([Example("", {"0": Map(weights), "1": Map(weights)}, show="1")], budget_mb=budget)
@@ -122,7 +107,7 @@ def test_the_budget_is_kept_and_spent_in_order() -> None:
 
 
 def test_factors_are_compared_with_the_map_before_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = long_map()
+    weights = causal(150)
     made = page([Example("", {"x": Map(weights)})], factors=["x"], exact=[])
     assert made.carried[0].factors == 2
     dense = weights.dense()
@@ -240,13 +225,13 @@ def test_a_page_is_within_its_budget_whatever_its_labels_are() -> None:
     """Signs that HTML or JSON write with several bytes are counted as they stand in the document."""
     labels = ["<eos>", "שלום", '"\\', "\u2028"] * 60
     for budget in (0.3, 0.45, 1.0):
-        made = page([Example("<" * 500, {"0": Map(long_map(240), labels, labels)})], budget_mb=budget)
+        made = page([Example("<" * 500, {"0": Map(causal(240), labels, labels)})], budget_mb=budget)
         assert len(made.text.encode()) == made.used_bytes <= budget * 1e6
 
 
 def test_the_strongest_keys_are_paid_before_tiles_and_these_before_factors() -> None:
     """The order of the budget: what comes later is not carried before all of what comes earlier."""
-    weights, seen = long_map(300, 4), []
+    weights, seen = causal(300, 4), []
     for more in (0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 1.7, 2.4):
         maps = {name: Map(weights) for name in ("a", "b", "c")}
         made = page([Example("", maps)], budget_mb=EMPTY_MB + more, exact=["a"], factors=["b"])
@@ -292,7 +277,7 @@ def named_arrays(data: Any) -> set[int]:
 def test_a_page_holds_no_array_that_nothing_reads() -> None:
     """Sixteen keys of a query take the place of one; the arrays of that one are gone."""
     for more in (0.1, 0.2, 0.5, 1.5):
-        maps = {name: Map(long_map(300, 3)) for name in "ab"}
+        maps = {name: Map(causal(300, 3)) for name in "ab"}
         data = embedded(page([Example("", maps)], budget_mb=EMPTY_MB + more, factors=["b"]).text)
         held = {place for place, one in enumerate(data["arrays"]) if one is not None}
         assert held == named_arrays(data)

@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 
 import regard
 from regard.errors import ArgumentError
-from regard.views import DARK, LIGHT, Panel, Theme, heatmap, heatmap_grid, model_grid
+from regard.views import DARK, LIGHT, Theme, heatmap, heatmap_grid, model_grid
 from regard.views.colours import hexadecimal, ramp
 from regard.views.scales import SCALES, Limits, scale_of
 from tests.views.written_dates import softmax
@@ -142,11 +142,7 @@ def test_ticks_are_round(scale: Any, limits: tuple[float, float], ticks: list[fl
     assert scale_of(scale).ticks(Limits(*limits)) == pytest.approx(ticks)
 
 
-def test_panels_share_the_limits_of_all() -> None:
-    maps = [softmax(3, 3) * 0.1, softmax(4, 4)]
-    figure = heatmap_grid([Panel(one) for one in maps])
-    largest = max(one.max() for one in maps)
-    assert {ax.get_images()[0].get_clim() for ax in figure.axes[:2]} == {(0, largest)}
+def test_layers_share_the_limits_of_all() -> None:
     q = torch.randn(1, 2, 9, 4)
     lazy = [regard.attention(q * size, q, q, return_weights=True).weights for size in (0.1, 2.0)]
     assert lazy[0].dense().max() < 0.8 * lazy[1].dense().max()

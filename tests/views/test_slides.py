@@ -1,5 +1,6 @@
 """Heatmaps for slides: masks and lists as they are typed, large cells, numbers in them, and axes of one's own."""
 
+from itertools import pairwise
 from typing import Any
 
 import matplotlib
@@ -10,8 +11,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import regard
-from regard.errors import ArgumentError, ShapeError
-from regard.views import heatmap
+from regard.errors import ArgumentError, FileError
+from regard.views import heatmap, save_figure
+from regard.views.artists import thin_vertices
+from regard.views.drawing import Panel
+from regard.views.fonts import letter
+from regard.views.heatmap import heatmap_grid
 from tests.views.written_dates import softmax
 
 WORDS = ["the", "cat", "sat", "on", "the", "mat", "and", "slept"]
@@ -49,13 +54,6 @@ def test_a_mask_is_drawn_for_its_words(mask: regard.Mask) -> None:
 )
 def test_lists_and_batches_of_one_are_matrices(given: Any) -> None:
     np.testing.assert_allclose(heatmap(given).get_images()[0].get_array(), [[0.25, 0.75], [1, 0]])  # type: ignore[arg-type]
-
-
-def test_what_is_no_matrix_is_refused() -> None:
-    with pytest.raises(ShapeError, match="one matrix"):
-        heatmap([[1, 2], [3]])
-    with pytest.raises(ShapeError, match="name the batch and the head"):
-        heatmap(torch.ones(2, 3, 3))
 
 
 def test_numbers_stand_in_cells_where_they_fit() -> None:
@@ -105,3 +103,80 @@ def test_the_size_of_the_figure_and_the_titles_of_the_axes() -> None:
     with pytest.raises(ArgumentError, match="figsize= is the size of a new figure"):
         heatmap(softmax(3, 3), ax=ax, figsize=(1, 1))
     assert matplotlib.rcParams["figure.constrained_layout.use"] is False
+
+
+# -- axes that a caller gives ----------------------------------------------------------------------
+
+
+def drawn(figure: Any) -> np.ndarray:
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba()).copy()
+
+
+@pytest.mark.parametrize("layout", ["constrained", None])
+def test_twice_is_the_same_as_once(layout: Any) -> None:
+    def figure(times: int) -> Figure:
+        made = Figure(layout=layout, figsize=(4, 3), dpi=60)
+        ax = made.subplots()
+        for time in range(times):
+            # The first one is of another size, script and mask.
+            if time < times - 1:
+                heatmap(softmax(3, 4), list("abc"), list("אבגד"), ax=ax, title="土", mask=softmax(3, 4) > 0.2)
+            else:
+                heatmap(softmax(5, 6), list("vwxyz"), list("abcdef"), ax=ax)
+        return made
+
+    once, twice = figure(1), figure(2)
+    assert len(once.axes) == len(twice.axes) == 2
+    assert len(twice.axes[0].get_images()) == 1
+    np.testing.assert_array_equal(drawn(once), drawn(twice))
+
+
+def test_without_a_colour_bar() -> None:
+    assert len(heatmap(np.eye(3), colour_bar=False).figure.axes) == 1
+    assert len(heatmap_grid([Panel(np.eye(3))], colour_bar=False).axes) == 1
+    figure = Figure()
+    heatmap(np.eye(3), ax=figure.subplots(), colour_bar=False)
+    assert len(figure.axes) == 1
+
+
+def test_widths_are_those_after_the_layout() -> None:
+    """Four maps share a small figure: before the layout each is thought to be larger than it is."""
+    figure = Figure(layout="constrained", figsize=(5, 4), dpi=80)
+    labels = [f"token{n}" for n in range(40)]
+    for ax in figure.subplots(2, 2).flat:
+        heatmap(softmax(40, 40), labels, labels, ax=ax)
+    drawn(figure)
+    for ax in figure.axes[:4]:
+        for texts in (ax.get_xticklabels(), ax.get_yticklabels()):
+            boxes = [text.get_window_extent() for text in texts]
+            assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+
+
+def test_only_the_glyphs_of_thin_fonts_get_a_stroke() -> None:
+    """A title of several scripts is of one weight: its Latin letters are drawn as they are without Han characters."""
+    (mixed,), (plain,), (thin,) = letter(["ab א 年"]), letter(["ab"]), letter(["年"])
+    flags = thin_vertices(mixed)
+    assert 0 < flags.sum() < len(flags)
+    assert not thin_vertices(plain).any()
+    assert thin_vertices(thin).all()
+    assert flags.sum() == len(thin_vertices(thin))
+
+
+def test_a_file_that_cannot_be_written_stays(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "map.png"
+    path.write_bytes(b"before")
+    figure: Any = heatmap(np.eye(2)).figure
+    monkeypatch.setattr(Figure, "savefig", lambda self, file, **how: file.write(b"half") and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        save_figure(figure, path)
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+    monkeypatch.undo()
+    save_figure(figure, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(FileError, match=r"cannot write .*no such folder.*: No such file"):
+        save_figure(figure, tmp_path / "no such folder" / "x.png")
+    with pytest.raises(ArgumentError, match=r"ends in \.xyz"):
+        save_figure(figure, tmp_path / "map.xyz")

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.call.masks.base import Mask, render
+from regard.call.masks.base import Mask
 from regard.call.masks.basic import as_mask
 from regard.call.shapes import Sizes
 from regard.errors import ShapeError
@@ -20,7 +20,7 @@ def masked_scores(scores: Any, mask: Mask | Bool[Tensor, "..."] | None) -> tuple
     if (given := as_mask(mask)) is not None:
         bound = given.bind(sizes, scores.device)
         rows, columns = range(sizes.queries), range(sizes.keys)
-        flat = flat.masked_fill(~render(bound, rows, columns, sizes=sizes, device=scores.device), -torch.inf)
+        flat = flat.masked_fill(~bound.block(rows, columns, sizes=sizes, device=scores.device), -torch.inf)
     return flat, scores.shape
 
 

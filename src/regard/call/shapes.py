@@ -289,6 +289,13 @@ def take(tensor: Tensor, rows: Rows) -> Tensor:
     return tensor.index_select(-2, rows)
 
 
+def take_rows(tensor: Tensor, rows: Rows) -> Tensor:
+    """The same of the last dimension."""
+    if not isinstance(rows, range):
+        return tensor[..., rows]
+    return tensor if len(rows) == tensor.shape[-1] else tensor[..., rows.start : rows.stop]
+
+
 def repeated(tensor: Tensor, heads: int) -> Tensor:
     """Keys or values (B, G, S, D) with a head for each query head, (B, H, S, D): itself for G = H."""
     group = heads // max(tensor.shape[1], 1)

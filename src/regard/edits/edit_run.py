@@ -1,4 +1,4 @@
-"""A run of a model with edits, made by `regard.edit`."""
+"""`regard.edit`: a model runs with edited attention, at the speed of its kernels."""
 
 import inspect
 import sys
@@ -103,8 +103,8 @@ class EditRun(Interceptor):
     def __init__(self, modules: dict[str, nn.Module], named: list[EditsOfName]) -> None:
         self.modules, self._named = modules, named
         self.paths = {id(module): path for path, module in modules.items()}
-        self._wanted = frozenset(path for path in modules if any(one.chooses(path) for one in named))
-        around = with_parents(self._wanted)
+        self.wanted = frozenset(path for path in modules if any(one.chooses(path) for one in named))
+        around = with_parents(self.wanted)
         self.unfused = frozenset(id(m) for path, m in modules.items() if isinstance(m, FUSED_LAYERS) and path in around)
         """The modules torch may run fused, and must not, because attention in them is edited."""
         self._policy = _policy_of_edits()
@@ -121,20 +121,6 @@ class EditRun(Interceptor):
         """Where the latest call of each module stood."""
         self._lock = RLock()
         self._open_in = OpenThreads()
-
-    @classmethod
-    def of(cls, model: nn.Module, edits: Mapping[Any, Edit | Sequence[Edit]]) -> "EditRun":
-        """The run of a model with edits, with the arguments and errors of `regard.edit`."""
-        if not isinstance(model, nn.Module):
-            raise ArgumentError(f"edit() takes a torch.nn.Module, got {type(model).__name__}")
-        if not isinstance(edits, Mapping):
-            raise ArgumentError(f"edit() takes a mapping from names to edits, got {type(edits).__name__}")
-        modules = modules_of(model)
-        named = [EditsOfName.of(name, given, modules) for name, given in edits.items()]
-        run = cls(modules, named)
-        run.is_compiled = has_compiled(model)
-        refuse_edits(modules, run._wanted)
-        return run
 
     # -- entering ----------------------------------------------------------------------------------------
 
@@ -173,7 +159,7 @@ class EditRun(Interceptor):
             again = is_in_backward() and self._count[path] > 0
             number = self._count[path] - again
             self._count[path] += not again
-        if path not in self._wanted:
+        if path not in self.wanted:
             return None
         named = [one for one in self._named if one.chooses(path)]
         now = [one for one in named if one.call in (None, number)]
@@ -239,7 +225,7 @@ class EditRun(Interceptor):
     # -- calls outside the edits -------------------------------------------------------------------------
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
-        if path is None or call.is_editable or path not in self._wanted or self.refusal is not None:
+        if path is None or call.is_editable or path not in self.wanted or self.refusal is not None:
             return
         self.refusal = ArgumentError(
             f"{path or 'the model itself'!r} attends by {call.how}, which can be watched, but not edited: edit other "
@@ -248,11 +234,11 @@ class EditRun(Interceptor):
         )
 
     def unread(self, path: str, reason: str) -> None:
-        if path in self._wanted:
+        if path in self.wanted:
             self._unread[path, reason] += 1
 
     def mixed(self, path: str, how: str, positions: int | None) -> None:
-        if path in self._wanted:
+        if path in self.wanted:
             self._mixed[path] += 1
 
     # -- reading -----------------------------------------------------------------------------------------
@@ -373,3 +359,57 @@ def _refuse_implementation(modules: dict[str, nn.Module], path: str) -> None:
 
 def _said(path: str) -> str:
     return repr(path) if path else "the model"
+
+
+def edit(model: nn.Module, edits: Mapping[Any, Edit | Sequence[Edit]]) -> EditRun:
+    """Edit a model's attention: inside the `with` block its calls run with other weights, in the same fused kernels.
+
+        with regard.edit(model, {"transformer.h.*.attn": regard.edits.Reweight(keys=slice(4, 9), factor=20.0)}) as run:
+            outputs = model.generate(**inputs)
+        print(run.report())
+
+    The model stays unchanged, so nothing has to be restored, even after an exception. A call without an edit keeps its
+    bits. A watch, inside the block or around it, sees the edited weights. Gradients flow through the edits: a tensor in
+    an edit can be learned. Edits hold in the thread of the block; in another thread, `with run.attach():` adds one.
+
+    Args:
+        model: any module on `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and the layers made of it, or
+            `regard.attention`. Edited layers of torch do not run fused as a whole.
+        edits: an edit, or a list of them, by name, as for `regard.watch`: a path means the module and all inside it,
+            `*` is a wildcard, and ("path", 2) is the third call of a module alone. Edits of one module are applied in
+            order.
+
+    Returns:
+        The run: `report()` gives the plans of the edited calls.
+
+    Raises:
+        ArgumentError: no module has a name; something is no edit; or a named module cannot be edited
+            (exported and TorchScript models; transformers' eager, flex and flash attention). When a module runs: its
+            attention is written out, so it can only be watched. At the end of the block: no call was reached by an
+            edit.
+
+    Source: PASTA (arXiv:2311.02262), attention knockout (arXiv:2304.14767), activation patching (arXiv:2211.00593).
+
+    >>> import torch
+    >>> from regard.edits import Knockout
+    >>> class Block(nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.scaled_dot_product_attention(0 * x, x, x)
+    >>> model = nn.Sequential(Block(), Block())
+    >>> with edit(model, {"0": Knockout(keys=0)}) as run:
+    ...     output = model(torch.eye(3))
+    >>> output[0]
+    tensor([0.0000, 0.5000, 0.5000])
+    >>> print(run.report())
+    Sequential: edits of 1 module
+      0: fused: cut key 0, by a mask
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"edit() takes a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(edits, Mapping):
+        raise ArgumentError(f"edit() takes a mapping from names to edits, got {type(edits).__name__}")
+    modules = modules_of(model)
+    run = EditRun(modules, [EditsOfName.of(name, given, modules) for name, given in edits.items()])
+    run.is_compiled = has_compiled(model)
+    refuse_edits(modules, run.wanted)
+    return run

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.call.biases.base import Bias
 from regard.call.biases.combined import added
-from regard.call.masks.base import And, Mask, render
+from regard.call.masks.base import And, Mask
 from regard.functional import Attended, run_call
 from regard.kernels import choose_backend
 from regard.kernels.base import BackendName, Call
@@ -64,7 +64,7 @@ class EditedWeights:
 
     def _rendered(self, mask: Mask) -> Tensor:
         sizes, device = self.call.sizes, self.call.query.device
-        return render(mask, range(sizes.queries), range(sizes.keys), sizes=sizes, device=device).to(torch.float32)
+        return mask.block(range(sizes.queries), range(sizes.keys), sizes=sizes, device=device).to(torch.float32)
 
     def _exponential(self, bias: Bias) -> Tensor:
         sizes, nothing = self.call.sizes, self.call.query.new_empty(0)

@@ -26,8 +26,7 @@ from regard.watching.readers.attention_calls import AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_lse import KernelLse
 from regard.watching.readers.multi_head_calls import arguments_by_name, observe_function, projected_call
-from regard.watching.readers.regard_calls import RegardCall, observe_attention
-from regard.watching.readers.sdpa_calls import laid_out_by_heads, observe_sdpa
+from regard.watching.readers.sdpa_calls import RegardCall, laid_out_by_heads, observe_attention, observe_sdpa
 from regard.watching.readers.traced_calls import FunctionObserver
 from regard.watching.running.module_kinds import would_run_fused
 from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall
@@ -49,7 +48,7 @@ class CallEdits:
 
 
 @dataclass(slots=True, eq=False)
-class Edited(ObservedCall):
+class Edited(ObservedCall, Rebuilding):
     made: EditedCall
     call: Call
     of: AttentionCall
@@ -67,60 +66,51 @@ class Edited(ObservedCall):
             one.source.mapped(lambda t: copied(t.detach())) for one in (self.made.weights, self.made.softmax)
         )
         evidence = Evidence(self.call.query, self.call.key, self.of.key)
-        return Observation(None, notes, EditedRebuilding(self), stored=weights, softmax=softmax, evidence=evidence)
+        return Observation(None, notes, self, stored=weights, softmax=softmax, evidence=evidence)
 
     def query_key_value(self) -> CallVectors:
         return self.of.query_key_value()
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EditedRebuilding(Rebuilding):
-    edited: Edited
-
     @property
     def queries(self) -> int:
-        return self.edited.call.sizes.queries
+        return self.call.sizes.queries
 
     def some(self, rows: range) -> Rebuilt:
-        weights = self.edited.made.weights.detach()
+        weights = self.made.weights.detach()
         return self._rebuilt(weights.block(rows, range(weights.shape[-1])), rows)
 
     def whole(self) -> Rebuilt:
-        return self._rebuilt(self.edited.made.weights.detach(), range(self.queries))
+        return self._rebuilt(self.made.weights.detach(), range(self.queries))
 
     def _rebuilt(self, weights: Tensor | AttentionMap, rows: range) -> Rebuilt:
-        value, group = self.edited.of.value.detach(), self.edited.call.group
+        value, group = self.of.value.detach(), self.call.group
         value = value.repeat_interleave(group, dim=-3) if group > 1 else value
-        return Rebuilt(weights @ value.to(weights.dtype), take(self.edited.made.output.detach(), rows), value)
+        return Rebuilt(weights @ value.to(weights.dtype), take(self.made.output.detach(), rows), value)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadyCall:
-    of: AttentionCall
-    call: Call
-    """Its call, under all masks,"""
-    values: Tensor
-    """and the values (B, G, S, E)."""
-    output: Callable[[EditedCall], Any]
-    """Turns an edited call into the function's return value."""
-    backend: BackendName | None = None
+Prepared = tuple[AttentionCall, Callable[[EditedCall], Any], BackendName | None]
+"""The call of a function's arguments; what the function returns, of an edited call; and the backend to run it on."""
 
 
-ArgumentReader = Callable[[ThreadState, Func, Args, Kwargs, RetentionPolicy], ReadyCall]
-"""Reads the arguments of a function: (thread, function, args, kwargs, policy) -> the call."""
-
-
-def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> FunctionObserver:
+def _intercepted(
+    prepare: Callable[[ThreadState, Func, Args, Kwargs], Prepared], observe: FunctionObserver
+) -> FunctionObserver:
     """The interceptor of a function: runs the call with edited weights, or unchanged without an edit."""
 
     def run(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
         wanted = [one for one in thread.before() if isinstance(one, CallEdits)]
         if wanted:
             _refuse_transforms()
-            ready = prepare(thread, func, args, kwargs, wanted[0].policy)
-            weights, changing = _edited_weights(ready, wanted)
+            of, returned, backend = prepare(thread, func, args, kwargs)
+            call, _ = of.under_masks(of.call_of(*of.computed()), wanted[0].policy)
+            weights, changing = _edited_weights(of, replace(call, dropout=of.dropped), wanted)
             if changing:
-                result = ready.output(_run(thread, ready, weights, changing))
+                with without_autocast(of.query.device):
+                    made = weights.run(of.value_layout(call.sizes)(of.value).to(call.query.dtype), backend)
+                for one, at in changing:
+                    one.ran(at, made)
+                thread.give(Edited(made, weights.call, of, f"{of.how}, edited", of.origins))
+                result = returned(made)
                 thread.streams.follow(result[0] if isinstance(result, tuple) else result, *args[:1])
                 return result
         if len(thread.editors) < len(thread.watches):
@@ -142,13 +132,12 @@ def _refuse_transforms() -> None:
 Changing = list[tuple[CallEdits, CallPlace]]
 
 
-def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWeights, Changing]:
+def _edited_weights(of: AttentionCall, call: Call, wanted: list[CallEdits]) -> tuple[EditedWeights, Changing]:
     """The edited weights, and the runs that change them, from the outermost `with` inwards."""
-    weights, changing = EditedWeights(ready.call), Changing()
-    of, names = ready.of, ready.of.heads.dimensions
+    weights, changing, names = EditedWeights(call), Changing(), of.heads.dimensions
     crosses = None if of.origins is None else of.origins.crosses
     for one in wanted:
-        at, before = one.placed(ready.call, of.key, crosses, "" if names is None else names.why), weights
+        at, before = one.placed(call, of.key, crosses, "" if names is None else names.why), weights
         for number, edit in enumerate(one.edits):
             at.missing.clear()
             weights = edit.apply(weights, at)
@@ -160,25 +149,7 @@ def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWe
     return weights, changing
 
 
-def _run(thread: ThreadState, ready: ReadyCall, weights: EditedWeights, changing: Changing) -> EditedCall:
-    of = ready.of
-    with without_autocast(of.query.device):
-        made = weights.run(ready.values, ready.backend)
-    for one, at in changing:
-        one.ran(at, made)
-    thread.give(Edited(made, weights.call, of, f"{of.how}, edited", of.origins))
-    return made
-
-
-def _ready(
-    of: AttentionCall, policy: RetentionPolicy, output: Callable[[EditedCall], Any], backend: BackendName | None = None
-) -> ReadyCall:
-    call, _ = of.under_masks(of.call_of(*of.computed()), policy)
-    values = of.value_layout(call.sizes)(of.value).to(call.query.dtype)
-    return ReadyCall(of, replace(call, dropout=of.dropped), values, output, backend)
-
-
-def _ready_sdpa(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, policy: RetentionPolicy) -> ReadyCall:
+def _prepared_sdpa(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Prepared:
     given = laid_out_by_heads(thread, args, kwargs, None, KernelLse())
 
     def output(made: EditedCall) -> Tensor:
@@ -188,12 +159,10 @@ def _ready_sdpa(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, pol
         shape = (*(args[0] if args else kwargs["query"]).shape[:-1], whole.shape[-1])
         return whole.reshape(shape) if whole.numel() == math.prod(shape) else whole
 
-    return _ready(given, policy, output)
+    return given, output, None
 
 
-def _ready_multi_head(
-    thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, policy: RetentionPolicy
-) -> ReadyCall:
+def _prepared_multi_head(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Prepared:
     given = arguments_by_name(func, args, kwargs)
     layer = projected_call(thread, given, None)
     sizes = layer.sizes()
@@ -207,10 +176,10 @@ def _ready_multi_head(
         dense = made.weights.dense().to(rows.dtype)
         return rows, dense.mean(-3) if given["average_attn_weights"] else dense
 
-    return _ready(layer.projected(), policy, output)
+    return layer.projected(), output, None
 
 
-def _ready_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, policy: RetentionPolicy) -> ReadyCall:
+def _prepared_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Prepared:
     settings = {**arguments_by_name(attention, args, kwargs)}
     query, key, value = as_autocast(*(settings.pop(name) for name in ("query", "key", "value")))
     backend, keeps_values = settings.pop("backend"), settings.pop("keep_values")
@@ -226,11 +195,11 @@ def _ready_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
         query=query, key=key, value=value, output=None, made=call, known_state=None, dropped=call.dropout,
         origins=thread.streams.origins(query, key),
     )  # fmt: skip
-    return _ready(made, policy, output, backend)
+    return made, output, backend
 
 
-_edit_sdpa = _intercepted(_ready_sdpa, observe_sdpa)
-_edit_unfused = _intercepted(_ready_multi_head, observe_function)
+_edit_sdpa = _intercepted(_prepared_sdpa, observe_sdpa)
+_edit_unfused = _intercepted(_prepared_multi_head, observe_function)
 
 
 def _edit_multi_head(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -244,5 +213,5 @@ EDITABLE: Mapping[object, FunctionObserver] = {
     torch.ops.aten.scaled_dot_product_attention: _edit_sdpa,
     torch.ops.aten.scaled_dot_product_attention.default: _edit_sdpa,
     F.multi_head_attention_forward: _edit_multi_head,
-    attention: _intercepted(_ready_attention, observe_attention),
+    attention: _intercepted(_prepared_attention, observe_attention),
 }

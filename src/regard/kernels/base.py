@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias
-from regard.call.masks.base import And, Mask, render
+from regard.call.masks.base import And, Mask
 from regard.call.masks.basic import Causal, Lengths
 from regard.call.masks.selection import SelectedMask
 from regard.call.normalizations import Normalization, Softmax
@@ -164,7 +164,7 @@ class Call:
 
     def allowed(self, mask: Mask, rows: range | Tensor, columns: range | Tensor) -> Tensor:
         """The boolean block of a bound mask for some rows and columns."""
-        return render(mask, rows, columns, sizes=self.sizes, device=self.query.device)
+        return mask.block(rows, columns, sizes=self.sizes, device=self.query.device)
 
     def select(self, flat_heads: Tensor) -> "Call":
         """The call on some (batch, head) pairs, as flat indices b * H + h. Each becomes a sequence of one head."""

@@ -130,15 +130,12 @@ class CudaEfficient(CudaKernel):
         grad, q, k, v, output = _as_precise_as(
             additive, grad, query, repeated(key, query.shape[1]), repeated(value, query.shape[1]), output
         )
+        heads_within_rows = output.transpose(1, 2).contiguous().transpose(1, 2)
         dq, dk, dv, _ = efficient_cuda_backward(
-            grad, q, k, v, _aligned(additive, q, k), _heads_within_rows(output), padded, seed, offset, 0.0,
+            grad, q, k, v, _aligned(additive, q, k), heads_within_rows, padded, seed, offset, 0.0,
             [True, True, True, False], block.is_causal, scale=block.scale,
         )  # fmt: skip
         return dq.to(dtype), summed(dk, key).to(dtype), summed(dv, value).to(dtype)
-
-
-def _heads_within_rows(output: Tensor) -> Tensor:
-    return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 class CudaCudnn(CudaKernel):

@@ -137,8 +137,8 @@ class Plan:
                 return NOTHING_ADDED
             if fewest is not None:
                 allowed = block.factors[0].block(block.rows, block.columns, sizes=self.sizes, device=self.device)
-                tensor = excluding(allowed, self.dtype)
-                return AdditiveMask(tensor, None if fewest > 0 else live_rows(tensor, block))
+                added = excluding(allowed, self.dtype)
+                return AdditiveMask(added, None if fewest > 0 else live_rows(added, block))
         pairs = self.sizes.flat_batch * self.sizes.heads * len(block.rows) * len(block.columns)
         looks = can_look(torch.empty(0, device=self.device))
         if pairs > CHUNK_ELEMENTS and block.looks_at_queries(bias) and looks:

@@ -14,19 +14,12 @@ from regard.call.shapes import Dimensions, without_autocast
 from regard.errors import OverwrittenError, ShapeError
 from regard.maps import files
 from regard.maps.indexing import Index, chosen_flat_heads, dimensions_after, is_integer, positions
+from regard.maps.sources.axes import SelectionSource, TransposedSource
 from regard.maps.sources.call import source_of_call
-from regard.maps.sources.derived import (
-    WeightedSource,
-    average,
-    heads_last,
-    mean_of_key_heads,
-    mean_of_positive,
-)
-from regard.maps.sources.selection import SelectionSource
-from regard.maps.sources.transposed import TransposedSource
-from regard.maps.statistics.products import product
+from regard.maps.sources.derived import WeightedSource, average, heads_last, mean_of_key_heads, mean_of_positive
+from regard.maps.statistics.of_map import row_at
+from regard.maps.statistics.tiles import product
 from regard.maps.tensor_like import TensorLike, as_matrix
-from regard.maps.weights_of_map import row_at
 from regard.tensors.memory import human
 
 
@@ -324,7 +317,7 @@ class AttentionMap(TensorLike):
             GradientError: there was no backward pass, or more than one; the message says why.
             ShapeError: `grad_output` does not have the output's shape.
         """
-        return AttentionMap(self.source.gradient(grad_output))
+        return AttentionMap(self.source.gradient(grad_output, "gradient"))
 
     def attribution(self, grad_output: Tensor | None = None) -> "AttentionMap":
         r"""Weight times gradient: $P_{ij} \, dO_i \cdot v_j$, a lazy map with signs; exactly 0 where masked.
@@ -337,7 +330,7 @@ class AttentionMap(TensorLike):
         Raises:
             ArgumentError, GradientError, ShapeError: as `gradient` does.
         """
-        return AttentionMap(self.source.attribution(grad_output))
+        return AttentionMap(self.source.gradient(grad_output, "attribution"))
 
     def relevance(self, grad_output: Tensor | None = None) -> "AttentionMap":
         r"""The positive relevance of each key: $\bar A_{ij} = \frac1H \sum_h (P_{hij} \, dO_{hi} \cdot v_{hj})^+$.

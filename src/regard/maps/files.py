@@ -276,7 +276,7 @@ def _try_statistics(source: CallSource) -> None:
     names = [name for name in STATISTICS if name != "pooled"]
     ask_all(source, [*by_name(names, queries, keys, k=1, p=0.5, rows=2, columns=2, how="mean").values()])
     by_queries, by_keys = (torch.ones(n, 1, dtype=source.dtype, device=source.device) for n in (queries, keys))
-    ask_all(source, [st.Squares(), st.TransposedProduct(by_queries[None])])
+    ask_all(source, [st.TransposedProduct(by_queries[None])])
     source.product(by_keys)
     source.choose(torch.arange(source.flat_heads, device=source.device), (source.flat_heads,)).product(by_keys)
 

@@ -18,8 +18,7 @@ from regard.maps.sources.derived import average, sum_over
 from regard.maps.sources.source import Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
-from regard.maps.statistics.products import product, transposed_product
-from regard.maps.statistics.tiles import ask, ask_all
+from regard.maps.statistics.tiles import ask, ask_all, product, transposed_product
 
 NOT_LAZY: Any = object()
 

@@ -28,7 +28,6 @@ from regard.models.stack import (
     attention_of,
     make_stack,
     padding_mask,
-    shared_bias,
 )
 from regard.nn import GatedDeltaNet, LightningAttention, Mamba2, TokenEmbedding
 from regard.nn.cache import MixerCache
@@ -47,9 +46,7 @@ class OneStack(nn.Module):
         self.embedding = cast(Any, (parts.inputs or embedding)())
         self.positions = parts.stack.positions()
         self.max_length: int | None = cast(Any, self.positions).max_length
-        self.embedding_norm = parts.stack.embedding_norm()
         self.dropout = nn.Dropout(parts.dropout)
-        self.relative = None if parts.stack.relative is None else parts.stack.relative()
         self.layers = nn.ModuleList(SelfAttentionLayer(parts.stack, number) for number in range(parts.stack.num_layers))
         self.final_norm = parts.stack.final_norm()
         self.head = parts.head()
@@ -62,7 +59,7 @@ class OneStack(nn.Module):
 
     def embed(self, inputs: Shaped[Tensor, "B ..."], offset: int | Tensor = 0) -> Float[Tensor, "B T D"]:
         """The input of the first layer."""
-        return self.dropout(self.embedding_norm(self.positions(self.embedding(inputs), offset=offset)))
+        return self.dropout(self.positions(self.embedding(inputs), offset=offset))
 
     def read_out(self, x: Float[Tensor, "B T D"], loss: OutputLoss | None = None) -> Any:
         """Logits (B, T, V) from the output of the last layer; with `loss`, the result of `loss`."""
@@ -77,9 +74,8 @@ class OneStack(nn.Module):
         name: str,
     ) -> Float[Tensor, "B T D"]:
         """The output of the last layer, from `embed`'s. The maps of the pass are named `name`.n."""
-        bias = shared_bias(self.relative)
         for number, layer in enumerate(self.layers):
-            x = layer(x, mask, bias, record, f"{name}.{number}")
+            x = layer(x, mask, record, f"{name}.{number}")
         return x
 
     def each_layer(self) -> Iterator[SelfAttentionLayer]:
@@ -311,9 +307,9 @@ class DecoderOnly(OneStack):
         self, ids: Tensor, caches: tuple[MixerCache | None, ...], mask: Mask, offset: int | Tensor
     ) -> tuple[tuple[MixerCache, ...], Tensor]:
         """Read tokens after those of the caches: the longer caches, and the output of the last layer."""
-        x, bias, longer = self.embed(ids, offset), shared_bias(self.relative), []
+        x, longer = self.embed(ids, offset), []
         for layer, cache in zip(self.each_layer(), caches, strict=True):
-            x, extended = layer.extend(x, cache, mask, bias, offset)
+            x, extended = layer.extend(x, cache, mask, offset)
             longer.append(extended)
         return tuple(longer), x
 

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor, nn
 
-from regard.call.biases.base import Bias
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import lengths
 from regard.call.rotary.rotary import Rotary
@@ -54,10 +53,6 @@ class StackParts:
     """Makes the skip connection and the norm around each of these."""
     positions: Maker
     """Makes the module of positions, (B, T, D) to (B, T, D) with an `offset`."""
-    relative: Maker | None = None
-    """Makes the module of the self-attention bias shared by every layer, called without arguments."""
-    embedding_norm: Maker = nn.Identity
-    """Makes the norm after the positions are added."""
     final_norm: Maker = nn.Identity
     """Makes the norm after the last layer."""
 
@@ -86,8 +81,6 @@ class TransformerParts:
     shared_embeddings: bool = False
     tied_output: bool = True
     """Whether the output layer shares the matrix of the target embedding."""
-    output_bias: bool = False
-    """Whether the logits have a learned bias for each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,22 +173,21 @@ class SelfAttentionLayer(nn.Module):
         self,
         x: Tensor,
         mask: Mask | None,
-        bias: Bias | Tensor | None,
         record: RecordMap | None,
         name: str,
         past: Past | None = None,
     ) -> Tensor:
         around_attention, around_network = self.residuals
         x = around_attention(
-            x, lambda y: recorded_attention(self.self_attention, record, name, y, mask=mask, bias=bias, past=past)
+            x, lambda y: recorded_attention(self.self_attention, record, name, y, mask=mask, past=past)
         )
         return cast(Tensor, around_network(x, self.feed_forward))
 
     def extend(
-        self, x: Tensor, cache: MixerCache | None, mask: Mask, bias: Bias | Tensor | None, offset: int | Tensor
+        self, x: Tensor, cache: MixerCache | None, mask: Mask, offset: int | Tensor
     ) -> tuple[Tensor, MixerCache]:
         past = Past(cache, offset)
-        return self(x, mask, bias, None, "", past), past.cache
+        return self(x, mask, None, "", past), past.cache
 
 
 def recorded_attention(
@@ -204,12 +196,11 @@ def recorded_attention(
     name: str,
     *inputs: Tensor,
     mask: Mask | None,
-    bias: Bias | Tensor | None = None,
     past: Past | None = None,
 ) -> Tensor:
     """Run an attention module; if there is a record, call it with the name and the map."""
     later: dict[str, Any] = {} if past is None else {"past": past}
-    attended = attention(*inputs, mask=mask, bias=bias, return_weights=record is not None, **later)
+    attended = attention(*inputs, mask=mask, return_weights=record is not None, **later)
     if not isinstance(attended, Attended):
         return attended
     assert record is not None
@@ -234,7 +225,3 @@ def _are_whole(valid: Tensor, sequences: Tensor) -> bool:
     if not is_one_each or 0 in sequences.shape[:2] or type(valid) is not Tensor or not may_be_kept(valid):
         return False
     return min(valid.tolist()) >= sequences.shape[1]
-
-
-def shared_bias(relative: nn.Module | None) -> Bias | Tensor | None:
-    return None if relative is None else relative()

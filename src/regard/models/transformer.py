@@ -1,6 +1,5 @@
 """The encoder-decoder Transformer of Vaswani et al. 2017 (arXiv:1706.03762)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -9,7 +8,6 @@ import torch
 from jaxtyping import Float, Integer, Shaped
 from torch import Tensor, nn
 
-from regard.call.biases.base import Bias
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import causal, lengths
 from regard.errors import ArgumentError, require
@@ -24,7 +22,6 @@ from regard.models.stack import (
     make_stack,
     padding_mask,
     recorded_attention,
-    shared_bias,
 )
 from regard.nn import KeyValue, MultiHeadAttention, TokenEmbedding
 from regard.nn.cache import Past
@@ -47,12 +44,11 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         memory: Tensor | KeyValue,
         mask: Mask | None,
-        bias: Bias | Tensor | None,
         record: RecordMap | None,
         name: str,
         past: Past | None = None,
     ) -> Tensor:
-        """(B, T, D) to (B, T, D); `mask` excludes the padding of the memory, `bias` is added in self-attention.
+        """(B, T, D) to (B, T, D); `mask` excludes the padding of the memory.
 
         In a search T is 1, `past` has the earlier positions, and `memory` is projected. The sequences of a source,
         side by side, are then the queries of one call; `record` gets the map of this call alone.
@@ -70,9 +66,7 @@ class DecoderLayer(nn.Module):
 
         x = around_itself(
             x,
-            lambda y: recorded_attention(
-                self.self_attention, own, f"{name}.self", y, mask=causal(), bias=bias, past=past
-            ),
+            lambda y: recorded_attention(self.self_attention, own, f"{name}.self", y, mask=causal(), past=past),
         )
         return cast(Tensor, around_network(around_source(x, look_across), self.feed_forward))
 
@@ -148,20 +142,14 @@ class Transformer(nn.Module):
         self.source_embedding: Any = self.target_embedding if parts.shared_embeddings else own()
         self.source_positions, self.target_positions = parts.encoder.positions(), parts.decoder.positions()
         self.max_length: int | None = cast(Any, self.source_positions).max_length
-        self.source_norm, self.target_norm = parts.encoder.embedding_norm(), parts.decoder.embedding_norm()
         self.dropout = nn.Dropout(parts.dropout)
-        self.encoder_bias, self.decoder_bias = (
-            None if stack.relative is None else stack.relative() for stack in (parts.encoder, parts.decoder)
-        )
         self.encoder = nn.ModuleList(
             SelfAttentionLayer(parts.encoder, number) for number in range(parts.encoder.num_layers)
         )
         self.decoder = nn.ModuleList(DecoderLayer(parts.decoder, number) for number in range(parts.decoder.num_layers))
         self.encoder_norm, self.decoder_norm = parts.encoder.final_norm(), parts.decoder.final_norm()
-        self.output = nn.Linear(parts.dim, target_vocab_size, bias=parts.output_bias)
+        self.output = nn.Linear(parts.dim, target_vocab_size, bias=False)
         nn.init.normal_(self.output.weight, std=parts.dim**-0.5)
-        if parts.output_bias:
-            nn.init.zeros_(self.output.bias)
         if parts.tied_output:
             self.output.weight = self.target_embedding.weight
 
@@ -195,10 +183,10 @@ class Transformer(nn.Module):
         record: RecordMap | None = None,
     ) -> Float[Tensor, "B S D"]:
         """The encoder's output."""
-        x = self.dropout(self.source_norm(self.source_positions(self.source_embedding(source))))
-        mask, bias = padding_mask(source_lengths, x, record), shared_bias(self.encoder_bias)
+        x = self.dropout(self.source_positions(self.source_embedding(source)))
+        mask = padding_mask(source_lengths, x, record)
         for number, layer in enumerate(self.encoder):
-            x = layer(x, mask, bias, record, f"encoder.{number}")
+            x = layer(x, mask, record, f"encoder.{number}")
         return self.encoder_norm(x)
 
     def decode(
@@ -214,10 +202,10 @@ class Transformer(nn.Module):
     def _decoded(
         self, target_input: Tensor, memory: Tensor, source_lengths: Tensor, record: RecordMap | None = None
     ) -> Tensor:
-        x = self.dropout(self.target_norm(self.target_positions(self.target_embedding(target_input))))
-        mask, bias = padding_mask(source_lengths, memory, record), shared_bias(self.decoder_bias)
+        x = self.dropout(self.target_positions(self.target_embedding(target_input)))
+        mask = padding_mask(source_lengths, memory, record)
         for number, layer in enumerate(self.decoder):
-            x = layer(x, memory, mask, bias, record, f"decoder.{number}")
+            x = layer(x, memory, mask, record, f"decoder.{number}")
         return self.decoder_norm(x)
 
     def attend(
@@ -245,7 +233,7 @@ class Transformer(nn.Module):
     def start(self, source: Shaped[Tensor, "B ..."], source_lengths: Integer[Tensor, " B"]) -> TransformerState:
         """Encode the source, and project its keys and values once for each decoder layer."""
         encoded = self.encode(source, source_lengths)
-        memory = tuple(layer.cross_attention.project(encoded) for layer in self._decoder_layers())
+        memory = tuple(cast(DecoderLayer, layer).cross_attention.project(encoded) for layer in self.decoder)
         sources = torch.arange(len(source), device=source.device)
         padded = None if padding_mask(source_lengths, encoded) is None else source_lengths.long()
         return TransformerState((None,) * len(memory), memory, padded, sources, 0)
@@ -255,23 +243,19 @@ class Transformer(nn.Module):
 
         Without recorded gradients, the caches are written in place: the given state must not be used again.
         """
-        embedded = self.target_positions(self.target_embedding(ids[:, None]), offset=state.position)
-        x = self.dropout(self.target_norm(embedded))
+        x = self.dropout(self.target_positions(self.target_embedding(ids[:, None]), offset=state.position))
         mask = None if state.source_lengths is None else lengths(state.source_lengths)
-        bias, last = shared_bias(self.decoder_bias), len(state.memory) - 1
+        last = len(state.memory) - 1
         caches, weights = list[KeyValue](), dict[str, AttentionMap]()
         parts = zip(self.decoder, state.caches, state.memory, strict=True)
         for number, (layer, cache, memory) in enumerate(parts):
             past = Past(cache)
-            x = layer(x, memory, mask, bias, weights.__setitem__ if number == last else None, "", past)
+            x = layer(x, memory, mask, weights.__setitem__ if number == last else None, "", past)
             caches.append(past.cache)
         logits = self.output(self.decoder_norm(x))[:, 0]
         (seen,) = weights.values()
         alignment = seen if seen.shape[0] == len(ids) else SharedAlignment(seen)
         return Step(logits, alignment, replace(state, caches=tuple(caches), position=state.position + 1))
-
-    def _decoder_layers(self) -> Iterator[DecoderLayer]:
-        return (cast(DecoderLayer, layer) for layer in self.decoder)
 
     def reorder(self, state: TransformerState, index: Integer[Tensor, " N"]) -> TransformerState:
         """The state of the sequences `index`. For unchanged sources, no memory is copied."""

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from regard.nn.differential import DifferentialAttention as DifferentialAttention
     from regard.nn.embeddings import LearnedPositions as LearnedPositions
     from regard.nn.embeddings import NoPositions as NoPositions
-    from regard.nn.embeddings import RelativeBias as RelativeBias
     from regard.nn.embeddings import SinusoidalPositions as SinusoidalPositions
     from regard.nn.embeddings import TokenEmbedding as TokenEmbedding
     from regard.nn.feed_forward import FeedForward as FeedForward

@@ -59,21 +59,6 @@ class AdditiveAttention(nn.Module):
         nn.init.xavier_uniform_(self.key_weight)
         nn.init.xavier_uniform_(self.vector.detach()[None])
 
-    @overload
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
-        backend: BackendName | None = ..., return_weights: Literal[False] = ...,
-    ) -> Tensor: ...  # fmt: skip
-    @overload
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
-        backend: BackendName | None = ..., return_weights: Literal[True],
-    ) -> Attended: ...  # fmt: skip
-    @overload
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
-        backend: BackendName | None = ..., return_weights: bool,
-    ) -> Tensor | Attended: ...  # fmt: skip
     def forward(
         self,
         query: Float[Tensor, "*batch T query_dim"],

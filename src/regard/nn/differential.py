@@ -1,7 +1,6 @@
 """Differential attention: the difference of two softmax maps."""
 
 import math
-from typing import Literal, overload
 
 import torch
 from jaxtyping import Float, Integer
@@ -68,12 +67,6 @@ class DifferentialAttention(nn.Module):
         first, second = (self.lambdas[0::2].float() * self.lambdas[1::2].float()).sum(-1)
         return first.exp() - second.exp() + self.start
 
-    @overload
-    def forward(
-        self, x: Tensor, *, mask: Mask | Tensor | None = ..., return_weights: Literal[False] = ...
-    ) -> Tensor: ...
-    @overload
-    def forward(self, x: Tensor, *, mask: Mask | Tensor | None = ..., return_weights: Literal[True]) -> Attended: ...
     def forward(
         self,
         x: Float[Tensor, "*batch T D"],

@@ -1,17 +1,17 @@
 """Tokens and positions as vectors."""
 
+import math
 from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from regard.call.biases.relative import T5Bias
-from regard.call.positions import require_even, sinusoidal
 from regard.call.rotary.rotary import Half, Interleaved, Layout
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require_whole
 from regard.lazy import Displayed
 from regard.tensors.guards import may_be_kept
+from regard.tensors.memory import widest_dtype
 from regard.tensors.ranges import require_above, require_sizes
 
 MOST_KEPT = 1 << 20
@@ -73,7 +73,7 @@ class TokenEmbedding(nn.Module):
 
 
 class SinusoidalPositions(Displayed, nn.Module):
-    """Adds `regard.call.positions.sinusoidal`, for any length and without parameters.
+    """Adds `regard.nn.embeddings.sinusoidal`, for any length and without parameters.
 
     Args:
         dim: width of the vectors.
@@ -131,36 +131,6 @@ class NoPositions(nn.Module):
         return x
 
 
-class RelativeBias(Displayed, nn.Module):
-    """The table of a `regard.T5Bias`, shared by all layers of a stack.
-
-    Args:
-        num_heads: H.
-        num_buckets: the rows of the table.
-        bidirectional: whether keys after the query have their own buckets.
-        max_distance: from this distance on, all distances share the last bucket.
-
-    Raises:
-        ArgumentError: a size is below 1; or, in a call, the buckets and max_distance do not fit each other.
-
-    Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.1.
-
-    >>> RelativeBias(4, num_buckets=8)().table.shape
-    torch.Size([8, 4])
-    """
-
-    def __init__(
-        self, num_heads: int, *, num_buckets: int = 32, bidirectional: bool = True, max_distance: int = 128
-    ) -> None:
-        super().__init__()
-        require_sizes(num_heads=num_heads, num_buckets=num_buckets)
-        self.weight = nn.Parameter(torch.zeros(num_buckets, num_heads))
-        self.bidirectional, self.max_distance = bidirectional, max_distance
-
-    def forward(self) -> T5Bias:
-        return T5Bias(self.weight, bidirectional=self.bidirectional, max_distance=self.max_distance)
-
-
 class LearnedPositions(Displayed, nn.Module):
     """Adds one learned vector for each position up to `max_length`.
 
@@ -203,3 +173,40 @@ class LearnedPositions(Displayed, nn.Module):
 def _positions(x: Float[Tensor, "*batch T D"], offset: Offset) -> Integer[Tensor, "*batch T"] | Integer[Tensor, " T"]:
     steps = torch.arange(x.shape[-2], device=x.device)
     return steps + (offset if isinstance(offset, int) else offset.long()[..., None])
+
+
+def require_even(dim: int) -> None:
+    """Refuse an odd dim: sines and cosines come in pairs."""
+    require_whole(dim=dim)
+    if dim < 2 or dim % 2:
+        raise ArgumentError(f"sinusoidal positions need an even dim of at least 2, got {dim}")
+
+
+def sinusoidal(
+    positions: Integer[Tensor, "*shape"], dim: int, *, base: float = 10_000.0, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "*shape dim"]:
+    r"""$PE_{p,2i} = \sin(p / base^{2i/d})$ and $PE_{p,2i+1} = \cos(p / base^{2i/d})$.
+
+    Args:
+        positions: integer positions of any shape.
+        dim: d, even.
+        base: the slowest wave has a period of about 2 pi base tokens.
+        dtype: of the result. The angles are computed in float64. In float32 their relative error of 6e-8 would be 6e-3
+            at position 100,000.
+
+    Raises:
+        ArgumentError: dim is odd or not positive.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.5.
+
+    >>> sinusoidal(torch.tensor([0, 1]), 4)
+    tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+            [0.8415, 0.5403, 0.0100, 0.9999]])
+    """
+    require_even(dim)
+    device = positions.device
+    wide = widest_dtype(device)
+    frequencies = torch.exp(torch.arange(0, dim, 2, device=device, dtype=wide) * (-math.log(base) / dim))
+    # Narrow integers may have no product with floating-point numbers.
+    angles = positions.to(wide)[..., None] * frequencies
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)

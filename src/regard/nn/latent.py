@@ -1,7 +1,5 @@
 """Multi-head latent attention: keys and values of all heads from one short vector for each position."""
 
-from typing import Literal, overload
-
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
@@ -99,16 +97,6 @@ class LatentAttention(nn.Module):
         for heads in (self.key, self.value):
             nn.init.xavier_uniform_(heads.detach().flatten(0, 1))
 
-    @overload
-    def forward(
-        self, x: Tensor, *, mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ...,
-        return_weights: Literal[False] = ...,
-    ) -> Tensor: ...  # fmt: skip
-    @overload
-    def forward(
-        self, x: Tensor, *, mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ...,
-        return_weights: Literal[True],
-    ) -> Attended: ...  # fmt: skip
     def forward(
         self,
         x: Float[Tensor, "*batch T D"],

@@ -195,21 +195,6 @@ class MultiHeadAttention(nn.Module):
             if zero is not None:
                 nn.init.zeros_(zero)
 
-    @overload
-    def forward(
-        self, query: Tensor, key: Tensor | None = ..., value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
-        bias: Bias | Tensor | None = ..., backend: BackendName | None = ..., return_weights: Literal[False] = ...,
-    ) -> Tensor: ...  # fmt: skip
-    @overload
-    def forward(
-        self, query: Tensor, key: Tensor | None = ..., value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
-        bias: Bias | Tensor | None = ..., backend: BackendName | None = ..., return_weights: Literal[True],
-    ) -> Attended: ...  # fmt: skip
-    @overload
-    def forward(
-        self, query: Tensor, key: Tensor | None = ..., value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
-        bias: Bias | Tensor | None = ..., backend: BackendName | None = ..., return_weights: bool,
-    ) -> Tensor | Attended: ...  # fmt: skip
     def forward(
         self,
         query: Float[Tensor, "*batch T dim"],

@@ -3,14 +3,13 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, overload
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
-from regard.call.biases.base import Bias
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import Causal, as_mask, causal
 from regard.call.shapes import Sizes
@@ -48,22 +47,11 @@ class RecurrentMixer(nn.Module):
     removal: ClassVar[Literal["delta"] | None] = None
     scale: ClassVar[float | None] = None
 
-    @overload
-    def forward(
-        self, x: Tensor, *, mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ...,
-        return_weights: Literal[False] = ...,
-    ) -> Tensor: ...  # fmt: skip
-    @overload
-    def forward(
-        self, x: Tensor, *, mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ...,
-        return_weights: Literal[True],
-    ) -> Attended: ...  # fmt: skip
     def forward(
         self,
         x: Float[Tensor, "*batch T D"],
         *,
         mask: Mask | Tensor | None = None,
-        bias: Bias | Tensor | None = None,
         return_weights: bool = False,
         past: Past | None = None,
     ) -> Tensor | Attended:
@@ -72,7 +60,6 @@ class RecurrentMixer(nn.Module):
         Args:
             x: (batch..., T, dim).
             mask: `causal()`, perhaps with a mask of keys that hides padding. None is causal.
-            bias: must be None; attention has the argument too.
             return_weights: also return the weights, an `AttentionMap` (batch..., H, T, T).
             past: the state of the earlier positions; see `extend`.
 
@@ -80,11 +67,11 @@ class RecurrentMixer(nn.Module):
             (batch..., T, dim), or the named tuple (output, weights).
 
         Raises:
-            ArgumentError: the mask hides more than padding, or there is a bias.
+            ArgumentError: the mask hides more than padding.
         """
         cache: RecurrentState | None = None if past is None else past.cache
         length = 0 if cache is None else cache.length
-        mixed, inputs = self._mixed(x, cache, _real(mask, bias, x, length))
+        mixed, inputs = self._mixed(x, cache, _real(mask, x, length))
         found = self._attended(mixed, None if cache is None else cache.state, return_weights=return_weights)
         if past is not None:
             past.cache = RecurrentState(found.state, inputs, length + x.shape[-2])
@@ -97,7 +84,6 @@ class RecurrentMixer(nn.Module):
         cache: RecurrentState | None,
         *,
         mask: Mask | Tensor | None = causal(),  # noqa: B008  (frozen, without state)
-        bias: Bias | Tensor | None = None,
         offset: int | Integer[Tensor, "*batch"] | None = None,
     ) -> tuple[Tensor, RecurrentState]:
         """Mix the positions after those of a cache.
@@ -106,14 +92,13 @@ class RecurrentMixer(nn.Module):
             x: (batch..., T, dim), the new positions.
             cache: the state of the last call, None at first.
             mask: as in `forward`, over (batch..., H, T, S), where S counts the earlier and the new positions.
-            bias: must be None.
             offset: has no effect; attention has the argument too.
 
         Returns:
             (batch..., T, dim), and the state after the new positions.
         """
         past = Past(cache, offset)
-        return self(x, mask=mask, bias=bias, past=past), past.cache
+        return self(x, mask=mask, past=past), past.cache
 
     def _attended(self, mixed: Mixed, state: Tensor | None, *, return_weights: bool = False) -> Recurred:
         return linear_attention(
@@ -361,10 +346,8 @@ class LightningAttention(RecurrentMixer):
         return self.out(normed(self.norm, output.transpose(-3, -2).flatten(-2)) * mixed.gate.sigmoid())
 
 
-def _real(mask: Mask | Tensor | None, bias: Bias | Tensor | None, x: Tensor, before: int) -> Tensor | None:
+def _real(mask: Mask | Tensor | None, x: Tensor, before: int) -> Tensor | None:
     """False for padding among the positions of x, (batch..., T); None if there is none."""
-    if bias is not None:
-        raise ArgumentError("a recurrence has no scores, and takes no bias: leave it out, or attend by softmax")
     given = as_mask(mask)
     others = [one for one in (() if given is None else given.factors()) if not isinstance(one, Causal)]
     if any(not one.depends_on() <= {"batch", "key"} for one in others):

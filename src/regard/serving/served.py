@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard.edits.editing import edit
+from regard.edits.edit_run import edit
 from regard.edits.of_heads import ScaleHeads
 from regard.errors import RegardError
 from regard.files.atomic import read_json

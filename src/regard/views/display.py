@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias
-from regard.call.biases.of_vectors import Shaw, TransformerXL
+from regard.call.biases.of_vectors import Shaw
 from regard.call.masks.base import Mask
 from regard.call.rotary.rotary import Rotary
 from regard.call.shapes import Sizes
@@ -21,7 +21,7 @@ from regard.functional import Attended
 from regard.lazy import Bundle
 from regard.maps.attention_map import AttentionMap
 from regard.maps.statistics.definitions import TopKeys
-from regard.nn.embeddings import LearnedPositions, RelativeBias, SinusoidalPositions
+from regard.nn.embeddings import LearnedPositions, SinusoidalPositions
 from regard.views.charts import faulty_row, position_table
 from regard.views.drawing import MASK_SIDE, Panel
 from regard.views.examples import of_sequence
@@ -32,8 +32,7 @@ from regard.views.html.numbers import as_heads
 from regard.views.html.page import Page
 from regard.views.model import model_grid
 from regard.views.scales import LinearScale
-from regard.watching.analysis.attn_lrp import AttentionRelevance
-from regard.watching.analysis.relevance import AttentionStep, Relevance
+from regard.watching.analysis.relevance import AttentionRelevance, AttentionStep, Relevance
 from regard.watching.analysis.tables import HeadTable
 from regard.watching.checks.finding import Finding
 from regard.watching.monitor import WorstHead
@@ -193,16 +192,6 @@ def _(shown: Bias) -> Bundle:
 @display_of.register
 def _(shown: Shaw) -> Bundle:
     return picture_bundle(position_table(shown.table, title=f"{shown}: row {len(shown.table) // 2} is distance 0"))
-
-
-@display_of.register
-def _(shown: TransformerXL) -> Bundle:
-    return picture_bundle(position_table(shown.positions[0], title=f"{shown}, head 0"))
-
-
-@display_of.register
-def _(shown: RelativeBias) -> Bundle:
-    return display_of(shown())
 
 
 @display_of.register

@@ -7,13 +7,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from regard.call.masks.base import render
 from regard.call.masks.basic import as_mask
 from regard.call.shapes import Rows, Sizes, take
 from regard.maps.attention_map import AttentionMap
+from regard.maps.sources.axes import SelectionSource
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.derived import DerivedSource
-from regard.maps.sources.selection import SelectionSource
 from regard.maps.sources.source import Source
 from regard.maps.statistics.pooling import Grid
 from regard.watching.kept.mask_reading import HIDDEN
@@ -47,7 +46,7 @@ def hidden_cells(weights: Any, grid: Grid, mask: Any = None) -> Cells:
         assert given is not None
         bound = given.bind(sizes, torch.device("cpu"))
         return _rendered(
-            lambda rows: _any(render(bound, rows, range(keys), sizes=sizes, device=torch.device("cpu"))), grid
+            lambda rows: _any(bound.block(rows, range(keys), sizes=sizes, device=torch.device("cpu"))), grid
         )
     nothing = np.zeros((grid.rows.count, grid.columns.count), bool)
     if not isinstance(weights, AttentionMap):

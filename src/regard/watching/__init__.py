@@ -6,13 +6,13 @@ from regard.lazy import on_demand
 
 if TYPE_CHECKING:
     from regard.watching import checks as checks
-    from regard.watching.analysis.attn_lrp import AttentionRelevance as AttentionRelevance
-    from regard.watching.analysis.attn_lrp import attn_lrp as attn_lrp
     from regard.watching.analysis.head_table import compare as compare
     from regard.watching.analysis.head_table import head_table as head_table
     from regard.watching.analysis.mixing import measure_mixing as measure_mixing
+    from regard.watching.analysis.relevance import AttentionRelevance as AttentionRelevance
     from regard.watching.analysis.relevance import AttentionStep as AttentionStep
     from regard.watching.analysis.relevance import Relevance as Relevance
+    from regard.watching.analysis.relevance import attn_lrp as attn_lrp
     from regard.watching.analysis.relevance import relevance as relevance
     from regard.watching.analysis.rollout import rollout as rollout
     from regard.watching.analysis.tables import HeadTable as HeadTable

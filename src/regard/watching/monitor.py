@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, RegardError, require_whole
 from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.source import LinearSource
-from regard.watching.checks.finding import grouped
+from regard.watching.checks.finding import Checked, grouped
 from regard.watching.module_names import Names
 from regard.watching.observed import Observed
 from regard.watching.report import layers_of
@@ -24,8 +24,6 @@ from regard.watching.watch import Seen, watch
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from regard.watching.checks.checked import Checked
 
 
 DEAD_SHARE = 0.95
@@ -64,16 +62,14 @@ def measured_heads(passes: Iterable[Mapping[str, AttentionMap]]) -> dict[str, Me
     """
     rows: dict[str, list[Tensor]] = {}
     for maps in passes:
-        for name, weights in with_logits(maps).items():
+        for name, weights in maps.items():
+            if isinstance(weights.source, LinearSource):
+                continue  # (without logits)
             told = weights.summary("entropy", "top_weight")
             first = weights.block(range(weights.shape[-2]), range(1))[..., 0]
             numbers = torch.stack([told["entropy"], told["top_weight"], first, _largest_logits(weights)])
             rows.setdefault(name, []).append(numbers.movedim(-2, 1).flatten(2))
     return {name: _heads(*torch.cat(parts, 2)) for name, parts in rows.items()}
-
-
-def with_logits(maps: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:
-    return {name: weights for name, weights in maps.items() if not isinstance(weights.source, LinearSource)}
 
 
 def _heads(entropy: Tensor, top: Tensor, first: Tensor, logits: Tensor) -> MeasuredHeads:
@@ -200,7 +196,7 @@ class AttentionMonitor:
     2.0
     """
 
-    audited: "Checked | None" = None
+    audited: Checked | None = None
     """The audit of the first batch; None before it."""
     measured: dict[str, MeasuredHeads]
     """The last measurement, by layer."""
@@ -308,7 +304,7 @@ class AttentionMonitor:
         picture = weights.only(heads=[head]).pooled(MOST_CELLS, MOST_CELLS, "max")[0]
         return WorstHead(layer, head, logit, picture.float().cpu(), sizes)
 
-    def _say(self, audited: "Checked") -> None:
+    def _say(self, audited: Checked) -> None:
         if audited.errors and self.on_fault == "stop":
             raise AssertionError("\n".join([repr(audited), *grouped(audited.faults)]))
         if audited or audited.unknown:

@@ -85,7 +85,7 @@ def report(record: Record) -> Report:
         tuple(record.calls),
         tuple(missed),
         mixers,
-        _kinds(record, mixers),
+        kinds_of(record),
         tuple(others),
         tuple(notes),
         held_bytes(record),
@@ -95,12 +95,12 @@ def report(record: Record) -> Report:
 STREAMS = "mixture of streams"
 
 
-def _kinds(record: Record, mixers: Iterable[tuple[str, str]]) -> dict[str, str]:
+def kinds_of(record: Record) -> dict[str, str]:
     """The kind of each module that mixes tokens, by its calls, and by its functions where it is not read."""
     found = {call.name: call.kind for call in record.calls if not call.is_other}
     found |= {path: "unknown" for path, _ in record.unreadable if path not in found}
     by_functions = {CONVOLUTION: "convolution", "recurrence": "recurrence", SUM: "recurrence"}
-    found |= {path: by_functions.get(how, "unknown") for path, how in mixers}
+    found |= {path: by_functions.get(how, "unknown") for path, how in mixers_in(record).items()}
     return found | {path: STREAMS for path, how in record.others if STREAMS in how and path not in found}
 
 

@@ -20,7 +20,7 @@ from regard.watching.observed import Observed, Record
 from regard.watching.report import Report, count, given_up, missed_by, over_blocks, report
 
 if TYPE_CHECKING:
-    from regard.watching.checks.checked import Checked
+    from regard.watching.checks.finding import Checked
 
 Key = tuple[str, int]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.call.biases import Disentangled, Forgetting, Shaw, TransformerXL
+from regard.call.biases import Disentangled, Forgetting, Shaw
 from tests.fuzz.core.parts import Added, Score, Sides, Tensors
 from tests.fuzz.drawing import Drawn
 
@@ -86,30 +86,6 @@ def _shaw(drawn: Drawn, sides: Sides, score: Score) -> Added:
     )  # fmt: skip
 
 
-def _transformer_xl(drawn: Drawn, sides: Sides, score: Score) -> Added:
-    offset = drawn.of([None, drawn.number(-2, 3)])
-    back = -_distance(sides, offset)
-    first = drawn.of([0, int(back.min())])
-    rows = max(1, int(back.max()) - first + 1) + drawn.number(0, 2)
-    factor = sides.dim**-0.5 if score.scale is None else score.scale
-    place = back - first
-
-    def formula(t: Tensors, q: Tensor, k: Tensor) -> Tensor:
-        r = t["r"][:, place.clamp(0, rows - 1)]
-        content = torch.einsum("hd,bhsd->bhs", t["u"], k)[..., None, :]
-        by_place = torch.einsum("bhtd,htsd->bhts", q + t["v"][:, None], r)
-        return torch.where(place < 0, -math.inf, factor * by_place) + factor * content
-
-    return Added(
-        f"TransformerXL({rows} rows from {first}, {score.scale}, {offset})",
-        lambda t: TransformerXL(t["u"], t["v"], t["r"], first, score.scale, offset), formula,
-        {
-            "u": drawn.normal(sides.heads, sides.dim), "v": drawn.normal(sides.heads, sides.dim),
-            "r": drawn.normal(sides.heads, rows, sides.dim),
-        },
-    )  # fmt: skip
-
-
 def _disentangled(drawn: Drawn, sides: Sides, score: Score) -> Added:
     """With k = 4, distances up to 2 have rows of their own, and one row takes all from 3 to 31."""
     offset = drawn.of([None, drawn.number(-2, 3)])
@@ -141,7 +117,7 @@ def _forgetting(drawn: Drawn, sides: Sides, score: Score) -> Added:
 
 
 BIASES: tuple[Callable[[Drawn, Sides, Score], Added], ...] = (
-    _dense, _alibi, _t5, _forgetting, _shaw, _transformer_xl, _disentangled,
+    _dense, _alibi, _t5, _forgetting, _shaw, _disentangled,
 )  # fmt: skip
 
 

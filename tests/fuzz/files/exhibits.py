@@ -1,25 +1,20 @@
 """The folders that are damaged: made once, and what reads each of their files."""
 
-import contextlib
-import io
-import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
 import regard
-from regard.cli import main as program
 from regard.maps import load_summary, save_summary
 from regard.maps.sources.summary import SummarySource
 from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.registry import task_of
 from regard.tasks.text.pairs import read_judged, read_pairs, read_references
 from regard.tasks.translation.train import train_translation
+from tests.fuzz.commands import run
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 WORDS = "a stranger's file, which nobody may change"
@@ -131,31 +126,17 @@ def _translate(folder: Path) -> None:
 
 def command_line(*arguments: str | Path) -> str:
     """`regard` in this process; one line and status 2, or success."""
-    said, told = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    status: Any = 0
-    with (
-        mock.patch.object(sys, "argv", ["regard", *map(str, arguments)]),
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(told),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("always")  # a line on standard error, as in a process of its own
-        try:
-            program.main()
-        except SystemExit as end:
-            status = end.code
-    told.seek(0)
-    words = told.read()
-    assert status in (0, 2, None), f"regard {arguments[0]} ends with status {status}: {words[-500:]}"
-    if status == 2:
-        last = words.strip().splitlines()[-1:]
-        assert last, f"regard {arguments[0]} says nothing"
-        assert last[0].startswith("regard: "), f"regard {arguments[0]} says no reason: {words[-500:]!r}"
-        assert len(last[0]) < 1100, f"a reason of {len(last[0])} characters"
-        assert "Traceback" not in words
-        reasons = [line for line in words.splitlines() if "a pickle: torch.load(weights_only=True)" not in line]
-        assert arguments[0] != "view" or len(reasons) == 1, f"a view says more than its reason: {words[-500:]!r}"
-    return words
+    ran = run(*arguments)
+    assert ran.status in (0, 2), f"regard {arguments[0]} ends with status {ran.status}: {ran.err[-500:]}"
+    if ran.status == 2:
+        assert ran.errors, f"regard {arguments[0]} says nothing"
+        last = ran.errors[-1].strip()
+        assert last.startswith("regard: "), f"regard {arguments[0]} says no reason: {ran.err[-500:]!r}"
+        assert len(last) < 1100, f"a reason of {len(last)} characters"
+        assert "Traceback" not in ran.err
+        reasons = [line for line in ran.errors if "a pickle: torch.load(weights_only=True)" not in line]
+        assert arguments[0] != "view" or len(reasons) == 1, f"a view says more than its reason: {ran.err[-500:]!r}"
+    return ran.err
 
 
 def _translator(kind: str) -> Callable[[Path], None]:

@@ -1,24 +1,18 @@
 """The ground `text`: a file as people have them is given to one command, which works or refuses it in one line."""
 
 import atexit
-import contextlib
-import io
 import os
 import shutil
-import sys
 import tempfile
-import warnings
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from unittest import mock
 
 import sacrebleu
 import torch
 from hypothesis import note
 
-from regard.cli.main import run_command
 from regard.tasks.translation.train import train_translation
+from tests.fuzz.commands import Ran, run
 from tests.fuzz.drawing import Drawn
 from tests.fuzz.text.files import Drawing, draw_file
 from tests.tasks.small_runs import small_config
@@ -43,19 +37,6 @@ LONGEST = 2_000
 """Characters of the longest line on standard error."""
 
 
-@dataclass(frozen=True)
-class Ran:
-    """A command that has ended."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def errors(self) -> list[str]:
-        return [line for line in self.err.splitlines() if line.strip()]
-
-
 @cache
 def _room() -> Path:
     room = Path(tempfile.mkdtemp(prefix="regard-fuzz-"))
@@ -64,22 +45,6 @@ def _room() -> Path:
     torch.manual_seed(0)
     train_translation(small_config(room / "translator"))
     return room
-
-
-def run(*arguments: str | Path) -> Ran:
-    """One command in this process; its warnings and its standard error are read too."""
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
-    typed = [os.fspath(argument) for argument in arguments]
-    with (
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        mock.patch.object(sys, "argv", ["regard", *typed]),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("always")  # a line on standard error, as in a process of its own
-        status = run_command(typed)
-        out.flush(), err.flush()
-        return Ran(status, *(stream.buffer.getvalue().decode("utf-8", "surrogateescape") for stream in (out, err)))
 
 
 def case(drawn: Drawn) -> None:

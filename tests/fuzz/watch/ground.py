@@ -1,4 +1,4 @@
-"""The ground `watch`: random models and generations, and Hugging Face's families with random configurations."""
+"""The ground `watch`: random models, single writings of attention, and generations."""
 
 import warnings
 
@@ -7,7 +7,6 @@ from hypothesis import note
 from torch import Tensor
 
 from tests.fuzz.drawing import Drawn
-from tests.fuzz.watch.families import check_family
 from tests.fuzz.watch.generation import check_generation
 from tests.fuzz.watch.models import random_model
 from tests.fuzz.watch.truths import Truths
@@ -17,13 +16,7 @@ from tests.fuzz.watch.written_out import Writing, Written
 
 def case(drawn: Drawn) -> None:
     warnings.simplefilter("ignore")
-    match drawn.of(["model", "model", "model", "model", "model", "generation", "generation", "family"]):
-        case "model":
-            check_model(drawn)
-        case "generation":
-            check_generation(drawn)
-        case "family":
-            check_family(drawn)
+    drawn.of([check_model, check_model, check_model, check_writing, check_generation])(drawn)
 
 
 def check_writing(drawn: Drawn) -> None:

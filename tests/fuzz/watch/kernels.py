@@ -1,4 +1,4 @@
-"""Attention through torch's kernels and layers, and through regard's own."""
+"""Attention through torch's kernel, and through regard's own."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import regard
 from tests.fuzz.drawing import Drawn
-from tests.fuzz.watch.truths import Truths, kernel_weights
+from tests.fuzz.watch.truths import Truths
 
 
 class Kernel(nn.Module):
@@ -66,76 +66,3 @@ class Kernel(nn.Module):
         mask: Any = regard.causal() if is_causal else None if keep is None else keep
         dropout = self.dropout if self.training else 0.0
         return regard.attention(q, k, v, score=regard.ScaledDot(self.scale), mask=mask, dropout=dropout)
-
-
-class MultiHead(nn.Module):
-    """nn.MultiheadAttention, with or without its weights."""
-
-    def __init__(self, dim: int, heads: int, drawn: Drawn, truths: Truths) -> None:
-        super().__init__()
-        self.truths = [truths]
-        self.attend = nn.MultiheadAttention(
-            dim, heads, batch_first=drawn.chance(), dropout=drawn.of([0.0, 0.2]), bias=not drawn.chance(4),
-            add_bias_kv=drawn.chance(6), add_zero_attn=drawn.chance(6),
-        )  # fmt: skip
-        self.need_weights = drawn.chance()
-        self.masking = drawn.of(["bool", "float"])
-
-    def forward(self, x: Tensor, memory: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
-        """x (B, T, dim), memory (B, S, dim), keep (1, 1, T, S)."""
-        memory = x if memory is None else memory
-        mask = None
-        if keep is not None and len(keep) == 1:
-            drop = ~keep[0, 0]
-            mask = drop if self.masking == "bool" else torch.zeros(drop.shape).masked_fill(drop, -torch.inf)
-        self._record(x, memory, None if mask is None else keep)
-        given = (
-            (x, memory, memory) if self.attend.batch_first else tuple(t.transpose(0, 1) for t in (x, memory, memory))
-        )
-        found = self.attend(*given, attn_mask=mask, need_weights=self.need_weights)[0]
-        return found if self.attend.batch_first else found.transpose(0, 1)
-
-    def _record(self, x: Tensor, memory: Tensor, keep: Tensor | None) -> None:
-        attend = self.attend
-        matrices = attend.in_proj_weight.detach().double().chunk(3)
-        biases = (
-            [None] * 3 if attend.in_proj_bias is None else attend.in_proj_bias.detach().double().chunk(3)
-        )  # fmt: skip
-        x, memory = x.detach().double().clone(), memory.detach().double().clone()
-        q, k = (
-            F.linear(t, w, b).unflatten(-1, (attend.num_heads, -1)).transpose(1, 2)
-            for t, w, b in ((x, matrices[0], biases[0]), (memory, matrices[1], biases[1]))
-        )
-        if attend.bias_k is not None:
-            learned = attend.bias_k.detach().double().unflatten(-1, (attend.num_heads, -1)).transpose(1, 2)
-            k = torch.cat([k, learned.expand(len(k), -1, -1, -1)], 2)
-        if attend.add_zero_attn:
-            k = torch.cat([k, torch.zeros_like(k[:, :, :1])], 2)
-        mask = None if keep is None else F.pad(keep, (0, k.shape[2] - memory.shape[1]), value=True)
-        weights = kernel_weights(q, k, mask)
-        self.truths[0].add(attend, "nn.MultiheadAttention", weights)
-
-
-class Layer(nn.Module):
-    """nn.TransformerEncoderLayer, whose fused path runs in eval mode."""
-
-    def __init__(self, dim: int, heads: int, drawn: Drawn, truths: Truths) -> None:
-        super().__init__()
-        self.truths = [truths]
-        self.layer = nn.TransformerEncoderLayer(
-            dim, heads, 2 * dim, dropout=drawn.of([0.0, 0.1]), batch_first=drawn.of([True, True, False]),
-            norm_first=drawn.chance(),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor, memory: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
-        """x (B, T, dim); the mask is not used."""
-        layer, attend = self.layer, self.layer.self_attn
-        given = layer.norm1(x.detach()) if layer.norm_first else x.detach()
-        matrices, biases = attend.in_proj_weight.detach().double(), attend.in_proj_bias.detach().double()
-        q, k, _ = (
-            t.unflatten(-1, (attend.num_heads, -1)).transpose(1, 2)
-            for t in F.linear(given.double(), matrices, biases).chunk(3, -1)
-        )
-        self.truths[0].add_scores(attend, "nn.TransformerEncoderLayer", q, k)
-        first = attend.batch_first
-        return layer(x) if first else layer(x.transpose(0, 1)).transpose(0, 1)

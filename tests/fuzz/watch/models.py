@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.fuzz.drawing import Drawn
-from tests.fuzz.watch.kernels import Kernel, Layer, MultiHead
+from tests.fuzz.watch.kernels import Kernel
 from tests.fuzz.watch.truths import Truths
 from tests.fuzz.watch.written_out import DECOYS, TEXTBOOK, Decoy, Textbook, Writing, Written
 
@@ -35,20 +35,16 @@ def random_model(drawn: Drawn, truths: Truths, dim: int, depth: int = 2) -> Nest
             children.append((random_model(drawn, truths, dim, depth - 1), times, on))
         else:
             child = random_attention(drawn, truths, dim)
-            children.append((child, times, "self" if isinstance(child, Textbook | Layer | Decoy) else on))
+            children.append((child, times, "self" if isinstance(child, Textbook | Decoy) else on))
     return Nest(children)
 
 
 def random_attention(drawn: Drawn, truths: Truths, dim: int) -> nn.Module:
     heads = drawn.of([2, 1, 4])
     torch.manual_seed(drawn.number(0, 999))
-    match drawn.of(["written", "kernel", "written", "multi-head", "layer", "textbook", "decoy"]):
+    match drawn.of(["written", "kernel", "written", "textbook", "decoy"]):
         case "kernel":
             return Kernel(dim, heads, drawn, truths)
-        case "multi-head":
-            return MultiHead(dim, heads, drawn, truths)
-        case "layer":
-            return Layer(dim, heads, drawn, truths)
         case "textbook":
             return Textbook(dim, drawn.of(TEXTBOOK), truths)
         case "decoy":

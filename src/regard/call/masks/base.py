@@ -20,7 +20,6 @@ lengths) and checks it there.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Int
@@ -29,16 +28,9 @@ from torch import Tensor
 from regard.call.shapes import Rows, Sizes, canonical_pairwise, index_tensor, owned, take_pairs
 from regard.errors import ArgumentError, RegardError
 from regard.lazy import Displayed
-from regard.tensors.tile_sizes import ranges, union
-
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
-
+from regard.tensors.tile_sizes import union
 
 AXES = frozenset({"batch", "head", "query", "key"})
-
-FLEX_BLOCK = 128
-"""The number of queries, and of keys, in one block of FlexAttention."""
 
 
 class Mask(Displayed, ABC):
@@ -111,7 +103,7 @@ class Mask(Displayed, ABC):
             )
         device = torch.device(device)
         rows, columns = range(sizes.queries), range(sizes.keys)
-        return render(self.bind(sizes, device), rows, columns, sizes=sizes, device=device)
+        return self.bind(sizes, device).block(rows, columns, sizes=sizes, device=device)
 
     def to_tensor(
         self, queries: int, keys: int | None = None, *, batch: int | None = None, heads: int | None = None
@@ -147,28 +139,6 @@ class Mask(Displayed, ABC):
         )
         return (
             self.dense(sizes).expand(sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys).reshape(sizes.map_shape)
-        )
-
-    def block_mask(self, sizes: Sizes, device: torch.device | str = "cpu") -> "BlockMask":
-        """The mask as FlexAttention's BlockMask. One row of blocks is rendered at a time."""
-        from torch.nn.attention.flex_attention import BlockMask
-
-        device = torch.device(device)
-        bound = self.bind(sizes, device)
-
-        # FlexAttention recognises a mask by the number of arguments of a plain function.
-        def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return bound.allowed(batch, head, query, key)
-
-        rows = ranges(sizes.queries, FLEX_BLOCK)
-        blocks = [_blocks(render(bound, r, range(sizes.keys), sizes=sizes, device=device), len(r), sizes) for r in rows]
-        some, every = (torch.stack(list(kind), dim=2) for kind in zip(*blocks, strict=True))
-        return BlockMask.from_kv_blocks(
-            *_first_true(some & ~every),
-            *_first_true(every),
-            BLOCK_SIZE=FLEX_BLOCK,
-            mask_mod=mask_mod,
-            seq_lengths=(sizes.queries, sizes.keys),
         )
 
     def draw(self, queries: int = 12, keys: int | None = None) -> str:
@@ -247,27 +217,6 @@ def _operand(given: object) -> Mask | None:
     if isinstance(given, Tensor) and given.dtype == torch.bool:
         return DenseMask(given)
     return given if isinstance(given, Mask) else None
-
-
-def render(mask: Mask, rows: Rows, columns: Rows, *, sizes: Sizes, device: torch.device) -> Bool[Tensor, "..."]:
-    """The block of a bound mask for some rows and columns: (B or 1, H or 1, t or 1, s or 1)."""
-    return mask.block(rows, columns, sizes=sizes, device=device)
-
-
-def _blocks(allowed: Tensor, rows: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """For each block of one row of blocks, (B or 1, H or 1, blocks): whether any pair is allowed, and whether all
-    are.
-    """
-    allowed = allowed.expand(*allowed.shape[:2], rows, sizes.keys)
-    # Pairs beyond the last query or key are not allowed.
-    padded = torch.nn.functional.pad(allowed, (0, -sizes.keys % FLEX_BLOCK, 0, FLEX_BLOCK - rows))
-    counts = padded.unflatten(-1, (-1, FLEX_BLOCK)).sum((-3, -1))
-    return counts > 0, counts == FLEX_BLOCK**2
-
-
-def _first_true(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    order = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True)
-    return chosen.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

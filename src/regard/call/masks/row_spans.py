@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.call.masks.base import Mask, Or, render
+from regard.call.masks.base import Mask, Or
 from regard.call.masks.basic import Causal, Lengths, Padding
 from regard.call.masks.patterns import Documents, Window
 from regard.call.masks.selection import SelectedMask
@@ -48,7 +48,7 @@ class RowRanges:
         for factor in () if mask is None else mask.factors():
             ends = _ends(factor, sizes, device)
             if ends is None and factor.depends_on() <= {"batch", "key"}:
-                seen = render(factor, range(1), range(sizes.keys), sizes=sizes, device=device)[:, 0, 0]
+                seen = factor.block(range(1), range(sizes.keys), sizes=sizes, device=device)[:, 0, 0]
                 ends = cls(keep=seen.expand(-1, sizes.keys).contiguous())
             if ends is None:
                 return None

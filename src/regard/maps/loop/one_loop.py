@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.kernels.base import Call
 from regard.maps.loop.row_tiles import FIELDS, WORK, addresses, batches_of
-from regard.maps.sources.source import Scores, Source, Statistic
+from regard.maps.sources.dot_scores import DotScores
+from regard.maps.sources.source import Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.asked import Answer, Asked, RowReader
-from regard.maps.statistics.chosen_keys import SumsOfKeys
+from regard.maps.statistics.definitions import SumsOfKeys
 from regard.maps.statistics.pooling import Bins, Grid
 from regard.tensors.guards import can_look, in_forward_mode, is_recorded
 from regard.tensors.memory import row_contiguous
@@ -44,23 +46,30 @@ class NumbaRows(RowReader):
             return "numba is not installed (pip install 'regard[fast]')"
         if asked.beyond is not None:
             return asked.beyond
-        call = source.softmax_form()
-        if call is None or source.dtype != torch.float32:
+        factors = source.softmax_factors()
+        if factors is None or source.dtype != torch.float32:
             return "it reads a softmax of dot products in float32"
-        if call.score.dot_scale(call.query.shape[-1]) is None:
-            return f"{call.score} is no scaled dot product"
+        if _scale_of(factors.form) is None:
+            return f"{factors.form.score} is no scaled dot product"
         if in_forward_mode() or (is_recorded() and any(one.requires_grad for one in source.tensors())):
             return "it has no gradient"
         return None if all(map(can_look, source.tensors())) else "the elements of a tensor cannot be looked at"
 
     def read(self, source: Source, asked: Asked) -> list[Answer | None]:
+        factors = source.softmax_factors()
+        assert factors is not None, "a softmax of dot products"
         with torch.no_grad():
-            scores = source.dot_scores()
-            assert scores is not None, "a softmax of dot products"
-            found = _read(source, scores, asked)
+            call, state = factors.read()
+            scale = _scale_of(call)
+            assert scale is not None, "a scaled dot product"
+            found = _read(source, DotScores(call, state, scale), asked)
         if found is None:
             return [None] * len(asked.statistics)
         return list(map(found.answer, asked.statistics))
+
+
+def _scale_of(call: Call) -> float | None:
+    return call.score.dot_scale(call.query.shape[-1])
 
 
 def _chains(asked: Asked, keys: int) -> list[Any]:
@@ -130,7 +139,7 @@ class _LoopAnswers:
         raise AssertionError(statistic)
 
 
-def _read(source: Source, scores: Scores, wanted: Asked) -> _LoopAnswers | None:
+def _read(source: Source, scores: DotScores, wanted: Asked) -> _LoopAnswers | None:
     """The answers; None if an element is not finite."""
     from regard.maps.loop.row_loop import prepare, read_rows
     from regard.tensors.vector_code import PANEL

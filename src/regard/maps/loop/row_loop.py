@@ -1,7 +1,7 @@
 """One loop over the rows of a map for all of the usual statistics; needs numba.
 
 The tiles of `regard.maps.statistics.tiles` are read once for each statistic, from memory larger than the cache. Here
-the weights of a few rows are made by `regard.maps.loop.weights_block`, summed in registers, and pooled and ranked in
+the weights of a few rows on a panel of keys are made and summed in vector registers, and pooled and ranked in
 the cache.
 """
 
@@ -14,23 +14,35 @@ import numpy as np
 from numba import types
 from numba.np.numpy_support import carray
 
-from regard.maps.loop import (
-    picture_blocks,
-    row_inputs,
-    row_numbers,
-    row_pictures,
-    row_ranks,
-    row_tiles,
-    weights_block,
-)  # fmt: skip
-from regard.maps.loop.row_inputs import pack_keys, take_row_states
-from regard.maps.loop.row_numbers import FAST, LN_2, ZERO, doubles, floats, longs
+from regard.maps.loop import row_inputs, row_pictures, row_ranks, row_tiles
+from regard.maps.loop.row_inputs import (
+    FAST,
+    LN_2,
+    ZERO,
+    doubles,
+    floats,
+    longs,
+    pack_keys,
+    take_row_states,
+    weigh_1,
+    weigh_1_1_1_1,
+    weigh_2,
+    weigh_2_2,
+    weigh_3,
+    weigh_4,
+)
 from regard.maps.loop.row_pictures import pool
 from regard.maps.loop.row_ranks import rank, room_for
 from regard.maps.loop.row_tiles import TILE, WORK
-from regard.maps.loop.weights_block import weigh_1, weigh_1_1_1_1, weigh_2, weigh_2_2, weigh_3, weigh_4
 from regard.tensors import vector_code
-from regard.tensors.vector_code import LANES, PANEL, aligned_numbers, compiled_function, next_of, pointers_to
+from regard.tensors.vector_code import (
+    LANES,
+    PANEL,
+    aligned_numbers,
+    compiled_function,
+    next_of,
+    pointers_to,
+)
 
 TOGETHER = 4
 """The most queries in one block of weights."""
@@ -364,5 +376,5 @@ def _compiled(version: int) -> tuple[Any, Any]:
     return prepare, read_rows
 
 
-_PARTS = (weights_block, picture_blocks, row_inputs, row_numbers, row_pictures, row_ranks, vector_code, row_tiles)
+_PARTS = (row_inputs, row_pictures, row_ranks, vector_code, row_tiles)
 prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, _PARTS)).encode()))

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.maps.sources.dot_scores import NEVER
-from regard.maps.sources.source import Scores, Source
+from regard.maps.sources.dot_scores import NEVER, DotScores
+from regard.maps.sources.source import Source
 from regard.tensors.tile_sizes import fitting, ranges
 
 _COUNTS = (
@@ -83,7 +83,7 @@ def addresses(**arrays: Any) -> dict[str, int]:
     }
 
 
-def batches_of(source: Source, scores: Scores, panel: int) -> Iterable[TileBatch]:
+def batches_of(source: Source, scores: DotScores, panel: int) -> Iterable[TileBatch]:
     """The tiles in batches, with the additions to their scores; the last batch may be empty.
 
     The layers of a model mostly share them.
@@ -102,7 +102,7 @@ def batches_of(source: Source, scores: Scores, panel: int) -> Iterable[TileBatch
     return chain([first, *more], batches)
 
 
-def _batches(source: Source, scores: Scores, panel: int) -> Iterator[TileBatch]:
+def _batches(source: Source, scores: DotScores, panel: int) -> Iterator[TileBatch]:
     most = fitting(2 * ADDED_ELEMENTS, scores.breadth * source.keys, MOST_ROWS)
     step = max(most, FEWEST_ROWS) if scores.reads_queries else max(source.queries, 1)
     tiles, parts, count = list[tuple[int, ...]](), list[Tensor](), 0
@@ -138,7 +138,7 @@ def _batches(source: Source, scores: Scores, panel: int) -> Iterator[TileBatch]:
     yield np.array(tiles, TILE), torch.cat([*parts, scores.query.new_zeros(1)])
 
 
-def _added(scores: Scores, rows: range, wanted: range, panels: range) -> Tensor:
+def _added(scores: DotScores, rows: range, wanted: range, panels: range) -> Tensor:
     block = scores.added(rows, wanted)
     # Always a copy: a bias may have any strides, and one element for all keys.
     part = block.new_full((*block.shape[:3], len(panels)), -NEVER)

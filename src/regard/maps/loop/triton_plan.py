@@ -150,7 +150,7 @@ class Memory:
 
 class LaunchPlan:
     def __init__(self, form: CallForm, asked: Asked) -> None:
-        from regard.maps.loop import triton_columns, triton_ranks, triton_rows
+        from regard.maps.loop import triton_columns, triton_rows
 
         sizes, number, whole, names = form.sizes, torch.float32, torch.int32, asked.kinds
         flat_heads, queries, keys = sizes.flat_batch * sizes.heads, sizes.queries, sizes.keys
@@ -196,7 +196,7 @@ class LaunchPlan:
             if asked.ranked:
                 few = RANK_TILE
                 self._add(
-                    triton_ranks.rank_groups, (flat_heads * -(-queries // few.rows), 1), few, group_count=count,
+                    triton_rows.rank_groups, (flat_heads * -(-queries // few.rows), 1), few, group_count=count,
                     ranked=asked.ranked, SIZE=tile.columns // groups, PLACES=1 << (asked.ranked - 1).bit_length(),
                     FEW=few.columns, DIMS=64,
                 )  # fmt: skip

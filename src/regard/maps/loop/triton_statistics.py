@@ -15,7 +15,8 @@ from regard.call.normalizations import Softmax, SoftmaxWithSink
 from regard.call.scores.base import SoftCapped
 from regard.kernels.base import Call
 from regard.maps.loop.triton_plan import LOG2_E, CallForm, plan_of, reads_rows
-from regard.maps.sources.source import SoftmaxCall, Source, Statistic
+from regard.maps.sources.factors import Factors
+from regard.maps.sources.source import Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.asked import Answer, Asked, RowReader
 from regard.tensors.guards import has_values, in_forward_mode, in_transform, is_recorded
@@ -40,9 +41,10 @@ class TritonRows(RowReader):
             return "Triton runs from compute capability 8.0 on, and has no transforms"
         if asked.beyond is not None or asked.chosen:
             return asked.beyond or f"it has no {asked.chosen[0]}"
-        call = source.softmax_form()
-        if call is None or not source.flat_heads:
+        factors = source.softmax_factors()
+        if factors is None or not source.flat_heads:
             return "it reads the softmax of one call"
+        call = factors.form
         if is_recorded() and any(tensor.requires_grad for tensor in source.tensors()):
             return "it has no gradient"
         if (reason := _why_tiles(call)) is not None:
@@ -56,10 +58,10 @@ class TritonRows(RowReader):
         return None
 
     def read(self, source: Source, asked: Asked) -> list[Answer | None]:
-        made = source.softmax_call()
-        assert made is not None, "the softmax of one call"
+        factors = source.softmax_factors()
+        assert factors is not None, "the softmax of one call"
         with torch.no_grad():
-            return or_else(NAME, lambda: _read(made, asked), lambda: [None] * len(asked.statistics))
+            return or_else(NAME, lambda: _read(factors, asked), lambda: [None] * len(asked.statistics))
 
 
 def _ranges(call: Call) -> RowRanges | None:
@@ -88,8 +90,9 @@ def _why_tiles(call: Call) -> str | None:
     return None
 
 
-def _read(made: SoftmaxCall, asked: Asked) -> list[Answer | None]:
-    call, ranges = made.call, _ranges(made.call)
+def _read(factors: Factors, asked: Asked) -> list[Answer | None]:
+    call = factors.call
+    ranges = _ranges(call)
     assert ranges is not None, "the keys of a query are one range"
     score, bias = call.score, call.bias
     slopes = bias.slopes if isinstance(bias, ALiBi) and isinstance(bias.slopes, Tensor) else None
@@ -98,8 +101,9 @@ def _read(made: SoftmaxCall, asked: Asked) -> list[Answer | None]:
     width, sinks = query.shape[-1], _sinks(call)
     scale = inner.dot_scale(width)
     assert scale is not None, "it was asked"
-    # The program for rows finds their log-sum-exp by the way.
-    state = None if reads_rows(asked) else made.state()
+    # The program for rows finds their log-sum-exp by the way. A kernel's state of half precision is inexact.
+    state_of = factors.state_of if query.dtype == call.compute_dtype else factors.known_state_of
+    state = None if reads_rows(asked) else state_of(call)
     form = CallForm(
         sizes=call.sizes, width=width, dtype=query.dtype, strides=CallForm.strides_of(query, key, ranges),
         lower=ranges.lower, upper=ranges.upper, scale=scale,

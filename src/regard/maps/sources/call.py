@@ -9,14 +9,14 @@ from torch import Tensor
 
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
-from regard.call.shapes import UNNAMED, Dimensions, Rows, take
+from regard.call.shapes import UNNAMED, Dimensions, Rows, take, take_rows
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels import choose_backend, execute
 from regard.kernels.base import Backend, Call
 from regard.maps.sources.derived import WeightedSource
-from regard.maps.sources.dot_scores import BufferedPart, DotFactors, DotScores
+from regard.maps.sources.dot_scores import BufferedPart, DotFactors
 from regard.maps.sources.factors import Factors
-from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, SoftmaxCall, Source, Statistic, take_rows
+from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, Source, Statistic
 from regard.maps.sources.values import NOTHING, CallValues, of_heads
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.of_softmax import DotSoftmax
@@ -100,11 +100,8 @@ class CallSource(NamedSource):
         mask = "" if call.mask is None else f", {call.mask}"
         return f"{call.normalization} of {call.score}{mask}{'' if call.bias is None else ', with a bias'}"
 
-    def gradient(self, grad_output: Tensor | None) -> WeightedSource:
-        return WeightedSource(*self._sides("gradient()", grad_output), "gradient", alone=True)
-
-    def attribution(self, grad_output: Tensor | None) -> WeightedSource:
-        return WeightedSource(*self._sides("attribution()", grad_output), "attribution")
+    def gradient(self, grad_output: Tensor | None, asked: str) -> WeightedSource:
+        return WeightedSource(*self._sides(f"{asked}()", grad_output), asked, alone=asked == "gradient")
 
     def _sides(self, asked: str, grad_output: Tensor | None) -> tuple["CallSource", Tensor, Tensor]:
         """The weights, dO and V. A saved gradient has no graph, so its cofactors need none."""
@@ -132,22 +129,8 @@ class CallSource(NamedSource):
             state = state.flatten(0, 1)[flat_heads.start : flat_heads.stop, None]
         return partial(_weights, call, state)
 
-    def dot_scores(self) -> DotScores | None:
-        call, state = self.factors.read()
-        scale = _dot_scale(call)
-        return None if scale is None else DotScores(call, state, scale)
-
-    def softmax_form(self) -> Call | None:
-        call = self.factors.form
-        return call if isinstance(call.normalization, Softmax) else None
-
-    def softmax_call(self) -> SoftmaxCall | None:
-        call = self.call
-        if not isinstance(call.normalization, Softmax):
-            return None
-        may_be_found = call.query.dtype != call.compute_dtype
-        state_of = self.factors.known_state_of if may_be_found else self.factors.state_of
-        return SoftmaxCall(call, lambda: state_of(call))
+    def softmax_factors(self) -> Factors | None:
+        return self.factors if isinstance(self.factors.form.normalization, Softmax) else None
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
         call, state = self.factors.read()
@@ -197,8 +180,6 @@ class CallSource(NamedSource):
                 found = (form.entropy(),)
             case st.ParticipationRatio():
                 found = form.participation_ratio()
-            case st.Squares():
-                found = (form.squares(),)
             case st.TransposedProduct(x):
                 found = (form.transposed(self._for_flat_heads(x).unflatten(0, form.state.shape[:2])).mT,)
             case _:

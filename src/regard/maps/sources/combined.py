@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from regard.call.shapes import UNNAMED, Dimensions, Rows
-from regard.maps.sources.derived import SameShapeSource, SizeSource
-from regard.maps.sources.source import NamedSource, Part, PartOf, Piece, Scratch, Source, Statistic, take_rows
+from regard.call.shapes import UNNAMED, Dimensions, Rows, take_rows
+from regard.maps.sources.derived import DerivedSource, SizeSource
+from regard.maps.sources.source import NamedSource, Part, PartOf, Piece, Scratch, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.asked import Answer
 from regard.maps.statistics.pooling import Grid
@@ -202,7 +202,7 @@ class SumSource(SeveralSource):
 
 
 @dataclass(frozen=True, eq=False)
-class ScaledSource(SameShapeSource):
+class ScaledSource(DerivedSource):
     """The weights of a source times factors that broadcast: a scalar, one for each head, a mask of keys, ..."""
 
     of: Source

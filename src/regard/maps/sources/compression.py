@@ -62,10 +62,6 @@ class Compression(NamedSource):
         layout = (self.layout[0], heads)
         return Compression(shares.flatten(0, 1), self.rate, self.positions, layout, self.names)
 
-    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Compression":
-        shares = self.shares if flat_heads is None else self.shares[flat_heads]
-        return replace(self, shares=shares, layout=leading, names=Dimensions.unknown(len(leading), UNNAMED))
-
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Compression":
         return replace(self, shares=change(self.shares))
 
@@ -76,8 +72,8 @@ class OverTokens(NamedSource, SeveralSource):
 
     weights: Source
     """Its keys are the positions, then the blocks."""
-    blocks: Compression
-    """For each of its flat heads."""
+    blocks: Source
+    """A `Compression` for each of its flat heads."""
     names: Dimensions
 
     @property
@@ -86,7 +82,7 @@ class OverTokens(NamedSource, SeveralSource):
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((*self.weights.shape[:-1], self.blocks.positions))
+        return torch.Size((*self.weights.shape[:-1], self.blocks.keys))
 
     def __str__(self) -> str:
         return f"{self.weights}, its blocks led back to tokens"

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Dimensions, Rows
+from regard.call.shapes import Dimensions, Rows, take_rows
 from regard.errors import ArgumentError, ShapeError
-from regard.maps.sources.source import Part, PartOf, Piece, Scratch, Source, Statistic, take_rows
+from regard.maps.sources.source import Part, PartOf, Piece, Scratch, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.fresh import Fresh
@@ -52,6 +52,17 @@ class DerivedSource(Source):
     def has_blocks(self) -> bool:
         return self.of.has_blocks
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.of.shape
+
+    @property
+    def width(self) -> int:
+        return self.of.width
+
+    def columns(self, rows: range) -> range:
+        return self.of.columns(rows)
+
     def tensors(self) -> list[Tensor]:
         return list(self.of.tensors())
 
@@ -73,18 +84,6 @@ class DerivedSource(Source):
         derived: Any = self
         made: Source = replace(derived, of=source)
         return made
-
-
-class SameShapeSource(DerivedSource):
-    """Other weights with the shape and the heads of another source."""
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.of.shape
-
-    @property
-    def width(self) -> int:
-        return self.of.width
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +167,7 @@ class AverageSource(DerivedSource):
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedSource(SameShapeSource):
+class WeightedSource(DerivedSource):
     of: Source
     left: Tensor | None
     """a (flat_heads, T, E); None for 1."""
@@ -228,7 +227,7 @@ class WeightedSource(SameShapeSource):
 
 
 @dataclass(frozen=True, eq=False)
-class PositiveSource(SameShapeSource):
+class PositiveSource(DerivedSource):
     """The positive part of a source: max(0, weight)."""
 
     of: Source
@@ -262,7 +261,7 @@ class SizeSource(PositiveSource):
 
 def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
     """The positive part of P times dL/dP, as a mean over heads if the map has any. See `AttentionMap.relevance`."""
-    positive = PositiveSource(source.attribution(grad_output))
+    positive = PositiveSource(source.gradient(grad_output, "attribution"))
     source.require_heads("relevance()")
     return positive if source.dimensions.head is None else average(positive)
 
@@ -354,7 +353,7 @@ def _over(of: Source, place: int, shares: Tensor | None) -> AverageSource:
 
 
 @dataclass(frozen=True, eq=False)
-class CastSource(SameShapeSource):
+class CastSource(DerivedSource):
     of: Source
     answer: torch.dtype
 
@@ -374,17 +373,11 @@ class CastSource(SameShapeSource):
     def grid(self, wanted: Grid, how: str) -> Grid:
         return self.of.grid(wanted, how)
 
-    def columns(self, rows: range) -> range:
-        return self.of.columns(rows)
-
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
         return self.of.part(flat_heads, scratch)
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
         return self.of.at_once(statistic)
 
-    def gradient(self, grad_output: Tensor | None) -> Source:
-        return CastSource(self.of.gradient(grad_output), self.answer)
-
-    def attribution(self, grad_output: Tensor | None) -> Source:
-        return CastSource(self.of.attribution(grad_output), self.answer)
+    def gradient(self, grad_output: Tensor | None, asked: str) -> Source:
+        return CastSource(self.of.gradient(grad_output, asked), self.answer)

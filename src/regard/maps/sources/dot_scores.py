@@ -11,9 +11,9 @@ from torch import Tensor
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import Causal
 from regard.call.masks.patterns import Strided, Window
-from regard.call.shapes import Rows, repeated, take
+from regard.call.shapes import Rows, repeated, take, take_rows
 from regard.kernels.base import Call
-from regard.maps.sources.source import Piece, take_rows
+from regard.maps.sources.source import Piece
 
 NEVER = 1e30
 """The state of a row without keys: its weights become 0, and no inf - inf or 0 * inf makes a NaN."""
@@ -46,13 +46,15 @@ def _covered(call: Call, rows: Rows, columns: Rows) -> int:
 
 
 class DotScores:
+    """The scores behind weights 2^(scale q k + added - state / ln 2), in float32 or float64."""
+
     def __init__(self, call: Call, state: Tensor, scale: float) -> None:
-        self._call, self.scale = call, scale / LN_2
+        self._call, self.scale, self.state = call, scale / LN_2, state
         self.query, self.key = call.query.to(call.compute_dtype), call.key.to(call.compute_dtype)
-        self.state = state
 
     @property
     def reads_queries(self) -> bool:
+        """Whether the additions differ from query to query."""
         return self._call.bias is not None or "query" in self._looks
 
     @property
@@ -65,11 +67,12 @@ class DotScores:
 
     @property
     def is_relative(self) -> bool:
+        """Whether the additions depend on key - query alone: then all blocks on a diagonal are equal."""
         return self._call.bias is None and self._call.mask is not None and self._call.mask.is_relative()
 
     @property
     def kind(self) -> Hashable:
-        """The masks as a cache key; None if they hold tensors, or there is a bias."""
+        """The masks as a cache key, for scores of equal sizes; None if they hold tensors, or there is a bias."""
         call = self._call
         masks = () if call.mask is None else call.mask.factors()
         if call.bias is not None or not all(type(mask) in IN_NUMBERS and mask.is_relative() for mask in masks):
@@ -81,6 +84,7 @@ class DotScores:
         return frozenset() if self._call.mask is None else self._call.mask.depends_on()
 
     def allows(self, rows: range, columns: range) -> bool:
+        """Whether the additions are 0 in all of the rows and columns; False if a cheap check cannot tell."""
         call = self._call
         return call.bias is None and (call.mask is None or call.mask.covers(rows, columns))
 

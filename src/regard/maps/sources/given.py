@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Dimensions, Rows
+from regard.call.shapes import Dimensions, Rows, take_rows
 from regard.errors import ShapeError
-from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, take_rows
+from regard.maps.sources.source import NamedSource, Part, Piece, Scratch
 from regard.tensors.fresh import Fresh
 
 

@@ -7,9 +7,9 @@ and `refuse`.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from torch import Tensor
 from regard.call.masks.base import Mask
 from regard.call.shapes import UNNAMED, Dimensions, Rows, index_tensor
 from regard.errors import ArgumentError
-from regard.kernels.base import Call
 from regard.kernels.tiled import Tile
+from regard.maps.sources.factors import Factors
 from regard.maps.statistics.pooling import Grid
 
 PAIRS = 64
@@ -39,47 +39,6 @@ class Piece:
 
 
 Part = Callable[[Rows, Rows], Piece]
-
-
-class Scores(Protocol):
-    """The scores behind weights 2^(scale q k + added - state / ln 2), in float32 or float64."""
-
-    scale: float
-    query: Tensor
-    """(B, H, T, D)."""
-    key: Tensor
-    """(B, G, S, D); G divides H."""
-    state: Tensor
-    """The log-sum-exp of each row, (B, H, T); -inf for a row without keys."""
-
-    @property
-    def reads_queries(self) -> bool:
-        """Whether the additions differ from query to query."""
-
-    @property
-    def breadth(self) -> int:
-        """The number of (sequence, head) pairs with their own additions."""
-
-    @property
-    def is_relative(self) -> bool:
-        """Whether the additions depend on key - query alone: then all blocks on a diagonal are equal."""
-
-    @property
-    def kind(self) -> Hashable:
-        """A cache key of the additions for scores of equal sizes; None to prevent caching."""
-
-    def allows(self, rows: range, columns: range) -> bool:
-        """Whether the additions are 0 in all of the rows and columns; False if a cheap check cannot tell."""
-
-    def added(self, rows: range, columns: range) -> Tensor:
-        """The additions to the scores, (B or 1, H or 1, t or 1, s or 1); far below 0 for a hidden key."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SoftmaxCall:
-    call: Call
-    state: Callable[[], Tensor | None]
-    """The log-sum-exp of each row (B, H, T), None if not yet computed. It may be checked when it is asked for."""
 
 
 class Scratch:
@@ -104,6 +63,11 @@ class Statistic(ABC):
     """Whether it reads the weights of a row as shares of a whole: then it has no meaning for weights below 0."""
     overwrites: ClassVar[bool] = False
     """Whether it overwrites the logarithms of a piece where it may: it reads after the others."""
+    said: ClassVar[str]
+    """Its name with its numbers, in words for `format` with the statistic."""
+
+    def __str__(self) -> str:
+        return self.said.format(self)
 
     @abstractmethod
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, ...]:
@@ -251,18 +215,14 @@ class Source(ABC):
             f"{asked} needs the queries and keys of one call, and this map is {self}: ask the map of the call"
         )
 
-    def gradient(self, grad_output: Tensor | None) -> "Source":
-        """The source of dL/dP for a gradient dL/dO of the output; by default the saved one.
+    def gradient(self, grad_output: Tensor | None, asked: str) -> "Source":
+        """The source of dL/dP, or of P times dL/dP for the attribution, for a gradient dL/dO; by default the saved one.
 
         Raises:
             ArgumentError: the map is not from one call, or its values or the gradient of its output were not kept.
             GradientError: there was no backward pass.
         """
-        self.refuse("gradient()")
-
-    def attribution(self, grad_output: Tensor | None) -> "Source":
-        """The source of P times dL/dP, with the same arguments and errors."""
-        self.refuse("attribution()")
+        self.refuse(f"{asked}()")
 
     def support(self, rows: range) -> range:
         """The keys outside which the weights of these rows are 0, whatever their signs."""
@@ -279,16 +239,8 @@ class Source(ABC):
         With a scratch, a piece may overwrite the memory of the piece before, and carries no gradient.
         """
 
-    def dot_scores(self) -> Scores | None:
-        """The scores behind a softmax of dot products; None for other sources."""
-        return None
-
-    def softmax_form(self) -> Call | None:
-        """The call behind softmax weights, unchecked: its shapes, dtypes, mask and score; None for other sources."""
-        return None
-
-    def softmax_call(self) -> SoftmaxCall | None:
-        """The call behind softmax weights; None for other sources."""
+    def softmax_factors(self) -> Factors | None:
+        """The factors of the call behind softmax weights; None for other sources."""
         return None
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
@@ -353,12 +305,6 @@ class NamedSource(Source):
 def bytes_by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:
     """The bytes of tensors by storage, to count a shared storage once."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
-
-
-def take_rows(tensor: Tensor, rows: Rows) -> Tensor:
-    if not isinstance(rows, range):
-        return tensor[..., rows]
-    return tensor if len(rows) == tensor.shape[-1] else tensor[..., rows.start : rows.stop]
 
 
 class LinearSource(NamedSource):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.maps.sources.source import Source, Statistic
 from regard.maps.statistics import definitions as st
-from regard.maps.statistics.chosen_keys import SumsOfKeys
+from regard.maps.statistics.definitions import SumsOfKeys
 from regard.maps.statistics.pooling import Grid
 
 MOST_RANKED = 64

@@ -11,12 +11,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.call.shapes import index_tensor
+from regard.call.shapes import index_tensor, take_rows
 from regard.errors import ArgumentError
 from regard.kernels.tiled import Tile
 from regard.lazy import displayed
 from regard.maps.indexing import is_integer
-from regard.maps.sources.source import PartOf, Piece, Source, Statistic, take_rows
+from regard.maps.sources.source import PartOf, Piece, Source, Statistic
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.guards import has_values, is_recorded
 from regard.tensors.memory import widest_dtype
@@ -93,8 +93,7 @@ class Received(PerKey):
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         return (piece.weights.sum(1),)
 
-    def __str__(self) -> str:
-        return "received()"
+    said: ClassVar[str] = "received()"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,8 +106,7 @@ class TransposedProduct(PerKey):
         x = self.x if len(self.x) == 1 else self.x[_slice(tile.flat_heads)]
         return (x[:, _slice(tile.rows)].mT @ piece.weights,)
 
-    def __str__(self) -> str:
-        return "map.mT @ x"
+    said: ClassVar[str] = "map.mT @ x"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,8 +119,7 @@ class Product(PerQuery):
         x = self.x if len(self.x) == 1 else self.x[_slice(tile.flat_heads)]
         return (piece.weights @ x[:, _slice(tile.columns)],)
 
-    def __str__(self) -> str:
-        return "map @ x"
+    said: ClassVar[str] = "map @ x"
 
 
 def without_rounding(entropy: Tensor) -> Tensor:
@@ -148,8 +145,7 @@ class Entropy(PerQuery):
             found = -piece.unit * torch.linalg.vecdot(weights, piece.logs.clamp_min(LOWEST_LOG))
         return (without_rounding(found),)
 
-    def __str__(self) -> str:
-        return "entropy()"
+    said: ClassVar[str] = "entropy()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,19 +170,7 @@ class ParticipationRatio(PerQuery):
         ratio = shares.sum(-1).square() / squares.masked_fill(dead[..., 0], 1.0)
         return ratio, piece.weights.sum(-1)
 
-    def __str__(self) -> str:
-        return "participation_ratio()"
-
-
-@dataclass(frozen=True, slots=True)
-class Squares(PerQuery):
-    """sum_j P_ij^2: (flat_heads, T)."""
-
-    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        return (torch.linalg.vecdot(piece.weights, piece.weights),)
-
-    def __str__(self) -> str:
-        return "squares()"
+    said: ClassVar[str] = "participation_ratio()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +182,7 @@ class Largest(PerQuery):
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         return (piece.weights.amax(-1),)
 
-    def __str__(self) -> str:
-        return "top_weight()"
+    said: ClassVar[str] = "top_weight()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +199,7 @@ class ArgLargest(PerQuery):
         keys = indices + tile.columns.start
         return (keys if self.names_zeros else torch.where(values != 0, keys, -1),)
 
-    def __str__(self) -> str:
-        return "top_key()"
+    said: ClassVar[str] = "top_key()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +225,7 @@ class TopWeights(PerQuery):
         keys += tile.columns.start
         return values, keys if self.names_zeros else torch.where(values != 0, keys, -1)
 
-    def __str__(self) -> str:
-        return f"top_keys({self.k})"
+    said: ClassVar[str] = "top_keys({0.k})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +253,7 @@ class TopPCount(PerQuery):
             count[more] = (ordered.cumsum(-1, dtype=wide) < goal[more]).sum(-1) + 1
         return (count.minimum(positive),)
 
-    def __str__(self) -> str:
-        return f"top_p_count({self.share})"
+    said: ClassVar[str] = "top_p_count({0.share})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +268,7 @@ class Distance(PerQuery):
         j = torch.arange(tile.columns.start, tile.columns.stop, device=device)
         return (torch.linalg.vecdot(piece.weights, (i[:, None] - j).abs().to(dtype)),)
 
-    def __str__(self) -> str:
-        return f"distance({self.offset})"
+    said: ClassVar[str] = "distance({0.offset})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -306,8 +285,7 @@ class PlacedDistance(PerQuery):
         far = (i[:, None] - take_rows(self.columns, tile.columns)).abs().to(piece.weights.dtype)
         return (torch.linalg.vecdot(piece.weights, far),)
 
-    def __str__(self) -> str:
-        return "distance() of chosen rows"
+    said: ClassVar[str] = "distance() of chosen rows"
 
 
 def distance_in(part: PartOf, device: torch.device) -> Distance | PlacedDistance:
@@ -360,8 +338,7 @@ class Pooled(Statistic):
         areas = self.grid.areas(sums.device)
         return sums / areas if is_recorded() else sums.div_(areas)
 
-    def __str__(self) -> str:
-        return f"pooled({self.grid.rows.count}, {self.grid.columns.count}, {self.how!r})"
+    said: ClassVar[str] = "pooled({0.grid.rows.count}, {0.grid.columns.count}, {0.how!r})"
 
 
 def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
@@ -371,3 +348,27 @@ def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
 
 def _slice(where: range) -> slice:
     return slice(where.start, where.stop)
+
+
+class Chains(NamedTuple):
+    """The keys of each query as a chain in descending order: its first key, and of each key the next; -1 is the end."""
+
+    first: Tensor
+    """(chains, sequences or 1, T) of int64."""
+    following: Tensor
+    """(chains, sequences or 1, S)."""
+
+
+class SumsOfKeys(PerQuery):
+    """Sums of the weights of each query on its keys, (flat_heads, T) for each chain."""
+
+    needs_tiles: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many answers it has."""
+
+    @abstractmethod
+    def chains(self, keys: int) -> Chains:
+        """The chosen of so many keys, for a loop over rows."""

@@ -1,8 +1,7 @@
 """The divergence of two maps, query by query: the losses of distillation, without either matrix."""
 
 import math
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -22,8 +21,7 @@ from regard.maps.sources.derived import AverageSource
 from regard.maps.sources.given import given_weights
 from regard.maps.sources.source import Part, Piece, Scratch, Source
 from regard.maps.statistics.definitions import LOWEST_LOG, Entropy, PerQuery
-from regard.maps.statistics.products import product
-from regard.maps.statistics.tiles import ask
+from regard.maps.statistics.tiles import ask, product
 from regard.tensors.tile_sizes import union
 
 Divergence = Literal["kl", "js", "cross_entropy", "mse", "cosine"]
@@ -77,7 +75,7 @@ def _found(p: Source, q: Source, kind: Divergence) -> Tensor:
     """The computed divergence: slightly below 0 by rounding for almost equal rows."""
     at_once = _by_product(p, q) if kind in ("kl", "cross_entropy") else None
     if at_once is None:
-        return p.laid_out(ask(Together((p, q)), OF_KIND[kind](q))[0])
+        return p.laid_out(ask(Together((p, q)), Compared(q, kind))[0])
     return at_once if kind == "cross_entropy" else at_once - p.laid_out(ask(p, Entropy())[0])
 
 
@@ -183,92 +181,63 @@ class Compared(PerQuery):
     """One answer for each query from two rows of weights, p of the source and q of another: (flat_heads, T)."""
 
     other: Source
+    kind: Divergence
 
     needs_tiles: ClassVar[bool] = True
+
+    @property
+    def reads_shares(self) -> bool:  # type: ignore[override]
+        return self.kind in ("kl", "js", "cross_entropy")
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         other = self.other.part(tile.flat_heads)(tile.rows, tile.columns)
         dtype = torch.promote_types(piece.weights.dtype, other.weights.dtype)
-        return (self.compare(_in(piece, dtype), _in(other, dtype)),)
-
-    @abstractmethod
-    def compare(self, p: Piece, q: Piece) -> Tensor:
-        """One answer for each row (flat_heads, t) of two blocks (flat_heads, t, s)."""
-
-
-class CrossEntropy(Compared):
-    reads_shares: ClassVar[bool] = True
-
-    def compare(self, p: Piece, q: Piece) -> Tensor:
-        return -torch.linalg.vecdot(p.weights, _logs(q)) + _beyond(p.weights, q)
+        return (OF_KIND[self.kind](_in(piece, dtype), _in(other, dtype), self.other.keys),)
 
     def __str__(self) -> str:
-        return "cross entropy"
+        return f"divergence of kind {self.kind!r}"
 
 
-class KullbackLeibler(Compared):
-    """sum_j p_j ln(p_j / q_j)."""
-
-    reads_shares: ClassVar[bool] = True
-
-    def compare(self, p: Piece, q: Piece) -> Tensor:
-        return torch.linalg.vecdot(p.weights, _logs(p) - _logs(q)) + _beyond(p.weights, q)
-
-    def __str__(self) -> str:
-        return "Kullback-Leibler divergence"
+def _cross_entropy(p: Piece, q: Piece, keys: int) -> Tensor:
+    return -torch.linalg.vecdot(p.weights, _logs(q)) + _beyond(p.weights, q)
 
 
-class JensenShannon(Compared):
+def _kullback_leibler(p: Piece, q: Piece, keys: int) -> Tensor:
+    return torch.linalg.vecdot(p.weights, _logs(p) - _logs(q)) + _beyond(p.weights, q)
+
+
+def _jensen_shannon(p: Piece, q: Piece, keys: int) -> Tensor:
     """(KL(p, m) + KL(q, m)) / 2 with m = (p + q) / 2. Where p is near q logarithms cancel, and it is
     m (r atanh r + ln(1 - r^2) / 2) with r = (p - q) / (p + q)."""
-
-    reads_shares: ClassVar[bool] = True
-
-    def compare(self, p: Piece, q: Piece) -> Tensor:
-        of_p, of_q = _logs(p), _logs(q)
-        of_m = torch.logaddexp(of_p, of_q) - math.log(2.0)
-        far = (p.weights * (of_p - of_m) + q.weights * (of_q - of_m)) / 2
-        r = ((of_p - of_q) / 2).tanh()
-        near = r.clamp(-0.5, 0.5)
-        of_near = (p.weights + q.weights) * (near * near.atanh() + torch.log1p(-near.square()) / 2) / 2
-        return torch.where(r.abs() < 0.5, of_near, far).sum(-1)
-
-    def __str__(self) -> str:
-        return "Jensen-Shannon divergence"
+    of_p, of_q = _logs(p), _logs(q)
+    of_m = torch.logaddexp(of_p, of_q) - math.log(2.0)
+    far = (p.weights * (of_p - of_m) + q.weights * (of_q - of_m)) / 2
+    r = ((of_p - of_q) / 2).tanh()
+    near = r.clamp(-0.5, 0.5)
+    of_near = (p.weights + q.weights) * (near * near.atanh() + torch.log1p(-near.square()) / 2) / 2
+    return torch.where(r.abs() < 0.5, of_near, far).sum(-1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SquaredError(Compared):
-    """sum_j (p_j - q_j)^2 / S."""
-
-    def compare(self, p: Piece, q: Piece) -> Tensor:
-        return (p.weights - q.weights).square().sum(-1) / self.other.keys
-
-    def __str__(self) -> str:
-        return "mean squared error"
+def _squared_error(p: Piece, q: Piece, keys: int) -> Tensor:
+    return (p.weights - q.weights).square().sum(-1) / keys
 
 
-class CosineDistance(Compared):
-    """1 - p . q / (|p| |q|)."""
-
-    def compare(self, p: Piece, q: Piece) -> Tensor:
-        empty_p, empty_q = ((one.weights == 0).all(-1) for one in (p, q))
-        # Of unit vectors, |u - v|^2 / 2 is 1 - u . v, without its cancellation.
-        u, v = (torch.nn.functional.normalize(one.weights, dim=-1, eps=1e-30) for one in (p, q))
-        found = (u - v).square().sum(-1) / 2
-        return found.masked_fill(empty_p ^ empty_q, 1.0)
-
-    def __str__(self) -> str:
-        return "cosine distance"
+def _cosine_distance(p: Piece, q: Piece, keys: int) -> Tensor:
+    empty_p, empty_q = ((one.weights == 0).all(-1) for one in (p, q))
+    # Of unit vectors, |u - v|^2 / 2 is 1 - u . v, without its cancellation.
+    u, v = (torch.nn.functional.normalize(one.weights, dim=-1, eps=1e-30) for one in (p, q))
+    found = (u - v).square().sum(-1) / 2
+    return found.masked_fill(empty_p ^ empty_q, 1.0)
 
 
-OF_KIND: Mapping[Divergence, type[Compared]] = {
-    "kl": KullbackLeibler,
-    "js": JensenShannon,
-    "cross_entropy": CrossEntropy,
-    "mse": SquaredError,
-    "cosine": CosineDistance,
+OF_KIND: Mapping[Divergence, Callable[[Piece, Piece, int], Tensor]] = {
+    "kl": _kullback_leibler,
+    "js": _jensen_shannon,
+    "cross_entropy": _cross_entropy,
+    "mse": _squared_error,
+    "cosine": _cosine_distance,
 }
+"""One answer for each row (flat_heads, t) of two blocks (flat_heads, t, s) of maps of S keys."""
 
 
 def _in(piece: Piece, dtype: torch.dtype) -> Piece:

@@ -6,7 +6,7 @@ With $P_{ij} = \exp(c\, q_i \cdot k_j + b_j + r_i - \mathrm{lse}_i)$, at most a 
     P^T x                attention of the keys to the queries, each with the bias r_i - lse_i, times exp(its lse + b_j)
     sum_i P_ij           exp(the lse of that call + b_j)
     -sum_j P_ij ln P_ij  lse_i - r_i - c q_i . (P K)_i - (P b)_i
-    sum_j P_ij^2         exp(lse of the doubled scores - 2 lse)
+    sum_j P_ij^2         exp(lse of the doubled scores - 2 lse), for the participation ratio
 
 Each is one call of a fused kernel, with its gradient, in memory linear in T and S. (The column sums follow
 awslabs/keys_values, pull request 77.)
@@ -103,11 +103,6 @@ class DotSoftmax:
         plain, doubled = plain.masked_fill(dead, 0.0), doubled.masked_fill(dead, 0.0)
         ratio = torch.exp(2 * plain - doubled).masked_fill(dead, 0.0)
         return ratio, torch.exp(plain - self.lse).masked_fill(dead, 0.0)
-
-    def squares(self) -> Tensor:
-        doubled = self._doubled_lse()
-        dead = doubled == -torch.inf
-        return torch.exp(doubled.masked_fill(dead, 0.0) - 2 * self.lse).masked_fill(dead, 0.0)
 
     def _doubled_lse(self) -> Tensor:
         bias = None if self.call.bias is None else Doubled(self.call.bias)

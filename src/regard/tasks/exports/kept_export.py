@@ -31,11 +31,11 @@ from regard.files.atomic import (
     write_checksummed,
 )
 from regard.files.locks import locked_in_turn
-from regard.models.fingerprint import fingerprint
 from regard.tasks.exports.ctranslate2 import library, to_ctranslate2
 from regard.tasks.exports.trained import ExportedRun
 from regard.tasks.runs.run_folder import ENGINE, ENGINE_FILES, REPLACEMENT
 from regard.tasks.runs.serialisation import to_plain
+from regard.tensors.fingerprint import fingerprint
 from regard.version import __version__
 
 FORMAT = 2

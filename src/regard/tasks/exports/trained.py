@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard.call.positions import sinusoidal
 from regard.errors import ArgumentError
 from regard.files.model_folder import is_huggingface
 from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
 from regard.nn import LearnedPositions, MultiHeadAttention
+from regard.nn.embeddings import sinusoidal
 from regard.tasks.config import TRANSLATION
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.tokenizers import Tokenizer

@@ -6,7 +6,6 @@ import torch
 
 from regard.errors import DataError
 from regard.models.config import RNNConfig, TransformerConfig
-from regard.models.fingerprint import fingerprint
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
 from regard.tasks.generation.downloaded import Downloaded
@@ -15,6 +14,7 @@ from regard.tasks.text.batches import Batch, collate
 from regard.tasks.text.codec import Codec
 from regard.tasks.text.pair_store import chunks
 from regard.tasks.translation.search_job import Searcher
+from regard.tensors.fingerprint import fingerprint
 
 Model = Transformer | RNNSeq2Seq | Downloaded
 

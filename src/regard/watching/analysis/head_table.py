@@ -12,9 +12,16 @@ from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.source import LinearSource, Statistic
-from regard.maps.statistics.chosen_keys import AtPlaces, OfEqualTokens, SumsOfKeys
-from regard.maps.statistics.definitions import Entropy, Largest, ParticipationRatio, TopWeights, distance_in
+from regard.maps.statistics.definitions import (
+    Entropy,
+    Largest,
+    ParticipationRatio,
+    SumsOfKeys,
+    TopWeights,
+    distance_in,
+)
 from regard.maps.statistics.divergence import divergence
+from regard.maps.statistics.key_sets import AtPlaces, OfEqualTokens
 from regard.maps.statistics.tiles import ask, ask_all
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
 from regard.watching.module_names import Names

@@ -7,8 +7,8 @@ from regard.lazy import on_demand
 
 if TYPE_CHECKING:
     from regard.watching.checks.check_model import check as check
-    from regard.watching.checks.checked import AuditQuestion as AuditQuestion
-    from regard.watching.checks.checked import Checked as Checked
+    from regard.watching.checks.finding import AuditQuestion as AuditQuestion
+    from regard.watching.checks.finding import Checked as Checked
     from regard.watching.checks.finding import FaultyWeight as FaultyWeight
     from regard.watching.checks.finding import Finding as Finding
 else:

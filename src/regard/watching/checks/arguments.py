@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError
-from regard.watching.checks.padding_told import PadToken
 from regard.watching.checks.pair_masks import is_square
-from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS, Meaning
+from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS, Meaning, PadToken
 
 TARGET = ("decoder_", "tgt", "target", "trg")
 """The first letters of the arguments of the sequence that a pair writes."""

@@ -6,8 +6,7 @@ import torch
 
 from regard.errors import ArgumentError, ShapeError
 from regard.watching.checks.audited_call import AuditedRun, UserTold, run_of
-from regard.watching.checks.checked import AuditQuestion, Checked
-from regard.watching.checks.finding import Finding, by_module
+from regard.watching.checks.finding import AuditQuestion, Checked, Finding, by_module
 from regard.watching.checks.roles import UNKNOWN
 from regard.watching.checks.rules import FIRST, RULES
 from regard.watching.checks.rules.kernel import is_finite

@@ -12,15 +12,16 @@ from regard.errors import RegardError
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.facts import Facts, allowed_pairs, facts_of
 from regard.watching.checks.finding import Finding
-from regard.watching.checks.padding_told import PadToken, padding_of
 from regard.watching.checks.roles import Role, config_of, is_of_decoder, reads_memory, role_of
 from regard.watching.checks.told import (
+    PadToken,
     SequencePart,
     Told,
     documents_told,
     handed,
     ids_of,
     masks_of,
+    padding_of,
     part_of,
     prefix_of,
     types_of,
@@ -111,6 +112,10 @@ class AuditedCall:
     def key_part(self) -> SequencePart | None:
         return self.part if not self.crosses else "source" if self.part in ("own", "target") else None
 
+    def ids(self, part: SequencePart | None, length: int) -> Told | None:
+        """The ids of the tokens of a sequence, (B, length)."""
+        return None if part is None else ids_of(self.call, part, length)
+
     @cached_property
     def offset(self) -> int | None:
         """The position of the first query among the keys; None if it is not known."""
@@ -198,7 +203,7 @@ class AuditedCall:
             ids = torch.atleast_2d(one.ids)
             is_of_rows = len(ids) in (1, self.sizes.flat_batch)
             if is_of_rows and ids.shape[1] > 1 and not bool((ids.diff(dim=-1) != 1).any()):
-                tokens = None if self.part is None else ids_of(self.call, self.part, ids.shape[1])
+                tokens = self.ids(self.part, ids.shape[1])
                 if tokens is None or not torch.equal(tokens.values, ids.expand_as(tokens.values)):
                     return one.table
         return None

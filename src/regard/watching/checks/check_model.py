@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.tensors.undisturbed import evaluated
-from regard.watching.checks.checked import Checked, as_one
+from regard.watching.checks.finding import Checked, as_one
 from regard.watching.checks.made_up import made_up
 from regard.watching.checks.reference import compared, like, on_batch
 from regard.watching.checks.runs import output_of

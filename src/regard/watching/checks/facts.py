@@ -19,8 +19,8 @@ from regard.kernels.base import Call
 from regard.kernels.recurrence import fault_of
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
+from regard.maps.sources.factors import ShiftedBias
 from regard.maps.sources.linear_recurrent import LinearRecurrent
-from regard.maps.sources.row_shift import ShiftedBias
 from regard.maps.sources.source import LinearSource
 from regard.tensors.memory import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
@@ -237,8 +237,8 @@ def spans_of_call(call: Call, even: Tensor | None) -> RowSpans:
         return found
 
     def read(rows: range) -> tuple[Tensor, Tensor | None]:
-        is_of_all = even is None or even.shape[-1] == 1
-        return allowed_pairs(call, rows), even if is_of_all else even[..., rows.start : rows.stop]
+        spread = even if even is None or even.shape[-1] == 1 else even[..., rows.start : rows.stop]
+        return allowed_pairs(call, rows), spread
 
     return RowSpans.read(read, sizes.queries, fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys))
 

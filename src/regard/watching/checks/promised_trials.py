@@ -25,7 +25,7 @@ from regard.watching.checks.ways import (
     in_training,
     within,
 )
-from regard.watching.report import mixers_in
+from regard.watching.report import kinds_of, mixers_in
 from regard.watching.watch import Seen, watch
 
 BESIDE = (
@@ -45,10 +45,7 @@ PADDED_ALONE = (
     "a padded sequence (on the {}) that is alone in its batch gives another result than without padding: look at masks "
     "that are left out for one row"
 )
-FUTURE = (
-    "what comes later changes earlier results of a model that should be causal{}: its attention needs a causal mask on "
-    "this path"
-)
+FUTURE = "what comes later changes earlier results of a model that should be causal{}"
 PREFIX = (
     "the beginning of a sequence gives another result alone than with more behind it: its length reaches results that "
     "should be causal"
@@ -412,8 +409,17 @@ class PromisedTrials:
             says += (
                 f"; its inputs agree, and its output departs first, by {at.difference:.1e} at position {at.position}"
             )
-        self.found.append(Finding(reason, severity, says, "" if at is None else at.path, numbers=numbers))
+        path = "" if at is None else at.path
+        cause = self._looking_ahead(path) if reason == "future" and at is not None else ""
+        self.found.append(Finding(reason, severity, says, path, numbers=numbers, cause=cause))
         return True
+
+    def _looking_ahead(self, path: str) -> str:
+        kinds = [found for seen, _ in self.seen if path in (found := kinds_of(seen.record))]
+        if not kinds or (kind := kinds[0][path]) == "unknown":
+            return ""
+        attends = kind == "attention"
+        return "its attention needs a causal mask on this path" if attends else f"its {kind} reads later positions"
 
 
 MOST_STEPS = 40

@@ -15,10 +15,9 @@ from regard.tensors.tile_sizes import fitting, ranges
 from regard.tensors.undisturbed import evaluated
 from regard.watching.checks.arguments import FIXED
 from regard.watching.checks.audited_call import AuditedCall, UserTold, run_of
-from regard.watching.checks.checked import AuditQuestion, Checked
 from regard.watching.checks.departures import TOLERANCE, Departure, PairedCalls, departure, turns
 from regard.watching.checks.differences import largest_difference
-from regard.watching.checks.finding import FaultyWeight, Finding
+from regard.watching.checks.finding import AuditQuestion, Checked, FaultyWeight, Finding
 from regard.watching.checks.made_up import made_up
 from regard.watching.checks.runs import Output, output_of, tensors_of
 from regard.watching.checks.subject import Subject

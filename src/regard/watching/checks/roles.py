@@ -6,8 +6,6 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from regard.watching.checks.told import ids_of
-
 PREFIXED = ("cpmant",)
 """Model types with a bidirectional prefix as prompt, missing from their configs."""
 
@@ -101,8 +99,7 @@ def _is_of_torchs_decoder(call: Any) -> bool:
     if not isinstance(around, nn.TransformerDecoderLayer) or around.self_attn is not call.module:
         return False
     # (The queries of a detector are learned, not tokens.)
-    target = ids_of(call.call, "target", call.sizes.queries)
-    return target is not None or ids_of(call.call, "own", call.sizes.queries) is not None
+    return any(call.ids(part, call.sizes.queries) is not None for part in ("target", "own"))
 
 
 def _by_cache(call: Any) -> Role:

@@ -9,9 +9,8 @@ from torch import Tensor
 from regard.errors import ArgumentError, RegardError
 from regard.watching.checks.audit import CAUSAL_UNKNOWN
 from regard.watching.checks.audited_call import UserTold, run_of
-from regard.watching.checks.checked import Checked
 from regard.watching.checks.differences import Promise, Same, apart, largest_difference
-from regard.watching.checks.finding import Finding
+from regard.watching.checks.finding import Checked, Finding
 from regard.watching.checks.promised_trials import PromisedTrials
 from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
 from regard.watching.checks.runs import SubjectRun

@@ -151,7 +151,7 @@ def _finish(thread: ThreadState, frame: RunningModule, args: Args, kwargs: Kwarg
         elif forward not in FUSED_FORWARDS and may_run_fused(module) and thread.taken == frame.taken:
             thread.unread(FUSED_SUBCLASS)
     if "compress_rate" in module.__dict__:
-        from regard.watching.readers.compressor_calls import observe_compressor
+        from regard.watching.readers.channel_calls import observe_compressor
 
         thread.try_to(observe_compressor, thread, frame, module, args, kwargs, output)
         return

@@ -30,8 +30,7 @@ from regard.watching.readers.functions import OWN, Args, Func, Kwargs, name_of, 
 from regard.watching.readers.mixing import MIXING, observe_mixing
 from regard.watching.readers.multi_head_calls import observe_encoder_layer, observe_function, observe_module
 from regard.watching.readers.product_calls import observe_product
-from regard.watching.readers.regard_calls import observe_attention
-from regard.watching.readers.sdpa_calls import observe_sdpa
+from regard.watching.readers.sdpa_calls import observe_attention, observe_sdpa
 from regard.watching.readers.softmax_calls import (
     observe_exponential,
     observe_masked,

@@ -54,7 +54,8 @@ def small_arguments(module: nn.Module, args: Iterable[Any], kwargs: Mapping[str,
     found = {name: one for name, one in (kwargs or {}).items() if isinstance(one, Tensor)}
     flags = {name: one for name in FLAGS if isinstance(one := (kwargs or {}).get(name), bool)}
     if any(isinstance(one, Tensor) for one in args):
-        names = iter(_names(_forward_of(module)))
+        forward = module.__dict__.get("forward") or getattr(type(module), "forward", None)
+        names = iter(_names(forward))
         found |= {name: one for name, one in zip(names, args, strict=False) if isinstance(one, Tensor)}
     if found:
         with DisableTorchFunction():
@@ -67,10 +68,6 @@ def is_small(name: str, tensor: Tensor) -> bool:
     if tensor.is_nested or tensor.dim() > 3 or not 0 < tensor.numel() <= MOST_ELEMENTS:
         return False
     return not (tensor.is_floating_point() or tensor.is_complex()) or (tensor.dim() == 2 and "mask" in name)
-
-
-def _forward_of(module: nn.Module) -> Callable[..., Any] | None:
-    return module.__dict__.get("forward") or getattr(type(module), "forward", None)
 
 
 @lru_cache(maxsize=1024)

@@ -224,22 +224,14 @@ class RecurrentRebuilding(Rebuilding):
     before: Tensor | None
     finish: Finish | None = None
 
-    @property
-    def queries(self) -> int:
-        return self.output.shape[2]
-
     def some(self, rows: range) -> Rebuilt:
         mixes_heads = self.output.shape[1] != self.shared.heads
-        flat = None if rows.stop <= PROVED or mixes_heads else rows.start % self._flat_heads
+        flat = None if rows.stop <= PROVED or mixes_heads else rows.start % (len(self.value) * self.shared.heads)
         found = self._first(rows.stop, None if flat is None else range(flat, flat + 1))
         return Rebuilt(found.rebuilt[..., rows.start :, :], found.output[..., rows.start :, :], found.values)
 
     def whole(self) -> Rebuilt:
         return self._first(self.queries)
-
-    @property
-    def _flat_heads(self) -> int:
-        return len(self.value) * self.shared.heads
 
     def _first(self, count: int, some: range | None = None) -> Rebuilt:
         """The first positions, (B, H, count, E), or (1, count, E) of one head."""

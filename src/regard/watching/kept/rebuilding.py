@@ -34,10 +34,12 @@ class Rebuilt(NamedTuple):
 
 
 class Rebuilding(ABC):
+    output: Tensor
+
     @property
-    @abstractmethod
     def queries(self) -> int:
         """T."""
+        return self.output.shape[-2]
 
     def some(self, rows: range) -> Rebuilt:
         """A few rows (..., t, E), of calls with scores from these, normalised anew."""
@@ -63,10 +65,6 @@ class CallRebuilding(Rebuilding):
     output: Tensor
     """(B, H, T, E)."""
     factors: Factors
-
-    @property
-    def queries(self) -> int:
-        return self.call.sizes.queries
 
     def some(self, rows: range) -> Rebuilt:
         mask, columns = self.call.mask, range(self.call.sizes.keys)

@@ -35,11 +35,6 @@ class RetentionPolicy:
         self._copies: dict[int, tuple[Fingerprint, Tensor]] = {}
         """The copy of each parameter, and the parameter as it was then."""
 
-    @property
-    def keeps_more(self) -> bool:
-        """True if more of a call is saved than queries, keys and row state."""
-        return self.graph or self.values or self.gradients is not None
-
     def keep(self, tensor: Tensor, what: str, fresh: Fresh) -> Tensor:
         if self.graph:
             return self._keep_graph(tensor, what, fresh)

@@ -160,8 +160,12 @@ class FlexCall(AttentionCall):
 
     def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
         """The mask as a known predicate, or else the function itself."""
-        allowed = flex_mask(self.mask_mod)
-        mask = predicate(allowed if self.blocks is None else self.blocks.over(allowed)).bind(sizes, device)
+        mod = self.mask_mod
+
+        def flex_mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return of_pairs(mod, batch, head, query, key)
+
+        mask = predicate(flex_mask_mod if self.blocks is None else self.blocks.over(flex_mask_mod)).bind(sizes, device)
         if sizes.flat_batch * sizes.heads * sizes.queries * sizes.keys > MOST_PAIRS:
             return mask
         with undisturbed():
@@ -172,15 +176,6 @@ class FlexCall(AttentionCall):
 def changed_by_score_mod(query: Tensor, key: Tensor) -> Tensor:
     """Zeros, to which `Modified` adds the scores."""
     return query.new_zeros(*query.shape[:-1], key.shape[-2])
-
-
-def flex_mask(function: Function) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """A `mask_mod` as a predicate on index tensors that broadcast."""
-
-    def flex_mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return of_pairs(function, batch, head, query, key)
-
-    return flex_mask_mod
 
 
 def _is_identity(score_mod: Function) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from regard.call.masks.base import Mask, render
+from regard.call.masks.base import Mask
 from regard.call.normalizations import Softmax
 from regard.call.shapes import Sizes, take
 from regard.maps.sources.factors import Factors
@@ -274,10 +274,6 @@ class FusedRebuilding(Rebuilding):
     lengths: Tensor | None = None
     """The lengths (N,) of a nested batch, whose rows beyond them are padding that torch never computed."""
 
-    @property
-    def queries(self) -> int:
-        return self.sizes.queries
-
     def some(self, rows: range) -> Rebuilt:
         scores, values = self._scores(rows), self.projections[2].input.to(self.dtype)
         weights = Softmax().normalize(scores)[0].to(values.dtype)
@@ -322,7 +318,7 @@ class FusedRebuilding(Rebuilding):
             scores = scores + self.given.bias.block(rows, columns, query=query, key=key, sizes=self.sizes)
         if self.mask is None:
             return scores
-        allowed = render(self.mask, rows, columns, sizes=self.sizes, device=self.output.device)
+        allowed = self.mask.block(rows, columns, sizes=self.sizes, device=self.output.device)
         return scores.masked_fill(~allowed, -torch.inf)
 
     def _weights(self, part: int) -> tuple[Tensor, Tensor | None]:

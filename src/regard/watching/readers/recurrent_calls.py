@@ -15,7 +15,7 @@ from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.kept.arguments import cache_in
 from regard.watching.kept.kept_recurrence import LABELS, Factored, Finish, RecurrentRebuilding, Shared, kept_recurrence
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.readers.convolution_calls import convolution_of
+from regard.watching.readers.channel_calls import convolution_of
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.traced_calls import FunctionObserver, after
 from regard.watching.running.observed_call import CallVectors, Observation, ObservedCall

@@ -13,8 +13,11 @@ from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes
 from regard.errors import ShapeError
-from regard.functional import make_call
+from regard.functional import Attended, attention, make_call
 from regard.kernels.base import Call
+from regard.maps.sources.call import source_of_call
+from regard.maps.sources.factors import Factors
+from regard.tensors.fresh import Fresh
 from regard.tensors.guards import autocast_of
 from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.retention import RetentionPolicy
@@ -183,3 +186,47 @@ def _not_repeated(call: Sdpa, group: int) -> Sdpa:
     if not all(torch.equal(one, one[:, :, :1].expand_as(one)) for one in grouped):
         return call
     return replace(call, key=grouped[0][:, :, 0], value=grouped[1][:, :, 0], enable_gqa=True)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RegardCall(AttentionCall):
+    """One call of `regard.attention`, after it ran."""
+
+    is_editable: ClassVar[bool] = True
+    made: Call
+    """Its call, with the graph of the model,"""
+    known_state: Tensor | None
+    """and its row state. An unknown one costs a pass over the scores, to be paid only when the map is read."""
+    how: str = "regard.attention"
+
+    @classmethod
+    def of(cls, attended: Attended, query: Tensor, key: Tensor, value: Tensor) -> "RegardCall":
+        source = source_of_call(attended.weights.source, "a watch")
+        return cls(
+            query=query, key=key, value=value, output=attended.output, made=(call := source.call),
+            known_state=source.factors.known_state_of(call), dropped=call.dropout,
+        )  # fmt: skip
+
+    def computed(self) -> tuple[Tensor, Tensor]:
+        return self.made.query, self.made.key
+
+    def call_of(self, query: Tensor, key: Tensor) -> Call:
+        return replace(self.made, query=query, key=key)
+
+    def under_masks(self, call: Call, policy: RetentionPolicy) -> tuple[Call, GivenMask]:
+        return call if policy.graph else Factors.given(call, None).mapped(Tensor.detach).form, NOTHING_GIVEN
+
+    def state(self, call: Call, given: GivenMask, policy: RetentionPolicy, fresh: Fresh) -> Tensor | None:
+        return None if self.known_state is None else policy.keep(self.known_state, "log-sum-exp", fresh)
+
+
+def observe_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """Run `regard.attention` with its weights, and hand these to the thread's watches."""
+    # A call that also returns the weights runs in the same kernel and gives the same bits.
+    attended = attention(*args, **{**kwargs, "return_weights": True})
+    # (The first three can be given by name only where a model does not call it so.)
+    call = RegardCall.of(attended, *args[:3])
+    call.origins = thread.streams.origins(*args[:2])
+    thread.give(call)
+    thread.streams.follow(attended.output, args[0])
+    return attended if kwargs.get("return_weights") else attended.output

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.tensors.torch_private import counted_version
-from regard.watching.origins.axes import reduced_dims
 from regard.watching.origins.streams import ADDED, MULTIPLIED, is_learned
 from regard.watching.origins.traces import (
     Exponentials,
@@ -22,6 +21,7 @@ from regard.watching.origins.traces import (
     Spread,
     Sums,
     Trace,
+    reduced_dims,
 )
 from regard.watching.readers.contractions import Contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of

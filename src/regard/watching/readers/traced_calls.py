@@ -8,15 +8,19 @@ from torch import Tensor
 
 from regard.tensors.torch_private import viewed
 from regard.watching.kept.mask_reading import HIDDEN
-from regard.watching.origins.axes import MOVES, REDUCTIONS, SAME_NUMBERS, AxisNumber, followed
 from regard.watching.origins.traces import (
+    MOVES,
+    REDUCTIONS,
+    SAME_NUMBERS,
     AttentionOutput,
+    AxisNumber,
     Exponentials,
     SoftmaxTrace,
     SoftmaxWeights,
     Spread,
     Sums,
     Trace,
+    followed,
 )
 from regard.watching.readers.functions import Args, Func, Kwargs, is_in_place, name_of
 from regard.watching.running.observed_call import KeysChosen

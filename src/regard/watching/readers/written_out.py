@@ -15,6 +15,7 @@ from regard.call.shapes import UNNAMED, Dimensions
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.sources.combined import ScaledSource
 from regard.maps.sources.given import TensorSource
+from regard.maps.sources.source import Source
 from regard.maps.sources.values import read_now, widened
 from regard.tensors.fresh import Fresh
 from regard.watching.kept.evidence import Evidence
@@ -239,14 +240,12 @@ class StoredSource(TensorSource):
             "them as a tensor"
         )
 
-    def gradient(self, grad_output: Tensor | None) -> "StoredSource":
-        received = self._received("gradient()", grad_output)
+    def gradient(self, grad_output: Tensor | None, asked: str) -> Source:
+        received = self._received(f"{asked}()", grad_output)
+        if asked == "attribution":
+            return ScaledSource(self.mapped(Tensor.detach), widened(received))
         fresh = Fresh(gradient_of_the_weights=received)
         return replace(self, held=received, fresh=fresh, name=f"gradient of {self.name}", received=None)
-
-    def attribution(self, grad_output: Tensor | None) -> ScaledSource:
-        received = widened(self._received("attribution()", grad_output))
-        return ScaledSource(self.mapped(Tensor.detach), received)
 
     def _received(self, asked: str, grad_output: Tensor | None) -> Tensor:
         if grad_output is not None:

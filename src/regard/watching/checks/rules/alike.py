@@ -8,8 +8,7 @@ from torch import Tensor
 
 from regard.call.biases.base import DenseBias
 from regard.watching.checks.audited_call import AuditedCall, AuditedRun
-from regard.watching.checks.checked import AuditQuestion
-from regard.watching.checks.finding import Finding
+from regard.watching.checks.finding import AuditQuestion, Finding
 from regard.watching.checks.rules.base import asked_of
 from regard.watching.checks.rules.window import window_of
 from regard.watching.kept.mask_reading import HIDDEN

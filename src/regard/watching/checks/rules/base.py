@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from regard.watching.checks.audited_call import AuditedCall, AuditedRun
-from regard.watching.checks.checked import AuditQuestion
-from regard.watching.checks.finding import Finding
+from regard.watching.checks.finding import AuditQuestion, Finding
 
 Rule = Callable[[AuditedRun], tuple[AuditQuestion, list[Finding]]]
 

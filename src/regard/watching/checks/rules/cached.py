@@ -28,11 +28,11 @@ def own_keys_rule(call: AuditedCall) -> Iterator[Finding]:
     if call.facts.mask.pattern == "inverted" or call.call.chooser is not None:
         return
     queries, keys = call.sizes.queries, call.sizes.keys
-    if is_of_oldest_keys(call):
+    if _is_of_oldest_keys(call):
         yield _from_first(
             call, f"the {queries} queries follow a cache, and the kernel got the {queries} oldest keys of it"
         )
-    elif lacks_newest(call):
+    elif _lacks_newest(call):
         yield Finding(
             "itself hidden", "error",
             f"its {keys} keys are the first of those that its call before had: none is of its {queries} new "
@@ -89,8 +89,7 @@ def _own(call: AuditedCall) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@staticmethod
-def _is_from_first(call: AuditedCall) -> Iterator[Finding]:
+def _is_from_first(call: AuditedCall) -> bool:
     """True for a causal mask that begins at the first key, with later keys that are no free places of a buffer."""
     queries, keys = call.sizes.queries, call.sizes.keys
     if queries == keys or _is_empty_beyond(call, queries):
@@ -98,7 +97,7 @@ def _is_from_first(call: AuditedCall) -> Iterator[Finding]:
     if queries > 1:
         return call.facts.mask.pattern == "causal from the first key"
     seen = call.facts.seen
-    is_first_alone = bool(((seen.first == 0) & (seen.last == 0) | ~seen.live).all()) and bool(seen.live.any())
+    is_first_alone = seen.all((seen.first == 0) & (seen.last == 0)) and bool(seen.live.any())
     return call.is_later_step and is_first_alone and call.offset != 0
 
 
@@ -116,7 +115,7 @@ def _is_causal(call: AuditedCall) -> bool:
         return False
     # A strict triangle: each row sees all keys up to the one before its own.
     place = torch.arange(call.sizes.queries, device=call.device) + (call.offset or 0) - 1
-    return bool(((seen.last == place) | ~seen.live | (place < 0)).all()) and bool(seen.live.any())
+    return seen.all((seen.last == place) | (place < 0)) and bool(seen.live.any())
 
 
 def _see_themselves(call: AuditedCall, offset: int) -> bool:
@@ -162,14 +161,14 @@ def _is_empty_beyond(call: AuditedCall, place: int) -> bool:
     return factors is not None and not bool(factors.call.key[..., place:, :].any())
 
 
-def is_of_oldest_keys(call: AuditedCall) -> bool:
+def _is_of_oldest_keys(call: AuditedCall) -> bool:
     """True if a plain causal call has other queries for the first keys of an earlier call, which has more of them: a
     kernel that wants as many keys as queries was handed the oldest ones."""
     is_square = call.sizes.queries == call.sizes.keys and call.sizes.queries >= 2
     return is_square and call.facts.mask.pattern == "causal" and _has_keys_of_earlier(call)
 
 
-def lacks_newest(call: AuditedCall) -> bool:
+def _lacks_newest(call: AuditedCall) -> bool:
     """True if new queries got no key that the call before did not have, in a module whose first call was causal."""
     first = call
     while first.earlier is not None:

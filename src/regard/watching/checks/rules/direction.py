@@ -13,7 +13,6 @@ from regard.watching.checks.roles import around
 from regard.watching.checks.rules.base import NotAsked, need, need_attention, need_one_sequence, rule
 from regard.watching.checks.rules.padding import TRUE
 from regard.watching.checks.rules.window import layer_kind, window_of
-from regard.watching.checks.told import ids_of
 
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted", "documents, causal")
 """Patterns that show each query nothing after its own position, or nothing before."""
@@ -230,7 +229,7 @@ def _marks_pictures(call: AuditedCall, types: Tensor) -> bool:
     """True for kinds that are 1 at the tokens in whose places pictures stand, and at no others."""
     outer = _outermost_config(call)
     token = next((n for name in PICTURES if isinstance(n := getattr(outer, name, None), int)), None)
-    ids = None if call.part is None else ids_of(call.call, call.part, call.sizes.keys)
+    ids = call.ids(call.part, call.sizes.keys)
     if token is None or ids is None or call.are_types_embedded:
         return False
     return bool((types == 1).any()) and torch.equal(types == 1, ids.values == token) and not _has_prefix(call)

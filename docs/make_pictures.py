@@ -1,5 +1,10 @@
-"""Draw the pictures of docs/pictures.md, and that of the README: `python docs/make_pictures.py`."""
+"""Draw the pictures of docs/pictures.md, and that of the README: `python docs/make_pictures.py`.
 
+With the folder that `regard demo` made, it draws the attention of that model to six dates:
+`python docs/make_pictures.py demo`.
+"""
+
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +12,9 @@ import numpy as np
 import torch
 
 import regard
-from regard.views import DARK, LIGHT, Theme, alignment, heatmap, model_grid, overlay, save_figure
+from regard.tasks.pictures.save import panel
+from regard.tasks.translation.translator import Translator
+from regard.views import DARK, LIGHT, Theme, alignment, heatmap, heatmap_grid, model_grid, overlay, save_figure
 
 IMAGES = Path(__file__).parent / "images"
 SCRIPTS = [
@@ -27,6 +34,13 @@ SCRIPTS = [
 ]
 
 
+DATES = (
+    "1963年12月27日", "17 de jun. de 2059", "14 июля 1987 г.",
+    "2083년 2월 23일", "יום 5 במרץ 2046", "14 अप्रैल 2070",
+)  # fmt: skip
+"""One of each of six scripts; those below one another are about as long."""
+
+
 def causal_map(length: int, heads: int, seed: int) -> regard.AttentionMap:
     """Random queries that prefer near keys and the first one, under a causal mask."""
     generator = torch.Generator().manual_seed(seed)
@@ -44,7 +58,17 @@ def rings(height: int, width: int) -> np.ndarray:
     return np.stack([x / width, y / height, circles], -1)
 
 
-def main() -> None:
+def six_dates(demo: Path) -> Any:
+    """The alignment of each answer of the demonstration's model to its date, the mean of the heads."""
+    translator = Translator.load(demo / "run")
+    panels = [panel(date, translator.attend(date)) for date in DATES]
+    return heatmap_grid(panels, across=3, title="Each digit of an answer, and the characters of its date")
+
+
+def main(demo: Path | None) -> None:
+    if demo is not None:
+        print(save_figure(six_dates(demo), IMAGES / "attention.png"))
+        return
     for theme, shown in ((LIGHT, ("scripts-light", "alignment-light")), (DARK, ("heads-dark", "overlay-dark"))):
         figures = pictures(theme)
         for name in shown:
@@ -57,8 +81,9 @@ def first_picture() -> Any:
     readme = (IMAGES.parents[1] / "README.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     exec(readme.partition("```python\n")[2].partition("```")[0], names)
-    words = names["words"]
-    return heatmap(names["head"], words, words).figure
+    words, rows = names["words"], slice(8, 12)
+    look: dict[str, Any] = {"colour_bar": False, "axis_titles": ("", ""), "figsize": (8.8, 1.7)}
+    return heatmap(names["head"][rows], words[rows], words, **look).figure
 
 
 def pictures(theme: Theme) -> dict[str, Any]:
@@ -82,4 +107,4 @@ def pictures(theme: Theme) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if sys.argv[1:] else None)

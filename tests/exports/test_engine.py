@@ -21,7 +21,7 @@ from regard.tasks.runs.run_folder import ENGINE, RunFolder
 from regard.tasks.translation.bulk import Unfinished
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.options import AlignmentOf, Request
-from regard.tasks.translation.search_job import SearchJob, search
+from regard.tasks.translation.translation_model import SearchJob, search
 from regard.tasks.translation.translator import Translator
 from tests.exports.exported_runs import LINES, TINY, Runs
 

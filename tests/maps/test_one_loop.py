@@ -16,7 +16,6 @@ from regard.maps.loop import one_loop, row_tiles
 from regard.maps.sources.dot_scores import DotScores
 from regard.maps.statistics.asked import MOST_RANKED
 from regard.watching.analysis.head_table import BY_QUERY, query_values
-from tests import each_once
 from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, answers_of, check
 from tests.maps.test_map_statistics import drawn, weights_of
@@ -111,41 +110,6 @@ def test_pictures_alone_are_those_that_are_asked_together(names: tuple[str, ...]
     assert answered == [True]
     for name in names:
         torch.testing.assert_close(alone[name], together[name])
-
-
-@pytest.mark.parametrize(
-    ("width", "mask"),
-    each_once(
-        [1, 2, 3, 4, 8, 16, 17, 32, 33], [None, regard.causal(), regard.window(70), regard.lengths(torch.tensor([0]))]
-    ),
-    ids=str,
-)
-def test_pictures_of_blocks_of_every_width(width: int, mask: regard.Mask | None, answered: Answered) -> None:
-    """Blocks whose widths there are kernels for, and others; two widths in one picture; rows that begin in a block."""
-    for wider, columns in ((0, 48), (7, 48), (17, 37)):
-        q, k = torch.randn(1, 2, 90, 8), torch.randn(1, 2, columns * width + min(wider, columns - 1), 8)
-        with torch.no_grad():
-            weights = regard.attention(q, k, k, mask=mask, return_weights=True).weights
-            answered.clear()
-            found = weights.summary(*PICTURES, rows=23, columns=columns)
-            assert answered == [True]
-            # Without sums the loop itself divides, by the size of each block.
-            found = {
-                **found,
-                "pooled_mean alone": weights.summary("pooled_mean", rows=23, columns=columns)["pooled_mean"],
-            }
-            dense = regard.attention(*(t.double() for t in (q, k, k)), mask=mask, return_weights=True).weights.dense()
-        grid = weights.grid(23, columns)
-        for name in found:
-            reduce = {"pooled_mean": torch.mean, "pooled_sum": torch.sum, "pooled_max": torch.amax}[name.split()[0]]
-            exact = torch.stack(
-                [
-                    torch.stack([reduce(dense[..., r.start : r.stop, c.start : c.stop], (-2, -1)) for c in columns_])
-                    for r in grid.rows.ranges()
-                    for columns_ in [grid.columns.ranges()]
-                ]
-            )
-            torch.testing.assert_close(found[name].double(), exact.permute(2, 3, 0, 1), rtol=1e-5, atol=1e-6)
 
 
 DOCUMENTS = regard.documents(torch.arange(333) // 50, key_ids=torch.arange(325) // 50)

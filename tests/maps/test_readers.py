@@ -11,6 +11,7 @@ from regard.maps.statistics import tiles
 from regard.maps.statistics.asked import Asked, RowReader
 from regard.maps.statistics.by_name import by_name
 from regard.maps.statistics.tiles import READERS
+from tests import each_once
 from tests.gpu.checked_statistics import MASKS, USUAL, check, made, small_blocks
 
 SINK = regard.SoftmaxWithSink(torch.tensor([1.0, -2.0, 0.0, 6.0]))
@@ -56,6 +57,12 @@ CASES: dict[str, Case] = {
                                                 {"rows": rows, "columns": columns})
        for rows, columns in ((8, 1), (8, 2), (40, 3), (256, 7))
        for mask in (regard.window(70), regard.window(32), regard.documents(torch.arange(600) // 64), regard.causal())},
+    **{f"{columns} blocks of {width} keys, {wider} wider, {name}": (
+           {"queries": 90, "keys": columns * width + min(wider, columns - 1), "mask": mask, **SMALL},
+           {"rows": 23, "columns": columns})
+       for wider, columns in ((0, 48), (7, 48), (17, 37)) for width, (name, mask) in each_once(
+           [1, 2, 3, 4, 8, 16, 17, 32, 33], [("none", None), ("causal", regard.causal()), ("window", regard.window(70)),
+                                             ("no key", regard.lengths(torch.tensor([0])))])},
     "a sink": ({"normalization": SINK, "mask": regard.causal(-20)}, {}),
     "capped": ({"score": CAPPED}, {}),
     "capped, several": ({"score": CAPPED, "mask": MASKS["several"]}, {}),

@@ -183,13 +183,3 @@ def test_a_file_of_somebody_in_the_place_of_the_unfinished_one(tmp_path: Path, n
         with pytest.raises(RunFolderError, match=f"{name} is not what regard wrote: move it away"):
             write_answers(tmp_path / "out.txt", "new", **how)
         assert snapshot(tmp_path) == {name: content.encode()}
-
-
-def test_a_hard_link_to_the_unfinished_file(tmp_path: Path) -> None:
-    target = tmp_path / "out.txt"
-    with opened(target, {}, resume=False, overwrite=False) as unfinished:
-        assert unfinished is not None
-        unfinished.add([], "old")
-    os.link(tmp_path / "out.txt.partial", tmp_path / "kept")
-    write_answers(target, " and new", resume=True)
-    assert (target.read_text(), (tmp_path / "kept").read_text()) == ("old and new", "old")

@@ -18,8 +18,7 @@ from regard.cli.commands import COMMANDS
 from regard.errors import ArgumentError, DataError
 from regard.tasks.registry import TASKS
 from regard.tasks.text.forms import RunningText
-from regard.tasks.text.gate import ENDINGS, PACKINGS, DataFormat
-from regard.tasks.text.lines import read_lines
+from regard.tasks.text.lines import ENDINGS, PACKINGS, DataFormat, read_lines
 from regard.tasks.text.pairs import read_judged, read_pairs
 from regard.tasks.text.unicode import bounded, normalise
 from tests import ROOT

@@ -223,16 +223,17 @@ def test_auto_takes_bf16_by_tiles_alone(monkeypatch: pytest.MonkeyPatch, amx: bo
 
 
 def test_all_ranks_take_the_answer_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broadcast(answer: torch.Tensor, source: int) -> None:
-        assert source == 0
-        answer.fill_(1)
+    def gather(found: list[Any], mine: Any) -> None:
+        assert mine == ("float32", None)
+        found[:] = [("bf16", None), mine]
 
     monkeypatch.setattr(devices, "has_amx", lambda: False)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert agreed_precision("auto", CPU) == "float32"  # they cannot speak yet
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     assert agreed_precision("auto", CPU) == "bf16"
     assert choose_precision("auto", CPU) == "float32"  # a translator on one rank waits for no other
 

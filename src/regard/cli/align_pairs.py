@@ -7,6 +7,7 @@ from regard.cli.loading import loading
 from regard.cli.shared import AnyRun, Device, Mean, ReadingCommand, alignment_of, require_task
 from regard.tasks.config import TRANSLATION
 from regard.tasks.runs.refusals import require_files
+from regard.tasks.text.pairs import read_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class AlignCommand(ReadingCommand):
             from regard.tasks.translation.translator import Translator
 
         translator = Translator.load(self.run, device=self.device)
-        pairs = self.pairs_in(self.data)
+        pairs = read_pairs(self.data, **self.reading)
         found = words_aligned(translator, pairs, alignment_of(self.alignment_layer, self.alignment_head))
         for links in pairs.with_gaps(found):
             print("" if links is None else as_line(links))

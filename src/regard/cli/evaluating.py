@@ -1,7 +1,6 @@
 """The work of `regard evaluate`."""
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -37,7 +36,11 @@ def evaluate(asked: Any) -> None:
 
 
 def _translations(asked: Any, model: Translator, search_by: SearchBy, tell: OnProgress) -> list[ScoreRow]:
-    reader = _judged(asked)
+    reader: Reader[Any] = (
+        read_references(asked.data[0], asked.references, bad_lines=asked.bad_lines)
+        if asked.references
+        else read_judged(asked.data, **asked.reading)
+    )
     judged: list[Any] = list(reader)  # read once: it may be a pipe
     with search_by.searching(model, asked.run):
         found = model.evaluate(
@@ -48,7 +51,10 @@ def _translations(asked: Any, model: Translator, search_by: SearchBy, tell: OnPr
             tell=tell,
         )
     asked.tell(reader)
-    _say_of_bleu(asked, [text for _, texts in judged for text in ([texts] if isinstance(texts, str) else texts)])
+    references = [text for _, texts in judged for text in ([texts] if isinstance(texts, str) else texts)]
+    if caution := bleu_caution(references, asked.bleu_tokenize):
+        print(caution, file=sys.stderr)
+    limited = "translations, by the limit of their tokens: raise --max-length"
     return [
         ("pairs", str(found.pairs)),
         ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
@@ -56,27 +62,12 @@ def _translations(asked: Any, model: Translator, search_by: SearchBy, tell: OnPr
         ("exact match", f"{found.exact_match:.2f}", "percent"),
         ("loss", f"{found.loss:.4f}", "nats a token"),
         *_unknown(found.unknown, "of the references' tokens"),
-        *_cut_off(found.cut_off),
+        *([("cut off", str(found.cut_off), limited)] if found.cut_off else []),
     ]
-
-
-def _say_of_bleu(asked: Any, references: Sequence[str]) -> None:
-    if caution := bleu_caution(references, asked.bleu_tokenize):
-        print(caution, file=sys.stderr)
-
-
-def _cut_off(count: int) -> list[ScoreRow]:
-    return [("cut off", str(count), "translations, by the limit of their tokens: raise --max-length")] if count else []
 
 
 def _unknown(share: float, of: str) -> list[ScoreRow]:
     return [("unknown", f"{100 * share:.2f}", f"percent {of}: the loss counts them as one word")] if share else []
-
-
-def _judged(asked: Any) -> Reader[Any]:
-    if asked.references:
-        return read_references(asked.data[0], asked.references, bad_lines=asked.bad_lines)
-    return read_judged(asked.data, **asked.reading)
 
 
 def _next_tokens(asked: Any, model: LanguageModel, tell: OnProgress) -> list[ScoreRow]:

@@ -1,7 +1,7 @@
 """`regard measure` and `regard atlas`: statistics of every head of a model over a corpus, and a look at them."""
 
 import sys
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -82,12 +82,10 @@ class MeasureCommand(Command):
 
     def work(self) -> None:
         with loading("regard.corpus.engine", *["transformers"] * is_huggingface(self.model)):
-            from regard.corpus.measure import measure_corpus
+            from regard.corpus.engine import run_job
 
-        job = self.job
         with showing_progress() as tell:
-            given = {one.name: getattr(job, one.name) for one in fields(job)}
-            found = measure_corpus(**given, tell=tell if speaks() else no_progress)
+            found = run_job(self.job, tell if speaks() else no_progress)
         if not speaks():
             return
         print(self.out)

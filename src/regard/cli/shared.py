@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from shlex import quote
@@ -15,9 +15,7 @@ from regard.files.model_folder import snapshot_of
 from regard.tasks.config import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of
 from regard.tasks.text.forms import RunningText
-from regard.tasks.text.gate import DataFormat
-from regard.tasks.text.lines import BadLines, Reader, StrPath
-from regard.tasks.text.pairs import Pair, read_pairs
+from regard.tasks.text.lines import BadLines, DataFormat, Reader
 
 if TYPE_CHECKING:
     from regard.tasks.translation.options import AlignmentOf
@@ -95,9 +93,6 @@ class ReadingCommand(Command):
     @property
     def reading(self) -> dict[str, Any]:
         return {"format": self.data_format, "bad_lines": self.bad_lines}
-
-    def pairs_in(self, paths: Sequence[StrPath]) -> Reader[Pair]:
-        return read_pairs(paths, **self.reading)
 
     @staticmethod
     def tell(*readers: Reader[Any] | RunningText) -> None:

@@ -12,8 +12,7 @@ from regard.cli.shared import AnyRun, Device, Mean, below, refuse_first, require
 from regard.tasks.config import TRANSLATION
 from regard.tasks.generation.config import Engine, SearchPrecision
 from regard.tasks.runs.refusals import require_files
-from regard.tasks.text.gate import RunningTextFormat
-from regard.tasks.text.lines import BadLines
+from regard.tasks.text.lines import BadLines, RunningTextFormat
 
 
 @dataclass(frozen=True, slots=True)

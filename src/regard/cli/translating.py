@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from regard.cli.progress import showing_progress
 from regard.cli.shared import alignment_of
 from regard.errors import RegardError
 from regard.tasks.exports.engine import refuse_run
-from regard.tasks.text.gate import STANDARD_INPUT, form_of
-from regard.tasks.text.lines import Line, Lines
+from regard.tasks.text.lines import STANDARD_INPUT, Line, Lines, form_of
 from regard.tasks.training.distributed import find_device
 from regard.tasks.translation.bulk import (
     BulkTranslation,
@@ -37,12 +36,12 @@ from regard.tasks.translation.translator import WINDOW_LINES, Translator
 def translate(asked: Any) -> None:
     search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
     translator = Translator.load(asked.run, device=asked.device)
-    options = _options(asked, translator)
+    options = _options(asked)
     translator.check_options(options)  # before the engine exports the model into the run folder
     _translate_lines(asked, translator, options, search_by)
 
 
-def _options(asked: Any, translator: Translator) -> TranslationOptions:
+def _options(asked: Any) -> TranslationOptions:
     align = alignment_of(asked.alignment_layer, asked.alignment_head)
     return TranslationOptions(
         beam=asked.search,
@@ -130,9 +129,5 @@ def _candidate_as_json(one: Candidate) -> dict[str, Any]:
         "score": round(one.score, 4),
         "finished": one.finished,
         "tokens": one.labels,
-        "alignment": [] if one.alignment is None else [_rounded(row) for row in one.alignment.tolist()],
+        "alignment": [] if one.alignment is None else [[round(x, 4) for x in row] for row in one.alignment.tolist()],
     }
-
-
-def _rounded(numbers: Sequence[float]) -> list[float]:
-    return [round(number, 4) for number in numbers]

@@ -16,8 +16,7 @@ from pyarrow import ipc, parquet
 
 from regard.errors import ArgumentError, DataError
 from regard.tasks.text.forms import json_of, shape_of
-from regard.tasks.text.gate import form_of, unpacked_name
-from regard.tasks.text.lines import Line, Lines, decoded, why_not_read
+from regard.tasks.text.lines import Line, Lines, decoded, form_of, unpacked_name, why_not_read
 
 ENDINGS = (".parquet", ".arrow", ".jsonl", ".ndjson", ".txt")
 """The endings of the files that are read in a folder, packed or not."""

@@ -199,12 +199,6 @@ def is_file_below(name: str) -> bool:
     return not {"", ".", ".."} & set(parts) and "\0" not in name and "\\" not in name
 
 
-def part_from_other_names(path: Path) -> None:
-    """Break the hard links of a file by copying it, so that writing leaves the other names unchanged."""
-    if path.exists() and path.stat().st_nlink > 1:
-        write_atomically(path, path.read_bytes())
-
-
 def remove_empty(folder: Path) -> None:
     if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
         folder.rmdir()

@@ -38,7 +38,7 @@ from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import held_out_pairs
 from regard.tasks.translation.options import Draft, Request, TranslationOptions, drafts_of
 from regard.tasks.translation.results import Translation
-from regard.tasks.translation.searching import Search
+from regard.tasks.translation.translation_model import Search
 from regard.tasks.translation.translator import ALTERNATIVES, Translator
 from regard.watching.report import layers_of
 from regard.watching.watch import watch

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-from regard.errors import ArgumentError
 from regard.tasks.config import LANGUAGE_MODEL, TRANSLATION
+from regard.tensors.ranges import require_one_of
 
 RecipeName = Literal["small-data", "short-sentences", "recurrent", "characters", "characters-long"]
 
@@ -125,8 +125,7 @@ def recipe_of(name: str) -> TrainingRecipe:
     >>> recipe_of("characters").settings["block_length"]
     64
     """
-    if name not in TRAINING_RECIPES:
-        raise ArgumentError(f"the recipe must be one of {', '.join(TRAINING_RECIPES)}, got {name!r}")
+    require_one_of("the recipe", name, TRAINING_RECIPES)
     return TRAINING_RECIPES[cast(RecipeName, name)]
 
 

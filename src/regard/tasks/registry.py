@@ -17,7 +17,6 @@ from regard.tasks.translation.config import TranslationConfig
 
 if TYPE_CHECKING:
     from regard.tasks.language_modelling.causal import LanguageModel
-    from regard.tasks.runs.run import TrainingJob
     from regard.tasks.translation.translator import Translator
 
 
@@ -30,21 +29,18 @@ class Task:
     """The values of that setting that have a name."""
     trained: Callable[[], Any]
     """Imports the class of its trained models."""
-    training: Callable[[], tuple[Callable[..., str], Callable[..., "TrainingJob"]]]
-    """Imports the functions that train a run, and that make its job for the training loop."""
+    training: Callable[[], Callable[..., str]]
+    """Imports the function that trains a run."""
 
     def sized(self, config: Any, size: Size) -> Any:
         return replace(config, **{self.model_field: self.sizes[size]})
 
     def run(self, config: Any, **options: Any) -> str:
-        return self.training()[0](config, **options)
+        return self.training()(config, **options)
 
     def load(self, folder: Path | str, *, device: str = "auto") -> "Translator | LanguageModel":
         found: Translator | LanguageModel = self.trained().load(folder, device=device)
         return found
-
-    def job(self, config: Any, folder: RunFolder, fabric: Any) -> "TrainingJob":
-        return self.training()[1](config, folder, fabric)
 
 
 def _translator() -> Any:
@@ -60,15 +56,15 @@ def _language_model() -> Any:
 
 
 def _translation() -> Any:
-    from regard.tasks.translation import train
+    from regard.tasks.translation.train import run_translation
 
-    return train.run_translation, train.translation_job
+    return run_translation
 
 
 def _next_tokens() -> Any:
-    from regard.tasks.language_modelling import train
+    from regard.tasks.language_modelling.train import run_language_model
 
-    return train.run_language_model, train.next_token_job
+    return run_language_model
 
 
 TASKS: Mapping[str, Task] = {

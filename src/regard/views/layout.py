@@ -66,17 +66,19 @@ def flow(
 ) -> tuple[Box, list[Box]]:
     """Place panels in rows, like words in a paragraph. Returns the figure, and a box for each map.
 
-    Without `across`, panels that fit a screen stand in one row; others make a figure of about 3 to 2. `title` is the
-    width of the figure's title in inches, 0 for none.
+    Without `across`, panels that fit a screen stand in one row, and others make a figure of about 3 to 2; with it, the
+    panels of a column begin at one line. `title` is the width of the figure's title in inches, 0 for none.
 
     >>> one = FigureSize(width=1.0, height=1.0, left=0.5, above=0.5, title=0.0)
     >>> figure, boxes = flow([one, one, one], across=2)
     >>> [(round(box.left, 2), round(box.top, 2)) for box in boxes]
     [(0.65, 0.65), (2.45, 0.65), (0.65, 2.45)]
     """
-    rows = _fill(sizes)
+    rows, sizes = _fill(sizes), list(sizes)
     if across is not None:
         rows = [list(range(i, min(i + across, len(sizes)))) for i in range(0, len(sizes), across)]
+        lefts = [max(size.left for size in sizes[column::across]) for column in range(len(rows[0]))]
+        sizes = [size._replace(left=lefts[i % across]) for i, size in enumerate(sizes)]
     boxes: list[Box] = []
     top = MARGIN + 1.5 * LINE * bool(title)
     for row in rows:
@@ -84,7 +86,7 @@ def flow(
         left = MARGIN
         for i in row:
             boxes.append(Box(left + sizes[i].left, top + above, sizes[i].width, sizes[i].height))
-            left += _outer(sizes[i])
+            left += max(map(_outer, sizes[i % across :: across])) if across else _outer(sizes[i])
         top += above + max(sizes[i].height for i in row) + GAP
     right = max(box.left - size.left + _outer(size) for box, size in zip(boxes, sizes, strict=True)) - GAP
     wide = max(right, MARGIN + title, NARROWEST * has_bar) + MARGIN

@@ -11,11 +11,11 @@ import torch
 
 from regard.errors import ArgumentError, EngineError
 from regard.tasks.exports.ctranslate2 import library, refuse_for_ctranslate2, vocabulary_of
-from regard.tasks.exports.kept_export import Export, with_kept_export
+from regard.tasks.exports.kept_export import with_kept_export
 from regard.tasks.exports.trained import ExportedRun, exported, transformer_of
 from regard.tasks.generation.config import SearchPrecision
 from regard.tasks.generation.protocol import Hypothesis
-from regard.tasks.translation.search_job import SearchJob, search
+from regard.tasks.translation.translation_model import SearchJob, search
 from regard.tasks.translation.translator import Translator
 
 IMPOSSIBLE = -1e9
@@ -28,7 +28,7 @@ def refuse_run(run: Path) -> None:
 
 
 class CTranslate2Engine:
-    """A model in CTranslate2, which answers jobs as `regard.tasks.translation.search_job.search` does.
+    """A model in CTranslate2, which answers jobs as `regard.tasks.translation.translation_model.search` does.
 
     Its hypotheses are those of its own search: a beam ends as soon as it has as many finished hypotheses as it is
     wide, where ours goes on until no other can win. Scores are on our scale, sums of log-probabilities divided by
@@ -181,7 +181,7 @@ def searching_by_ctranslate2(
     def load(folder: Path) -> CTranslate2Engine:
         return CTranslate2Engine(folder, trained, device=translator.device, precision=precision, threads=threads)
 
-    engine = with_kept_export(Export.of(trained), run, load)
+    engine = with_kept_export(trained, run, load)
     translator.searcher = (
         engine if or_own is None else EngineOrOwn(engine, lambda job: search(translator.model, job), or_own)
     )

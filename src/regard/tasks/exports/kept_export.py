@@ -14,10 +14,8 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from regard.errors import RunFolderError
 from regard.files.atomic import (
@@ -46,46 +44,39 @@ UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
-    content: Mapping[str, Any]
+def _content(trained: ExportedRun) -> dict[str, Any]:
     """All that decides the files, as values for JSON."""
-    write: Callable[[Path], None]
-
-    @classmethod
-    def of(cls, trained: ExportedRun) -> Self:
-        content = {
-            "format": FORMAT,
-            "regard": __version__,
-            "ctranslate2": library().__version__,
-            "model": fingerprint(trained.model),
-            "settings": to_plain(trained.config),
-            "tokenizers": [one.fingerprint() for one in trained.tokenizers],
-            "positions": trained.max_length,
-        }
-        return cls(content, partial(to_ctranslate2, trained))
+    return {
+        "format": FORMAT,
+        "regard": __version__,
+        "ctranslate2": library().__version__,
+        "model": fingerprint(trained.model),
+        "settings": to_plain(trained.config),
+        "tokenizers": [one.fingerprint() for one in trained.tokenizers],
+        "positions": trained.max_length,
+    }
 
 
-def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:
+def with_kept_export(trained: ExportedRun, run: Path, use: Callable[[Path], T]) -> T:
     """Call `use` with the folder of the run's export, which is made if it is absent, damaged or of another model.
 
     A read-only run folder keeps no export: it is made in a temporary folder, for this call alone.
     """
-    folder = run / ENGINE
+    folder, content = run / ENGINE, _content(trained)
     refuse_links(folder)  # files of these names behind it would be replaced
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file where a run has a folder: move it away")
     try:
         folder.mkdir(exist_ok=True)
         with locked_in_turn(folder):
-            if not _is_whole(folder, export.content):
-                _make(export, folder)
+            if not _is_whole(folder, content):
+                _make(trained, content, folder)
             return use(folder)
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
         with tempfile.TemporaryDirectory() as other:
-            export.write(Path(other))
+            to_ctranslate2(trained, Path(other))
             return use(Path(other))
     finally:
         with suppress(OSError):
@@ -103,13 +94,13 @@ def _is_whole(folder: Path, content: Mapping[str, Any]) -> bool:
         return False
 
 
-def _make(export: Export, folder: Path) -> None:
+def _make(trained: ExportedRun, content: Mapping[str, Any], folder: Path) -> None:
     half_done = folder / REPLACEMENT
     shutil.rmtree(half_done, ignore_errors=True)  # a process was killed here
     half_done.mkdir()
     try:
         with naming(half_done):
-            export.write(half_done)
+            to_ctranslate2(trained, half_done)
         files = {path.name: checksum_of_file(path) for path in sorted(half_done.iterdir())}
         assert set(files) < set(ENGINE_FILES), files
         for name in ENGINE_FILES:
@@ -118,6 +109,6 @@ def _make(export: Export, folder: Path) -> None:
             with (half_done / name).open("rb+") as file:  # Windows brings only files that may be written to the disk
                 to_disk(file)
             rename(half_done / name, folder / name)
-        write_checksummed(folder / RECORD, {**export.content, "files": files})
+        write_checksummed(folder / RECORD, {**content, "files": files})
     finally:
         shutil.rmtree(half_done, ignore_errors=True)

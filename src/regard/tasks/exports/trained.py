@@ -1,11 +1,9 @@
 """The input of an export: a trained model that is no more than its configuration and its weights."""
 
-from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +22,6 @@ from regard.tasks.translation.translation_model import build_model
 from regard.tasks.translation.translator import Translator
 from regard.tensors.torch_private import counted_version, has_hooks_of_all, is_bare
 
-M = TypeVar("M", bound=nn.Module)
 NUMBERS = 8
 """How many elements of each weight are compared: a fused optimizer writes without counting it."""
 
@@ -42,13 +39,6 @@ class PlainModel:
         if (reason := why_not_plain(self._model, self._made)) is None:
             reason = None if _weights(self._model) == self._weights else "its weights were written or replaced"
         return reason and f"has an older model than the one that is asked: {reason}"
-
-
-def plain_model(model: M, make: Callable[[], nn.Module]) -> tuple[PlainModel, M]:
-    """A model as the export is compared with it, and on the CPU; `make` makes one of its configuration."""
-    with torch.device("meta"):
-        plain = PlainModel(model, make())
-    return plain, model if next(model.parameters()).device.type == "cpu" else deepcopy(model).cpu()
 
 
 def _weights(model: nn.Module) -> list[object]:
@@ -132,13 +122,9 @@ class ExportedRun(NamedTuple):
         return self.source_tokenizer.fingerprint() == self.target_tokenizer.fingerprint()
 
 
-def refuse_downloaded(folder: Path) -> None:
+def transformer_of(folder: Path) -> TransformerConfig:
     if is_huggingface(folder):
         raise ArgumentError(f"{folder} is a Hugging Face folder already; only runs of `regard train` are exported")
-
-
-def transformer_of(folder: Path) -> TransformerConfig:
-    refuse_downloaded(folder)
     config = RunFolder(folder).read_config(TRANSLATION, TranslationConfig)
     if config.model != "transformer":
         raise ArgumentError(f"{folder} is a run of the model {config.model}; only the Transformer can be exported")
@@ -150,8 +136,10 @@ def exported(translator: Translator, config: TransformerConfig) -> ExportedRun:
     assert isinstance(model, Transformer)
     source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
     vocabularies = {"source_vocab_size": len(source), "target_vocab_size": len(target)}
-    plain, plainly = plain_model(model, partial(build_model, config, **vocabularies))
-    return ExportedRun(_scaled_by_width(plainly, config), config, source, target, plain)
+    with torch.device("meta"):
+        plain = PlainModel(model, build_model(config, **vocabularies))
+    on_cpu = model if translator.device.type == "cpu" else deepcopy(model).cpu()
+    return ExportedRun(_scaled_by_width(on_cpu, config), config, source, target, plain)
 
 
 def _scaled_by_width(model: Transformer, config: TransformerConfig) -> Transformer:

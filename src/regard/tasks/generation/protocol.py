@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.tasks.generation.filters import Constraint, Progress, constrain
+from regard.tensors.ranges import require_at_least
 
 
 @runtime_checkable
@@ -96,8 +97,7 @@ class SearchOf:
                 "source must be (B, S) with source_lengths (B,), "
                 f"got {tuple(self.source.shape)} and {tuple(self.source_lengths.shape)}"
             )
-        if self.max_steps < 1:
-            raise ArgumentError(f"max_steps must be at least 1, got {self.max_steps}")
+        require_at_least(1, max_steps=self.max_steps)
 
 
 Choose = Callable[[Tensor, Progress], tuple[Tensor, Tensor]]

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from regard.errors import ArgumentError, DataError
+from regard.errors import DataError
 from regard.files.model_folder import OnProgress, is_huggingface, no_progress, snapshot_of
 from regard.lazy import displayed
 from regard.models.one_stack import DecoderOnly
@@ -31,6 +31,7 @@ from regard.tasks.text.running_text import DocumentUnit, TextStream
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.training.checkpoints import filled
 from regard.tasks.training.distributed import find_device
+from regard.tensors.ranges import require_at_least
 
 WINDOW_LINES = 1_024
 """How many lines are read and scored together."""
@@ -176,19 +177,13 @@ class LanguageModel:
         """Continue one prompt several times. The texts are drawn together, which is much faster than one by one.
 
         Args:
-            prompt: the beginning of each text; may be empty.
+            prompt: as the others, of each text, as for `generate`.
             count: how many texts to write.
-            max_tokens: the most tokens of each.
-            filters: they change the distribution of the next token.
-            stop: strings that end a text; it ends before the first of them.
-            seed: the seed of the random numbers.
-            cut_off: is called for each text that reaches `max_tokens` before its end.
 
         Raises:
             ArgumentError: `count` or `max_tokens` is below 1, or a stop string is empty.
         """
-        if count < 1:
-            raise ArgumentError(f"count must be at least 1, got {count}")
+        require_at_least(1, count=count)
         generator = torch.Generator(self.device).manual_seed(seed)
         for done in range(0, count, SAMPLES_TOGETHER):
             texts = [""] * min(SAMPLES_TOGETHER, count - done)
@@ -207,8 +202,7 @@ class LanguageModel:
         cut_off: Callable[[], None],
         drawn: Callable[[int], None] = lambda _: None,
     ) -> Iterator[tuple[int, str]]:
-        if max_tokens < 1:
-            raise ArgumentError(f"max_tokens must be at least 1, got {max_tokens}")
+        require_at_least(1, max_tokens=max_tokens)
         streams = [TextStream(self.tokenizer, stop=stop) for _ in range(count)]
         begun = self.language.prompt(prompt)
         texts = {row: list(begun) for row in range(count)}  # the texts that have not ended

@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 from regard.errors import ArgumentError
 from regard.models.config import DecoderOnlyConfig
 from regard.tasks.config import TrainingConfig
-from regard.tasks.text.gate import RunningTextFormat
-from regard.tasks.text.lines import BadLines
+from regard.tasks.text.lines import BadLines, RunningTextFormat
 from regard.tasks.training.fit_config import FitConfig
 from regard.tensors.ranges import require_at_least, require_share
 

@@ -1,9 +1,8 @@
 """How the texts of a language model become tokens, begin and end: for a model trained here or a downloaded one."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from regard.tasks.text.codec import Codec
 from regard.tasks.text.running_text import DocumentUnit, encode_text, pieces
 from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
 
@@ -13,43 +12,15 @@ class Row(NamedTuple):
     text_bytes: int
 
 
-class TextFormat(Protocol):
-    """How a `LanguageModel` turns texts into tokens, and tokens into text."""
-
-    @property
-    def begin_id(self) -> int:
-        """The token that a text begins with."""
-
-    @property
-    def mark_id(self) -> int | None:
-        """The token that only begins documents, and is not predicted; None if every token may be text."""
-
-    @property
-    def end_ids(self) -> Sequence[int]:
-        """The tokens that end a text; the model stops after any of them."""
-
-    @property
-    def writable(self) -> Sequence[int]:
-        """The tokens the model may write."""
-
-    @property
-    def tokenizer(self) -> Codec:
-        """Turns tokens into text."""
-
-    def prompt(self, text: str) -> list[int]:
-        """The tokens of a text the model is to continue."""
-
-    def wholes(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text with its begin mark, and its end mark if texts have one."""
-
-    def row(self, lines: Iterable[str]) -> Row:
-        """The lines of a text as one row of tokens."""
-
-
 class TrainedFormat:
+    """The format of a model that was trained here."""
+
     begin_id = BOS
+    """The token that a text begins with."""
     mark_id: int | None = BOS
-    end_ids = (EOS,)
+    """The token that only begins documents, and is not predicted; None if every token may be text."""
+    end_ids: Sequence[int] = (EOS,)
+    """The tokens that end a text; the model stops after any of them."""
 
     def __init__(self, tokenizer: Tokenizer, documents: DocumentUnit) -> None:
         self.tokenizer = tokenizer
@@ -105,3 +76,6 @@ class DownloadedFormat:
         """The lines as one text, which is cut into tokens as a whole."""
         text = "".join(f"{line}\n" for line in lines)
         return Row(self.wholes([text])[0] if text else [], len(text.encode()))
+
+
+TextFormat = TrainedFormat | DownloadedFormat

@@ -28,10 +28,6 @@ class TextBatch(NamedTuple):
     lengths: Tensor
     """(B,): the number of tokens in each row."""
 
-    @property
-    def predicted(self) -> int:
-        return int((self.targets != UNPREDICTED).sum())
-
 
 class TextWindow(NamedTuple):
     """A stretch of text and the tokens to be predicted in it, as arrays of the same length."""

@@ -8,8 +8,18 @@ from typing import Any, Generic, TypeVar
 
 from regard.errors import ArgumentError, DataError
 from regard.files.untrusted import parse_json
-from regard.tasks.text.gate import STANDARD_INPUT, RunningTextFormat, form_of
-from regard.tasks.text.lines import BadLines, Line, Lines, Reader, StrPath, decoded, refuse_long
+from regard.tasks.text.lines import (
+    STANDARD_INPUT,
+    BadLines,
+    Line,
+    Lines,
+    Reader,
+    RunningTextFormat,
+    StrPath,
+    decoded,
+    form_of,
+    refuse_long,
+)
 from regard.tasks.text.unicode import normalise
 
 R = TypeVar("R")

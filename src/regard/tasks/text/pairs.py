@@ -15,8 +15,7 @@ from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 from regard.errors import ArgumentError, DataError
 from regard.tasks.text.forms import RecordForm, in_a_row, json_of, normalised, reader_of, shape_of
-from regard.tasks.text.gate import PairFormat
-from regard.tasks.text.lines import LONGEST_LINE_BYTES, BadLines, Line, Lines, Reader, StrPath, decoded
+from regard.tasks.text.lines import LONGEST_LINE_BYTES, BadLines, Line, Lines, PairFormat, Reader, StrPath, decoded
 from regard.tasks.text.unicode import normalise
 
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
@@ -152,7 +151,7 @@ def read_pairs(
         format: "tsv" (source, tab, target), "tsv-extra" (the same, with further columns ignored), "csv" (a header of
             two columns, or one that names `source` and `target`), "csv-no-header" (two columns), "jsonl"
             ({"source": ..., "target": ...} on each line), "tmx" (a translation memory of two languages) or "aligned"
-            (a.en a.de b.en b.de ...). None: the ending of each name decides (`regard.tasks.text.gate`).
+            (a.en a.de b.en b.de ...). None: the ending of each name decides (`regard.tasks.text.lines`).
         bad_lines: "stop" at the first bad line, or "skip" and count them in the reader's `skipped`.
 
     Raises:

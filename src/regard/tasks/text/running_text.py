@@ -11,6 +11,7 @@ from regard.tasks.text.lines import StrPath
 from regard.tasks.text.pair_store import CHUNK_PAIRS, TokenFolder, chunks, dtype_below, growing, write_about
 from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
 from regard.tasks.text.unicode import bounded
+from regard.tensors.ranges import require_one_of
 
 DocumentUnit = Literal["file", "paragraphs", "lines"]
 """The unit of a document: the whole file, the text between blank lines, or each line."""
@@ -29,8 +30,7 @@ def pieces(lines: Iterable[str], documents: DocumentUnit) -> Iterator[TextPiece]
     >>> [tuple(piece) for piece in pieces(["a", "", "", "b", "c"], "paragraphs")]
     [('a\n', True), ('b\n', True), ('c\n', False)]
     """
-    if documents not in get_args(DocumentUnit):
-        raise ArgumentError(f"documents must be one of {', '.join(get_args(DocumentUnit))}, got {documents!r}")
+    require_one_of("documents", documents, get_args(DocumentUnit))
     begins = True
     for line in lines:
         if documents == "file" or line.strip():

@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 from regard.errors import ArgumentError, DataError
-from regard.tasks.text.tokenizer_files import tokenizers_library
-from regard.tasks.text.tokenizers import REPLACEMENT, SPECIAL_TOKENS, UNK, Tokenizer
+from regard.tasks.text.tokenizers import REPLACEMENT, SPECIAL_TOKENS, UNK, Tokenizer, tokenizers_library
 from regard.tasks.text.unicode import MARKS, bounded, has_unspaced, is_word, normalise, segments
+from regard.tensors.ranges import require_at_least
 
 BYTE_ALPHABET_SIZE = 256
 PIECES = (
@@ -47,8 +47,8 @@ class ByteLevelBPE:
     """Whether all text is read in lower case."""
 
     def __post_init__(self) -> None:
-        _check_at_least("vocab_size of a byte-level BPE", self.vocab_size, BYTE_ALPHABET_SIZE + len(SPECIAL_TOKENS))
-        _check_at_least("min_count", self.min_count, 1)
+        require_at_least(BYTE_ALPHABET_SIZE + len(SPECIAL_TOKENS), vocab_size=self.vocab_size)
+        require_at_least(1, min_count=self.min_count)
         if self.vocab_size > MOST_PIECES:
             raise ArgumentError(
                 f"vocab_size of a byte-level BPE must be at most {MOST_PIECES:,}, got {self.vocab_size:,}"
@@ -102,8 +102,8 @@ class Words:
     """Whether all text is read in lower case."""
 
     def __post_init__(self) -> None:
-        _check_at_least("vocab_size of words", self.vocab_size, len(SPECIAL_TOKENS) + 1)
-        _check_at_least("min_count", self.min_count, 1)
+        require_at_least(len(SPECIAL_TOKENS) + 1, vocab_size=self.vocab_size)
+        require_at_least(1, min_count=self.min_count)
 
     def normalizer(self) -> Any:
         """Lower case, if that is wanted; one space between words, and one before the first."""
@@ -144,7 +144,7 @@ class Characters:
     """Whether all text is read in lower case."""
 
     def __post_init__(self) -> None:
-        _check_at_least("vocab_size of characters", self.vocab_size, len(SPECIAL_TOKENS) + 1)
+        require_at_least(len(SPECIAL_TOKENS) + 1, vocab_size=self.vocab_size)
 
     def normalizer(self) -> Any:
         """Lower case, if that is wanted."""
@@ -225,11 +225,6 @@ def _some_text(texts: Iterable[str]) -> Iterator[str]:
         raise DataError(
             "expected text to train a tokenizer on, got none; hand over at least one line that is not empty"
         )
-
-
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ArgumentError(f"{name} must be at least {least}, got {value}; raise it to {least} or more")
 
 
 T = TypeVar("T")

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from regard.errors import ArgumentError, NonFiniteError
+from regard.errors import NonFiniteError
 from regard.tasks.training.reporting import Skipped, describe_bad
+from regard.tensors.ranges import require_at_least
 
 BadBatches = Callable[[Skipped], None]
 """Called with each impossible update, before anything changes. It raises an error to end the run."""
@@ -43,8 +44,7 @@ class Skip:
     """The most consecutive skipped updates; one more ends the run."""
 
     def __post_init__(self) -> None:
-        if self.most_in_a_row < 1:
-            raise ArgumentError(f"most_in_a_row must be at least 1, got {self.most_in_a_row}")
+        require_at_least(1, most_in_a_row=self.most_in_a_row)
 
     def __call__(self, bad: Skipped) -> None:
         if bad.in_a_row > self.most_in_a_row:

@@ -164,10 +164,9 @@ def agreed_precision(wanted: Precision, device: torch.device) -> Literal["float3
     is_alone = int(os.environ.get("WORLD_SIZE", 1)) == 1 or not torch.distributed.is_initialized()
     if wanted != "auto" or device.type != "cpu" or is_alone:
         return choose_precision(wanted, device)
-    is_first = torch.distributed.get_rank() == 0
-    answer = torch.tensor(is_first and choose_precision(wanted, device) == "bf16", dtype=torch.uint8)
-    torch.distributed.broadcast(answer, 0)
-    return "bf16" if answer else "float32"
+    ranks = Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    chosen: Literal["float32", "bf16"] = ranks.gather(lambda: choose_precision(wanted, device))[0]
+    return chosen
 
 
 def place_line(asked: str, device: torch.device, precision: Precision, threads: int) -> str:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 import regard.call  # noqa: F401 (so that the first exponential is made by one thread)
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ShapeError
 from regard.tasks.training.distributed import Ranks
 from regard.tensors.guards import autocast_of, can_look, is_compiling, is_observed, is_recorded
+from regard.tensors.ranges import require_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,7 @@ def cross_entropy(
     >>> int(loss.count), round(float(loss.total / loss.count), 4)  # log 4
     (2, 1.3863)
     """
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ArgumentError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+    require_share(label_smoothing=label_smoothing)
     if logits.shape[:-1] != targets.shape:
         raise ShapeError(
             f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)}: one target a row of logits needed"
@@ -124,8 +124,7 @@ def output_cross_entropy(
     >>> torch.allclose(total, plain.total), int(count)
     (True, 4)
     """
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ArgumentError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+    require_share(label_smoothing=label_smoothing)
     if hidden.shape[:-1] != targets.shape:
         raise ShapeError(
             f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)}: one target a row of hidden needed"

@@ -4,7 +4,7 @@ count from 1: the first update of the parameters is step 1."""
 import math
 from collections.abc import Callable
 
-from regard.errors import ArgumentError
+from regard.tensors.ranges import require_at_least
 
 Schedule = Callable[[int], float]
 
@@ -29,7 +29,7 @@ def inverse_square_root(peak: float, warmup_steps: int) -> Schedule:
     >>> rate(50), rate(100), rate(400)
     (0.5, 1.0, 0.5)
     """
-    _check_warmup(warmup_steps, at_least=1)
+    require_at_least(1, warmup_steps=warmup_steps)
     return lambda step: peak * min(step / warmup_steps, math.sqrt(warmup_steps / step))
 
 
@@ -46,7 +46,7 @@ def cosine(peak: float, warmup_steps: int, total_steps: int) -> Schedule:
     >>> rate(5), rate(10), round(rate(60), 6), rate(110)
     (0.5, 1.0, 0.5, 0.0)
     """
-    _check_warmup(warmup_steps, at_least=0)
+    require_at_least(0, warmup_steps=warmup_steps)
 
     def rate(step: int) -> float:
         if step < warmup_steps:
@@ -55,8 +55,3 @@ def cosine(peak: float, warmup_steps: int, total_steps: int) -> Schedule:
         return peak * (1 + math.cos(math.pi * done)) / 2
 
     return rate
-
-
-def _check_warmup(warmup_steps: int, *, at_least: int) -> None:
-    if warmup_steps < at_least:
-        raise ArgumentError(f"warmup_steps must be at least {at_least}, got {warmup_steps}")

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.files.atomic import naming, part_from_other_names, read_json, refuse_links, rename, to_disk, write_json
+from regard.files.atomic import naming, read_json, refuse_links, rename, to_disk, write_json
 from regard.files.locks import lock
 from regard.tasks.text.forms import text_of_json
-from regard.tasks.text.gate import RunningTextFormat
-from regard.tasks.text.lines import BadLines, Line, Lines, decoded
+from regard.tasks.text.lines import BadLines, Line, Lines, RunningTextFormat, decoded
 from regard.tasks.text.pair_store import chunks
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.results import Translation
@@ -126,7 +125,6 @@ class Unfinished:
                 )
 
     def _open(self) -> None:
-        part_from_other_names(self.partial)
         self._file = self.partial.open("ab")
         lock(
             self._stream.fileno(),

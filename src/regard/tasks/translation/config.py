@@ -8,8 +8,7 @@ from regard.errors import ArgumentError
 from regard.models.config import RNNConfig, TransformerConfig
 from regard.tasks.config import TrainingConfig
 from regard.tasks.generation.config import Beam
-from regard.tasks.text.gate import PairFormat
-from regard.tasks.text.lines import BadLines
+from regard.tasks.text.lines import BadLines, PairFormat
 from regard.tasks.training.metrics import BleuTokenize
 from regard.tensors.ranges import require_at_least, require_share
 

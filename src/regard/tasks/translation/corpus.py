@@ -24,9 +24,8 @@ from regard.tasks.text.lines import Reader
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.pairs import Pair, read_pairs
 from regard.tasks.text.spool import Spool
-from regard.tasks.text.tokenizer_files import read_as
 from regard.tasks.text.tokenizer_recipes import recipe
-from regard.tasks.text.tokenizers import Tokenizer
+from regard.tasks.text.tokenizers import Tokenizer, read_as
 from regard.tasks.training.losses import BatchSize
 from regard.tasks.training.metrics import BleuCounts, bleu_caution
 from regard.tasks.translation.config import TranslationConfig

@@ -12,8 +12,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.text.unicode import is_blank
-from regard.tasks.translation.searching import SearchInput
-from regard.tasks.translation.translation_model import TranslationModel
+from regard.tasks.translation.translation_model import SearchInput, TranslationModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,7 @@ from regard.tasks.pictures.token_maps import Axis, axis, merge
 from regard.tasks.text.codec import Codec, finished_text, unknown_texts
 from regard.tasks.translation.options import AlignmentOf, Draft, TranslationOptions
 from regard.tasks.translation.results import Candidate, Translation
-from regard.tasks.translation.searching import SearchInput
-from regard.tasks.translation.translation_model import TranslationModel
+from regard.tasks.translation.translation_model import SearchInput, TranslationModel
 
 
 @dataclass(frozen=True, slots=True)

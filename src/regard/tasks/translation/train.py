@@ -64,10 +64,6 @@ class Validation:
         metrics = {"loss": total / count}
         return metrics | {"bleu": self._bleu()} if self._config.best_by == "bleu" else metrics
 
-    @property
-    def signature(self) -> str:
-        return self._counts.signature if self._config.best_by == "bleu" else ""
-
     @cached_property
     def _counts(self) -> BleuCounts:
         return BleuCounts(

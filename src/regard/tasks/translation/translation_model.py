@@ -1,6 +1,11 @@
-"""A translation model, and one with its tokenizers: its batches, its limits, and how probable it finds pairs."""
+"""A translation model, and one with its tokenizers: its batches, limits and searches, and how probable it finds pairs.
 
-from collections.abc import Iterable, Iterator, Sequence
+A search is a job, an object, so that another engine can do it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -8,13 +13,68 @@ from regard.errors import DataError
 from regard.models.config import RNNConfig, TransformerConfig
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
+from regard.tasks.generation.beam import beam_search, greedy
+from regard.tasks.generation.config import Beam
 from regard.tasks.generation.downloaded import Downloaded
+from regard.tasks.generation.filters import Constraint, ForcedPrefix, StillWanted
+from regard.tasks.generation.protocol import Decodable, Hypothesis, SearchOf
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
-from regard.tasks.text.batches import Batch, collate
+from regard.tasks.text.batches import Batch, collate, padded_rows
 from regard.tasks.text.codec import Codec
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.translation.search_job import Searcher
 from regard.tensors.fingerprint import fingerprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchJob:
+    sources: Sequence[Sequence[int]]
+    """Token ids, end marks included."""
+    begin_id: int
+    end_id: int
+    max_steps: int
+    beam: Beam = Beam()
+    prefixes: Sequence[Sequence[int]] = ()
+    """The tokens with which each answer begins; empty, or one prefix for each source."""
+    wanted: Sequence[Callable[[], bool] | None] = ()
+    """Asked at each step; an answer that is no longer wanted ends. Empty, or one or None for each source."""
+
+
+class Searcher(Protocol):
+    """Another engine, which searches in place of the model."""
+
+    longest: int | None
+    """The most tokens of a source or of an answer, end mark counted; None if only the model decides."""
+
+    def search(self, jobs: Iterable[SearchJob]) -> list[list[list[Hypothesis]]]:
+        """The hypotheses of each job's sentences, in the order of the jobs."""
+
+
+def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
+    """Find the hypotheses of each sentence, best first.
+
+    >>> from regard.models import RNNConfig, RNNSeq2Seq
+    >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
+    >>> job = SearchJob(sources=[[4, 5, 2], [6, 2]], begin_id=1, end_id=2, max_steps=7, beam=Beam(3, num_best=2))
+    >>> [len(best) for best in search(model, job)]
+    [2, 2]
+    """
+    source, lengths = padded_rows(job.sources, 0)
+    device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else torch.device("cpu")
+    asked = SearchOf(
+        source.to(device), lengths.to(device), bos_id=job.begin_id, eos_id=job.end_id, max_steps=job.max_steps,
+        constraints=_constraints(job),
+    )  # fmt: skip
+    with torch.inference_mode():
+        if job.beam.size == 1:
+            return [[one] for one in greedy(model, asked)]
+        return beam_search(model, asked, beam=job.beam)
+
+
+def _constraints(job: SearchJob) -> list[Constraint]:
+    forced = ForcedPrefix(job.prefixes) if any(job.prefixes) else None
+    wanted = StillWanted(job.wanted, job.end_id) if job.wanted else None
+    return [one for one in (forced, wanted) if one is not None]
+
 
 Model = Transformer | RNNSeq2Seq | Downloaded
 
@@ -140,3 +200,70 @@ def by_length(lengths: Sequence[int], places: int) -> Iterator[list[int]]:
         batch.append(index)
     if batch:
         yield batch
+
+
+CPU_SEARCH_PLACES = 2_048
+"""`BATCH_PLACES` of a search on the CPU: larger batches make its products no faster, and exceed its caches."""
+LIMIT_STEP = 32
+"""Limits of translations are multiples of it: sentences of one limit are searched together, so that limits are few."""
+
+
+class SearchInput(NamedTuple):
+    ids: Sequence[int]
+    prefix: Sequence[int] = ()
+    is_wanted: Callable[[], bool] | None = None
+
+
+AfterSearch = Callable[[Sequence[SearchInput], list[list[Hypothesis]]], list[list[Hypothesis]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Finds the hypotheses of sentences, best first, in the order given; none for a sentence without tokens."""
+
+    model: TranslationModel
+    beam: Beam
+    after: Sequence[AfterSearch] = ()
+    longest: int | None = None
+    """The most tokens of a translation; None for twice the sentence's and some."""
+
+    def limit_of(self, begun: SearchInput) -> int:
+        """The most tokens of a sentence's translation, end mark counted: a longer one is cut off."""
+        # A longer answer is surely wrong.
+        own = 2 * (len(begun.ids) + 1) + 50 + len(begun.prefix)
+        longest = -(-own // LIMIT_STEP) * LIMIT_STEP if self.longest is None else self.longest
+        return min(longest, self.model.limit or longest)
+
+    def __call__(self, begun: Sequence[SearchInput]) -> list[list[Hypothesis]]:
+        model, found = self.model, list[list[Hypothesis]]([] for _ in begun)
+        by_limit: dict[int, list[int]] = {}
+        for n, one in enumerate(begun):
+            if one.ids:
+                by_limit.setdefault(self.limit_of(one), []).append(n)
+        places = max((CPU_SEARCH_PLACES if model.device.type == "cpu" else BATCH_PLACES) // self.beam.size, 1)
+        batches = [
+            [same[row] for row in rows]
+            for same in by_limit.values()
+            for rows in by_length([len(begun[n].ids) for n in same], places)
+        ]
+        jobs = [self._job([begun[n] for n in rows]) for rows in batches]
+        answers = (search(model.model, job) for job in jobs) if model.searcher is None else model.searcher.search(jobs)
+        for rows, answer in zip(batches, answers, strict=True):
+            for stage in self.after:
+                answer = stage([begun[n] for n in rows], answer)
+            for n, best in zip(rows, answer, strict=True):
+                found[n] = best
+        return found
+
+    def _job(self, begun: Sequence[SearchInput]) -> SearchJob:
+        prefixes = [one.prefix for one in begun]
+        marks, end_id = self.model.target_tokenizer.marks, self.model.source_tokenizer.marks.end_id
+        return SearchJob(
+            sources=[[*one.ids, end_id] for one in begun],
+            begin_id=marks.begin_id,
+            end_id=marks.end_id,
+            max_steps=self.limit_of(begun[0]),
+            beam=self.beam,
+            prefixes=prefixes if any(prefixes) else (),
+            wanted=[one.is_wanted for one in begun] if any(one.is_wanted for one in begun) else (),
+        )

@@ -33,8 +33,8 @@ from regard.tasks.translation.corpus import load_tokenizers
 from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
 from regard.tasks.translation.presenting import Align, Present
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
-from regard.tasks.translation.searching import Search
-from regard.tasks.translation.translation_model import TranslationModel, build_model
+from regard.tasks.translation.translation_model import Search, TranslationModel, build_model
+from regard.tensors.ranges import require_at_least
 
 WINDOW_LINES = 1_024
 """How many lines are read, sorted by length and translated together."""
@@ -47,7 +47,7 @@ ALTERNATIVES = 3
 class Translator(TranslationModel):
     """A model with its tokenizers, ready to use.
 
-    Sentences go through stages, as drafts: tags and tokens (`drafts`), search (`searching`, with alignment
+    Sentences go through stages, as drafts: tags and tokens (`drafts`), search (`Search`, with alignment
     behind each batch), and presentation (`presenting`).
     """
 
@@ -101,8 +101,7 @@ class Translator(TranslationModel):
             DataError: a sentence is longer than the model's positions; the translations before it come first.
         """
         options, before = replace(options, **changes), 0
-        if window_lines < 1:
-            raise ArgumentError(f"window_lines must be at least 1, got {window_lines}")
+        require_at_least(1, window_lines=window_lines)
         for window in chunks(lines, window_lines):
             for number, answer in enumerate(self.translate_window(window, options), start=before + 1):
                 if answer.problem and bad_lines == "stop":

@@ -34,6 +34,7 @@ from torch.nn import functional
 from benchmarks.harness import Row
 from regard.models import DecoderOnly, DecoderOnlyConfig
 from regard.tasks.text.blocks import BlockPlan, next_token_windows, next_tokens, window_batches
+from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.training.losses import output_cross_entropy
 from regard.tasks.training.optimizers import adamw, muon
 from regard.tasks.training.schedules import cosine
@@ -180,7 +181,7 @@ def validation_loss(model: nn.Module, tokens: np.ndarray) -> float:
         loss = functional.cross_entropy(
             model(batch.tokens).flatten(0, 1), batch.targets.flatten(), ignore_index=0, reduction="sum"
         )
-        total, count = total + float(loss), count + batch.predicted
+        total, count = total + float(loss), count + int((batch.targets != UNPREDICTED).sum())
     return total / count
 
 

@@ -48,6 +48,7 @@ from regard.models import DecoderOnly, DecoderOnlyConfig, Transformer, Transform
 from regard.nn import FeedForward, MultiHeadAttention
 from regard.tasks.text.batches import plan_batches
 from regard.tasks.text.blocks import BlockPlan, next_token_windows, next_tokens, window_batches
+from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.training.losses import output_cross_entropy
 from regard.tasks.training.optimizers import adamw
 
@@ -227,7 +228,7 @@ def characters_loss(model: nn.Module, tokens: np.ndarray) -> float:
     for batch in window_batches(next_token_windows(tokens, length=BLOCK, stride=BLOCK), places=8_192):
         logits = model(batch.tokens).flatten(0, 1)
         total += float(F.cross_entropy(logits, batch.targets.flatten(), ignore_index=PAD, reduction="sum"))
-        count += batch.predicted
+        count += int((batch.targets != UNPREDICTED).sum())
     return total / count
 
 

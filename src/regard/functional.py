@@ -26,6 +26,7 @@ from regard.maps.sources.call import CallSource
 from regard.maps.sources.factors import Factors, needs_gradient, tensors_of_call
 from regard.maps.statistics.tiles import explained
 from regard.tensors.guards import State, has_values, is_overridden, is_recorded, run_state
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.tensor_tree import tensors_mapped
 
 ScoreName = Literal[
@@ -143,6 +144,10 @@ def attention(
             attention, (query, key, value), query, key, value, score=score, normalization=normalization, mask=mask,
             bias=bias, dropout=dropout, backend=backend, return_weights=return_weights, keep_values=keep_values,
         )  # fmt: skip
+    if not (isinstance(return_weights, bool) and isinstance(keep_values, bool)):
+        raise ArgumentError(
+            f"return_weights and keep_values must be True or False, got {return_weights!r:.80} and {keep_values!r:.80}"
+        )
     if keep_values and not return_weights:
         raise ArgumentError("keep_values=True is for the map that return_weights=True asks for")
     state = run_state(query)
@@ -323,6 +328,7 @@ def _why_not(other: Backend, chosen: Backend, call: Call, state: State) -> str |
     return other.why_not(call, state) or f"{chosen.name!r} came first"
 
 
+@refuse_wrong_kinds
 def map_of(
     query: Tensor,
     key: Tensor,

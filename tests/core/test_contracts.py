@@ -13,6 +13,7 @@ import regard
 from regard.errors import BackendError
 from regard.kernels import BACKENDS, fused_kernels
 from regard.kernels.fused_kernels import HALF, SHORT
+from regard.tensors.torch_private import flash_cpu_backward
 from tests.core import contracts
 from tests.core.random_calls import DTYPES, EVERYDAY, Case, cases
 
@@ -189,11 +190,10 @@ def test_short_blocks_in_half_precision_go_back_no_less_exactly_than_torch() -> 
 @pytest.mark.parametrize("length", [SHORT, SHORT + 1])
 def test_short_blocks_go_back_in_float32(dtype: torch.dtype, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.dtype] = []
-    backward = fused_kernels.flash_cpu_backward
 
     def watched(grad: Tensor, *given: Any, **named: Any) -> Any:
         seen.append(grad.dtype)
-        return backward(grad, *given, **named)
+        return flash_cpu_backward(grad, *given, **named)
 
     monkeypatch.setattr(fused_kernels, "flash_cpu_backward", watched)
     generator = torch.Generator().manual_seed(0)

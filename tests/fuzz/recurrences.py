@@ -1,7 +1,7 @@
 """The ground `recurrences`: random linear recurrences and questions to their maps, against the loop over positions in
 float64; lengths around the borders of chunks, gates near 0 and 1 and closed, writes of 0 and 1, empty batches."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from tests.maps.test_linear_recurrent import test_the_output_the_weights_and_the
 def case(drawn: Drawn) -> None:
     """What the tests ask of each recurrence, and the output of two calls for that of one."""
     given: Given = drawn.draw(recurrences())
-    of_loop.hypothesis.inner_test(given)
-    of_parts.hypothesis.inner_test(given, drawn)
+    loop, parts = cast(Any, of_loop), cast(Any, of_parts)  # each has the function that hypothesis runs
+    loop.hypothesis.inner_test(given)
+    parts.hypothesis.inner_test(given, drawn)
     cut = drawn.number(0, given.query.shape[2])
     if 0 < cut < given.query.shape[2]:
         close(_in_parts(given, cut), step_by_step(given)[0], 1e-9)

@@ -91,6 +91,8 @@ def test_each_reader_is_exact(reader: RowReader, name: str, monkeypatch: pytest.
         pytest.importorskip("numba", reason="the loop comes with the extra 'fast'")
     monkeypatch.setattr(one_loop, "SMALL", 0)
     call, sizes = CASES[name]
+    if type(reader).__name__ == "TritonRows" and call.get("queries", 0) > 40:
+        pytest.skip("the interpreter takes minutes for a large map")
     weights, dense = made(**call)
     sizes = {"tolerance": 3e-6, **sizes}
     named = by_name(USUAL, *dense.shape[-2:], k=5, p=0.9, rows=5, columns=4, how="mean")

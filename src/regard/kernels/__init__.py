@@ -81,7 +81,7 @@ def choose_backend(call: Call, name: BackendName | None, state: State | None = N
     """
     if call.normalization.has_base:
         call = replace(call, normalization=call.normalization.base)
-    if name is not None and name not in BACKENDS:
+    if name is not None and not (isinstance(name, str) and name in BACKENDS):
         raise ArgumentError(f"backend must be None or one of {', '.join(BACKENDS)}; got {name!r}")
     state = run_state(call.query) if state is None else state
     if name is not None and not BACKENDS[name].why_not(call, state):

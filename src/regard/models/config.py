@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from regard.errors import ArgumentError, require
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_above, require_dropout, require_one_of, require_sizes
 
 ACTIVATIONS, NORMS, NORM_POSITIONS = ("relu", "gelu", "swiglu"), ("layer", "rms"), ("pre", "post")
@@ -86,6 +87,7 @@ class StackConfig:
             )
 
 
+@refuse_wrong_kinds
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig(StackConfig):
     """The sizes and parts of an encoder-decoder Transformer."""
@@ -160,11 +162,13 @@ class OneStackConfig(StackConfig):
             )
 
 
+@refuse_wrong_kinds
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderOnlyConfig(OneStackConfig):
     """The sizes and parts of a decoder-only Transformer."""
 
 
+@refuse_wrong_kinds
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderOnlyConfig(OneStackConfig):
     """The sizes and parts of an encoder-only Transformer."""
@@ -181,6 +185,7 @@ class EncoderOnlyConfig(OneStackConfig):
             )
 
 
+@refuse_wrong_kinds
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RNNConfig:
     """The sizes and parts of the recurrent model."""

@@ -6,9 +6,11 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from regard.errors import ArgumentError, ShapeError
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_sizes
 
 
+@refuse_wrong_kinds
 class Patches(nn.Module):
     r"""$[e_{cls} + p_0;\ r_1 \ldots r_R;\ E x_1 + p_1 \ldots E x_N + p_N]$ for the N patches x of an image.
 

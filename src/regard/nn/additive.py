@@ -12,9 +12,11 @@ from regard.call.shapes import require_dense
 from regard.errors import ShapeError
 from regard.functional import Attended, attention
 from regard.kernels.base import BackendName
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_dropout, require_sizes
 
 
+@refuse_wrong_kinds
 class AdditiveAttention(nn.Module):
     r"""$s_{ij} = v^\top \tanh(W_q q_i + W_k k_j)$, weights by softmax, output $\sum_j P_{ij} v_j$.
 

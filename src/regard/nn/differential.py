@@ -12,9 +12,11 @@ from regard.call.rotary.rotary import Rotary
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention
 from regard.nn.cache import KeyValue, Past
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_sizes
 
 
+@refuse_wrong_kinds
 class DifferentialAttention(nn.Module):
     r"""$O_h = (1 - \lambda_0)\,\mathrm{norm}((P^1_h - \lambda P^2_h) V_h)$ with two softmax maps for each head.
 

@@ -11,6 +11,7 @@ from regard.call.rotary.rotary import Half, Interleaved, Layout
 from regard.errors import ArgumentError, ShapeError, require_whole
 from regard.lazy import Displayed
 from regard.tensors.guards import may_be_kept
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.memory import widest_dtype
 from regard.tensors.ranges import require_above, require_sizes
 
@@ -20,6 +21,7 @@ Offset = int | Integer[Tensor, "*batch"]
 """The position of a sequence's first vector: one for all sequences, or one for each."""
 
 
+@refuse_wrong_kinds
 class TokenEmbedding(nn.Module):
     r"""$x_t = c\, E_{w_t}$, with $E \sim N(0, 1 / c^2)$ at initialisation, for entries of unit variance.
 

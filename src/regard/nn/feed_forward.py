@@ -6,9 +6,11 @@ from typing import cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_dropout, require_sizes
 
 
+@refuse_wrong_kinds
 class FeedForward(nn.Module):
     r"""$W_2\, \mathrm{drop}(a(W_1 x + b_1)) + b_2$ with an activation a.
 
@@ -57,6 +59,7 @@ class FeedForward(nn.Module):
         return cast(Tensor, self.down(self.dropout(self.activation(self.up(x)))))
 
 
+@refuse_wrong_kinds
 class GatedFeedForward(nn.Module):
     r"""$W_2\, \mathrm{drop}(a(W_g x) \odot W_1 x)$; SwiGLU with a = SiLU. By default it has no biases.
 

@@ -13,9 +13,11 @@ from regard.errors import ArgumentError
 from regard.functional import Attended, attention
 from regard.nn.cache import KeyValue, Past
 from regard.nn.head_norms import HeadNorm
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_sizes
 
 
+@refuse_wrong_kinds
 class LatentAttention(nn.Module):
     r"""Self-attention whose keys and values are $W_k^h c_t$ and $W_v^h c_t$, with one latent $c_t$ for all heads.
 

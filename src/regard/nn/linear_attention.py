@@ -15,6 +15,7 @@ from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.linear_recurrent import GivenRecurrence
 from regard.tensors.guards import is_overridden, is_recorded
+from regard.tensors.kinds import refuse_wrong_kinds
 
 Removal = Literal["delta"] | tuple[Tensor, Tensor]
 
@@ -54,6 +55,7 @@ def linear_attention(
     removal: Removal | None = ..., scale: float | None = ..., state: Tensor | None = ...,
     return_weights: bool, return_state: bool = ...,
 ) -> Tensor | Attended | Recurred: ...  # fmt: skip
+@refuse_wrong_kinds
 def linear_attention(
     query: Float[Tensor, "..."],
     key: Float[Tensor, "..."],

@@ -22,9 +22,11 @@ from regard.kernels.base import BackendName
 from regard.maps.attention_map import AttentionMap
 from regard.nn.cache import KeyValue, Past
 from regard.nn.head_norms import AcrossHeads, HeadNorm, norm_of_heads, normed
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_dropout, require_one_of, require_sizes
 
 
+@refuse_wrong_kinds
 class MultiHeadAttention(nn.Module):
     r"""$\mathrm{MHA}(x, y) = W_o\,[O_1; \ldots; O_H]$ with $O_h = \mathrm{attention}(W_q^h x, W_k^h y, W_v^h y)$.
 

@@ -20,6 +20,7 @@ from regard.nn.cache import Past, RecurrentState
 from regard.nn.head_norms import normed
 from regard.nn.linear_attention import Recurred, linear_attention
 from regard.nn.short_convolution import ShortConvolution
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_sizes
 
 
@@ -288,6 +289,7 @@ class Mamba2(RecurrentMixer):
         return self.out(normed(self.norm, output.unflatten(-1, (self.groups, -1))).flatten(-2))
 
 
+@refuse_wrong_kinds
 class LightningAttention(RecurrentMixer):
     r"""$S_t = \lambda S_{t-1} + k_t v_t^\top$ with a constant $\lambda$ a head: a memory that fades at its own rate.
 

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_dropout, require_sizes
 
 Norm = Callable[[int], nn.Module]
@@ -22,6 +23,7 @@ class _OneNorm(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
 
+@refuse_wrong_kinds
 class PreNorm(_OneNorm):
     r"""$x + \mathrm{drop}(f(\mathrm{norm}(x)))$.
 
@@ -38,6 +40,7 @@ class PreNorm(_OneNorm):
         return x + self.dropout(sublayer(self.norm(x)))
 
 
+@refuse_wrong_kinds
 class SandwichNorm(_OneNorm):
     r"""$x + \mathrm{drop}(\mathrm{norm}_2(f(\mathrm{norm}_1(x))))$.
 
@@ -58,6 +61,7 @@ class SandwichNorm(_OneNorm):
         return x + self.dropout(self.after(sublayer(self.norm(x))))
 
 
+@refuse_wrong_kinds
 class PostNorm(_OneNorm):
     r"""$\mathrm{norm}(x + \mathrm{drop}(f(x)))$.
 

@@ -5,9 +5,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, silu
 
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.ranges import require_sizes
 
 
+@refuse_wrong_kinds
 class ShortConvolution(nn.Module):
     r"""$\mathrm{SiLU}(\sum_{i<K} w_i \odot x_{t-i} + b)$: each channel by itself, over the last K positions.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, require
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.axis_text import FONT_POINTS
 from regard.views.colours import LIGHT, Theme
 from regard.views.drawing import Colouring, Panel, drawn
@@ -35,6 +36,7 @@ MOST_PAIRED = 256
 """The most queries and keys of an alignment with margins: it is never pooled."""
 
 
+@refuse_wrong_kinds
 def alignment(
     weights: Any,
     rows: Sequence[str] | None = None,
@@ -114,6 +116,7 @@ def _bars(ax: "Axes", numbers: Any, theme: Theme, name: str, *, is_flat: bool) -
     ax.set_xlabel(name, fontsize=FONT_POINTS - 1, color=theme.ink)
 
 
+@refuse_wrong_kinds
 def position_table(table: Tensor, *, title: str = "", theme: Theme = LIGHT) -> "Figure":
     """Draw a table of positions: its values, and the cosine similarity of any two positions.
 

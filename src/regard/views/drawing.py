@@ -56,6 +56,8 @@ class Colouring:
         cls, scale: ScaleName | ColourScale, limits: Any, without_sink: bool, theme: Theme, colour_map: Any
     ) -> "Colouring":
         rule = scale_of(scale)
+        if not (colour_map is None or isinstance(colour_map, str) or hasattr(colour_map, "with_extremes")):
+            raise ArgumentError(f"colour_map must be a colour map of matplotlib or its name, got {colour_map!r:.80}")
         require(theme, Theme, "theme", "LIGHT, DARK or another Theme of regard.views")
         return cls(rule, None if limits is None else checked_limits(limits, rule), without_sink, theme, colour_map)
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.html.contents import Example, Map
 from regard.watching.analysis.tables import Maps, named
 
@@ -35,6 +36,7 @@ def examples_of(maps: Viewed, tokens: Any, source: Sequence[str] | None, sequenc
     return given
 
 
+@refuse_wrong_kinds
 def model_example(
     maps: Maps,
     tokens: Sequence[str] | None = None,

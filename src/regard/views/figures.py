@@ -36,6 +36,13 @@ def require_matplotlib() -> None:
         import matplotlib.figure  # noqa: F401
 
 
+def require_axes(ax: object) -> None:
+    """Raise MissingExtraError without matplotlib, and ArgumentError if `ax` is given and can draw no picture."""
+    require_matplotlib()
+    if ax is not None and not hasattr(ax, "imshow"):
+        raise ArgumentError(f"ax must be axes of matplotlib, such as figure.add_subplot(); got {type(ax).__name__}")
+
+
 def framed(outline: Box, boxes: Sequence[Box], theme: Theme, title: str = "") -> "tuple[Figure, list[Axes], str]":
     """A new figure, its axes, and the characters of its title without a font."""
     from regard.views.artists import ShownAxes, ShownFigure

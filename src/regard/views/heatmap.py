@@ -8,6 +8,7 @@ import numpy as np
 
 from regard.call.masks.base import Mask
 from regard.errors import ArgumentError, ShapeError, require
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.axis_text import FONT_POINTS, LINE, TITLE_POINTS, AxisLabel, room, short_title, shown
 from regard.views.colours import LIGHT, Theme
 from regard.views.drawing import Colouring, Drawn, Panel, drawn, limits_of
@@ -19,6 +20,7 @@ from regard.views.figures import (
     framed,
     heading_inches,
     norm_of,
+    require_axes,
     require_matplotlib,
     sized_figure,
     text_style,
@@ -50,6 +52,7 @@ OURS = "regard heatmap"
 """Marks our image in the axes, for a second heatmap to replace."""
 
 
+@refuse_wrong_kinds
 def heatmap(
     weights: Any,
     rows: Sequence[str] | None = None,
@@ -118,9 +121,7 @@ def heatmap(
     >>> [label.get_text() for label in axes.get_xticklabels()]
     ['the', 'cat', 'sleeps']
     """
-    require_matplotlib()
-    if ax is not None and not hasattr(ax, "imshow"):
-        raise ArgumentError(f"ax must be axes of matplotlib, such as figure.add_subplot(); got {type(ax).__name__}")
+    require_axes(ax)
     colour_bar = colour_bar and not isinstance(weights, Mask)
     look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
     one = drawn(Panel(weights, rows, columns, title, mask), look, max_cells=max_cells, pooling=pooling)
@@ -143,6 +144,7 @@ def heatmap(
     return ax
 
 
+@refuse_wrong_kinds
 def heatmap_grid(
     panels: Iterable[Panel | Any],
     *,

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from regard.errors import ArgumentError, ShapeError, require
+from regard.tensors.kinds import refuse_wrong_kinds
 
 MARKS = {"\n": "↵", "\t": "⇥", "\x7f": "␡", "\xa0": "⍽", "\u202f": "⍽"}
 """Visible symbols for invisible characters. Every other space gets the symbol of the plain space, or alone its number,
@@ -32,6 +33,7 @@ _VISIBLE_FORMATS = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u
 """Visible signs among Unicode's formatting characters."""
 
 
+@refuse_wrong_kinds
 def printable(label: str, *, limit: int = 0) -> str:
     """The label with spaces, control characters and all other invisible characters made visible.
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.axis_text import FONT_POINTS, LINE, AxisLabel, measured, short_title, widest
 from regard.views.colours import LIGHT, Theme
 from regard.views.drawing import Colouring
@@ -40,6 +41,7 @@ SIDE = 6.0
 """The longer side of a small model's picture in inches, after enlarging by whole dots."""
 
 
+@refuse_wrong_kinds
 def model_grid(
     maps: Maps,
     *,

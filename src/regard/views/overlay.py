@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, require, require_whole
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views import figures
 from regard.views.axis_text import LINE, TITLE_POINTS, short_title
 from regard.views.colours import LIGHT, Theme
@@ -21,6 +22,7 @@ from regard.views.figures import (
     framed,
     heading_inches,
     norm_of,
+    require_axes,
     require_matplotlib,
     warn_of_missing,
     write_title,
@@ -123,6 +125,7 @@ def patch_grid(count: int, image: tuple[int, int], *, extra: int | None = None, 
     return min(fitting, key=lambda grid: grid.extra)
 
 
+@refuse_wrong_kinds
 def overlay(
     image: Any,
     weights: Any,
@@ -179,7 +182,7 @@ def overlay(
     >>> axes.get_images()[-1].get_array().shape
     (2, 3)
     """
-    require_matplotlib()
+    require_axes(ax)
     if not 0 <= strength <= 1:
         raise ArgumentError(f"strength must be in 0..1; got {strength}")
     look = Colouring.chosen(scale, limits, False, theme, colour_map)
@@ -224,6 +227,7 @@ def overlay(
     return ax
 
 
+@refuse_wrong_kinds
 def overlay_grid(
     image: Any,
     panels: Sequence[tuple[str, Any]],

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard.errors import ArgumentError
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.colours import DARK, Colour, Theme, hexadecimal
 from regard.views.drawing import Colouring, Panel, note_of, ordered, read
 from regard.views.labels import printable, width
@@ -163,6 +164,7 @@ def printing_of(stream: Any = None) -> Printing:
     return HalfBlocks(shutil.get_terminal_size().columns, has_all_colours=colours)
 
 
+@refuse_wrong_kinds
 def map_text(
     weights: Any,
     rows: Sequence[str] | None = None,

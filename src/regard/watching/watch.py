@@ -91,6 +91,8 @@ def watch(
     summary = Summarize() if keep == "summary" else keep if isinstance(keep, Summarize) else None
     if summary is None and keep not in get_args(Where):
         raise ArgumentError(f"keep must be one of {', '.join(get_args(Where))} or a Summarize(...); got {keep!r}")
+    for name, one in {"verify": verify, "copy": copy, "grad": grad, "values": values, "gradients": gradients}.items():
+        require(one, bool, name, "True or False")
     modules = modules_of(model)
     where: Where = "summary" if summary else "cpu" if keep == "cpu" else "factors"
     if summary and (grad or values or gradients):

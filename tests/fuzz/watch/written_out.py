@@ -154,6 +154,9 @@ class Written(nn.Module):
 
     gate: nn.Parameter
     talk: nn.Parameter
+    mix: nn.Linear
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
 
     def __init__(self, dim: int, heads: int, writing: Writing, truths: Truths) -> None:
         super().__init__()

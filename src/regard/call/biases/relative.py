@@ -22,6 +22,7 @@ from regard.call.biases.base import Bias, BiasPull, SelectedBias
 from regard.call.shapes import Rows, Sizes
 from regard.errors import ArgumentError, ShapeError, require, require_whole
 from regard.tensors.guards import has_values
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.memory import widest_dtype
 
 
@@ -322,6 +323,7 @@ def t5_bucket(
     return bucket + side * (distance > 0) if bidirectional else bucket
 
 
+@refuse_wrong_kinds
 @dataclass(frozen=True, slots=True, eq=False)
 class T5Bias(Relative):
     r"""A learned scalar for each bucket of distances and each head: $b_{hij} = table_{bucket(j - i),\,h}$.

@@ -23,6 +23,7 @@ from regard.call.shapes import (
 )
 from regard.errors import ArgumentError, ShapeError, require
 from regard.tensors.guards import can_look, has_values, is_compiling, offset_and_shape
+from regard.tensors.kinds import refuse_wrong_kinds
 
 
 def lengths(valid: Integer[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:
@@ -50,6 +51,7 @@ def lengths(valid: Integer[Tensor, "..."] | int, *, per_query: bool = False) -> 
     return Lengths(tensor, per_query)
 
 
+@refuse_wrong_kinds
 def padding(ids: Tensor, pad_id: int | None = None) -> Mask:
     """Attend to real tokens only.
 

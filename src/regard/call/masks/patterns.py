@@ -23,8 +23,10 @@ from regard.call.masks.basic import causal, lengths
 from regard.call.shapes import Sizes, canonical_per_sequence, counted, owned
 from regard.errors import ArgumentError, ShapeError, require, require_whole
 from regard.tensors.guards import can_look, has_values, in_transform
+from regard.tensors.kinds import refuse_wrong_kinds
 
 
+@refuse_wrong_kinds
 def window(
     size: int,
     *,
@@ -70,6 +72,7 @@ def prefix(size: int | Integer[Tensor, "..."]) -> Mask:
     return lengths(size) | causal()
 
 
+@refuse_wrong_kinds
 def documents(
     ids: Integer[Tensor, "..."] | None = None,
     *,
@@ -100,6 +103,8 @@ def documents(
         steps = offsets.diff()
         if offsets.dim() != 1 or len(offsets) < 2 or int(offsets[0]) != 0 or bool((steps < 0).any()):
             raise ArgumentError(f"offsets must rise from 0 to the whole length, got {offsets.tolist()}")
+        if offsets.is_floating_point():
+            raise ShapeError(f"offsets must be whole numbers, got {offsets.dtype}")
         ids = torch.arange(len(steps), device=offsets.device).repeat_interleave(steps)
     return Documents(ids, ids if key_ids is None else key_ids)
 

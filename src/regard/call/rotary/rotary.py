@@ -21,6 +21,7 @@ from regard.call.shapes import counted
 from regard.errors import ArgumentError, ShapeError, require_whole
 from regard.lazy import Displayed
 from regard.tensors.guards import KeptPlace, where_kept
+from regard.tensors.kinds import refuse_wrong_kinds
 
 
 class Layout(ABC):
@@ -70,6 +71,7 @@ MOST_KEPT = 4_096
 """The sines and cosines of so many positions are cached: 2 MiB for heads of 128."""
 
 
+@refuse_wrong_kinds
 @dataclass(frozen=True, slots=True)
 class Rotary(Displayed):
     r"""Rotate plane i of a vector at position p by the angle $p \, \theta_i$, $\theta_i = base^{-2i/R}$.

@@ -16,11 +16,13 @@ from regard.maps.statistics import definitions as st
 from regard.maps.statistics.by_name import USUAL, Answers, How, by_name, check_names
 from regard.maps.statistics.pooling import Grid
 from regard.maps.statistics.tiles import ask_all
+from regard.tensors.kinds import refuse_wrong_kinds
 
 SLACK = 16
 """The bytes by which a kernel may round up the place of an answer in a storage of several."""
 
 
+@refuse_wrong_kinds
 class Summarize:
     """The statistics of each call for `regard.watch(model, keep=...)`, and their sizes.
 

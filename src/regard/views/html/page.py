@@ -17,6 +17,7 @@ from typing import Any
 from regard.errors import ArgumentError
 from regard.files.atomic import file_errors, write_atomically
 from regard.lazy import Displayed
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.colours import DARK, LIGHT, Theme, hexadecimal
 from regard.views.examples import Viewed, examples_of, title_of
 from regard.views.html.arrays import Arrays, as_text
@@ -73,6 +74,7 @@ class Page(Displayed):
         return Path(path)
 
 
+@refuse_wrong_kinds
 def page(
     shown: Viewed,
     tokens: Any = None,

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 from regard.errors import ArgumentError, MissingExtraError
 from regard.maps.sources.call import CallSource
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.views.display import bundle
 from regard.views.examples import Viewed, examples_of, title_of
 from regard.views.html.contents import Example
@@ -98,6 +99,7 @@ class NotebookView(Protocol):
         """Remove the view, and free its memory."""
 
 
+@refuse_wrong_kinds
 def view(
     maps: Viewed,
     tokens: Any = None,

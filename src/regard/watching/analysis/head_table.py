@@ -23,6 +23,7 @@ from regard.maps.statistics.definitions import (
 from regard.maps.statistics.divergence import divergence
 from regard.maps.statistics.key_sets import AtPlaces, OfEqualTokens
 from regard.maps.statistics.tiles import ask, ask_all
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
 from regard.watching.module_names import Names
 from regard.watching.observed import Record
@@ -31,6 +32,7 @@ from regard.watching.report import given_up, layers_of, maps_of_layers, require_
 TokenTexts = Sequence[str] | Sequence[Sequence[str]]
 
 
+@refuse_wrong_kinds
 @torch.no_grad()
 def head_table(
     maps: Maps, tokens: TokenTexts | None = None, *, ids: Tensor | None = None, skip: Names = ()

@@ -10,6 +10,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions as checked_positions
 from regard.maps.sources.combined import shares_of_sizes
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.watching.analysis.tables import Maps, named
 from regard.watching.module_names import Names
 from regard.watching.observed import Record
@@ -21,6 +22,7 @@ SEVERAL = (
 )
 
 
+@refuse_wrong_kinds
 def rollout(
     maps: Maps,
     positions: int | Sequence[int] | Tensor,

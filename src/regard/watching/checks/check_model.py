@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.undisturbed import evaluated
 from regard.watching.checks.finding import Checked, as_one
 from regard.watching.checks.made_up import made_up
@@ -17,6 +18,7 @@ from regard.watching.checks.trials import Trials
 from regard.watching.watch import Seen, watch
 
 
+@refuse_wrong_kinds
 def check(
     model: nn.Module,
     batch: Any = None,

@@ -159,7 +159,7 @@ def test_signals_end_the_work_of_a_library_at_once(number: signal.Signals) -> No
 
     def work() -> None:
         begun.set()
-        is_told_to_end.wait()
+        is_told_to_end.wait(60)
 
     def interrupt() -> None:
         begun.wait()

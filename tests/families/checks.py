@@ -35,7 +35,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "(modeling_fastspeech2_conformer.py:522-527, 678)"
     },
     "funnel": {"padding": "pooling takes the last token and padding together (modeling_funnel.py:277, 309)"},
-    "nystromformer": {"padding": "landmarks are means with padding, and a convolution reaches it"},
+    "nystromformer": {"padding": "a convolution over values reaches it; with weights of 0 the padding changes nothing"},
     "rwkv": {"padding": "attention_mask is unused (modeling_rwkv.py:547)"},
     "sam3_lite_text_text_model": {"padding": "unmasked convolutions (modeling_sam3_lite_text.py:97-110, 136-148)"},
     "yoso": {

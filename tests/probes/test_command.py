@@ -71,7 +71,7 @@ def test_a_function(check: Call) -> None:
     assert len(out.splitlines()) <= 6
     status, out, err = check(f"{MODULE}:everywhere", "--causal")
     assert (status, err) == (1, "")
-    first, second, third = out.splitlines()[:3]
+    first, second, _, third = out.splitlines()[:4]
     assert first == "SeesAll: 1 layer, 7 questions, 4 trials, 2 errors"
     assert second.startswith("  error: the model: what comes later changes earlier results")
     assert third.startswith("  error: the model, call 0 and 1 more: ")

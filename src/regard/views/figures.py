@@ -73,7 +73,6 @@ def sized_figure(size: tuple[float, float], theme: Theme) -> "tuple[Figure, Axes
 
 
 def fractions(outline: Box, box: Box) -> tuple[float, float, float, float]:
-    """A box in the coordinates of matplotlib: shares of the figure, from the bottom left."""
     bottom = outline.height - box.top - box.height
     return (
         box.left / outline.width,

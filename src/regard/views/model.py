@@ -134,7 +134,6 @@ def _note(found: list[tuple[str, AttentionMap]], cells: int, how: DotPooling) ->
 
 
 def _size(mean: float) -> str:
-    """The mean size of blocks; its digits differ from 1 for pooled blocks."""
     return f"{mean:.3g}" if mean == 1 or mean >= 1.005 else f"{mean:.6g}"
 
 

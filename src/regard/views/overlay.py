@@ -300,7 +300,6 @@ def _query(token: int | str) -> str:
 
 
 def _row(weights: Any, token: int | str, grid: PatchGrid) -> npt.NDArray[np.float64]:
-    """The weights of the chosen query, (T,)."""
     if weights.ndim == 1:
         row = weights
     elif token == "class":

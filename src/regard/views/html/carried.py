@@ -121,9 +121,6 @@ class Work(NamedTuple):
         return int((self.spans[:, 1] - self.spans[:, 0]).sum())
 
 
-# -- the strongest keys ----------------------------------------------------------------------------------
-
-
 def carry_strongest(work: Work, arrays: Arrays, k: int) -> None:
     """Carry the k strongest keys of each query for as many heads as fit, replacing shorter lists."""
     if work.is_whole:
@@ -155,9 +152,6 @@ def _strongest_of(top: Top, k: int) -> Top:
     taken = np.sort(order[..., :k], axis=-1)
     left = np.take_along_axis(top.weights, order[..., k:], -1).sum(-1)
     return Top(np.take_along_axis(top.keys, taken, -1), np.take_along_axis(top.weights, taken, -1), top.rest + left)
-
-
-# -- pyramids of tiles, and all weights ------------------------------------------------------------------
 
 
 def carry_tiles(work: Work, arrays: Arrays) -> None:
@@ -251,11 +245,7 @@ def _level(largest: Floats, mass: Floats, scale: float, arrays: Arrays) -> dict[
     return {"grid": [*largest.shape], "tile": TILE, "places": at, "massScale": mass_scale}
 
 
-# -- factors ---------------------------------------------------------------------------------------------
-
-
 def carry_factors(work: Work, arrays: Arrays) -> None:
-    """The queries and keys of as many heads as fit; raises ArgumentError if they do not reproduce the map."""
     found = factors_of(work.carried.name, work.heads, work.spans)
     parts = {}
     for head in range(len(work.heads)):

@@ -138,9 +138,6 @@ def contents(
     return {"examples": shown}, [work.carried for work in flat]
 
 
-# -- 1: labels, pictures, statistics ---------------------------------------------------------------------
-
-
 def _first(example: Example, arrays: Arrays) -> tuple[dict[str, Any], list[Work]]:
     labels = TokenLists(arrays)
     works = [_begun(example, name, one, labels, arrays) for name, one in example.maps.items()]
@@ -164,7 +161,6 @@ def example_entry(example: Example, maps: list[dict[str, Any]], labels: TokenLis
 
 
 def most_telling(maps: Sequence[Mapping[str, Any]]) -> int:
-    """The entry with the most telling head, among those of the last one's kind; the last of equals."""
     best, most = len(maps) - 1, -1.0
     for place, entry in enumerate(maps):
         values = [value for value in entry["statistics"].get("telling", ())[: entry["shape"][0]] if value is not None]

@@ -54,7 +54,6 @@ def why_no_softmax(heads: AttentionMap) -> str:
 
 
 def why_none(heads: AttentionMap) -> str:
-    """Why a page cannot use the factors of a map; "" if it can."""
     reason, source = why_no_softmax(heads), heads.source
     if reason or not isinstance(source, CallSource):
         return reason

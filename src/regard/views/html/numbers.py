@@ -247,11 +247,8 @@ def telling_score(received: Tensor, entropy: Tensor, queries: Tensor | int, own:
     $(1 - s) \left(H(\bar P) - \overline{H(P_i)}\right)$ with the mean $\bar P_j$ over the queries, the entropy H and
     the weight s on the query's own position: 0 for even attention, for a sink, and for a head that looks at itself.
 
-    Args:
-        received: the sum over the queries of the weights on each key, (H, S).
-        entropy: its mean over the queries, (H,).
-        queries: how many of them have a key.
-        own: s, or None for queries of another text.
+    `received` is the sum over the queries, (H, S), and `entropy` their mean, (H,); `queries` counts those with a key;
+    `own` is s, or None for queries of another text.
 
     >>> even, sharp = torch.full((3, 3), 1 / 3), torch.eye(3).roll(1, -1)
     >>> both = torch.stack([even, sharp])

@@ -138,8 +138,6 @@ class Replier:
             raise ArgumentError(f"a view asks for one of {', '.join(tasks)}; got {asked!r}")
         return tasks[asked](question)
 
-    # -- heads -----------------------------------------------------------------------------------------
-
     def _place(self, question: Mapping[str, Any]) -> tuple[int, int]:
         example = _index(question, "example", len(self.maps))
         return example, _index(question, "map", len(self.maps[example]))
@@ -163,8 +161,6 @@ class Replier:
         while len(self._held) > HELD:
             self._held.popitem(last=False)
         return self._held[key][1]
-
-    # -- the answers -----------------------------------------------------------------------------------
 
     def _numbers_of(self, question: Mapping[str, Any]) -> Reply:
         example, place = self._place(question)

@@ -19,7 +19,6 @@ EXACTLY = "Weights come from the kernel in single precision."
 
 
 def skeleton(examples: Sequence[Example], maps: Sequence[Sequence[AttentionMap]], title: str) -> dict[str, Any]:
-    """The input of the page's script, whose maps request weights from a kernel or have statistics only."""
     arrays = Arrays(float("inf"))
     shown = [_entry(example, heads, arrays) for example, heads in zip(examples, maps, strict=True)]
     return {

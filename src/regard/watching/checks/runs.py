@@ -66,9 +66,9 @@ def tensors_of(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors_of(part, f"{name}.{number}" if name else str(number))
 
 
-def output_of(model: Any, batch: Any) -> Any:
+def output_of(model: Any, batch: Any, **more: Any) -> Any:
     """The output of a model for a mapping of arguments, a tuple of them or one tensor: on the device of its parameters,
-    and numbers in their dtype."""
+    and numbers in their dtype; and for `more` arguments."""
     own = next((p for p in model.parameters()), torch.empty(0))
 
     def fitted(one: Any) -> Any:
@@ -77,8 +77,8 @@ def output_of(model: Any, batch: Any) -> Any:
         return one.to(own.device, own.dtype if one.is_floating_point() else None)
 
     if isinstance(batch, Mapping):
-        return model(**{name: fitted(one) for name, one in batch.items()})
-    return model(*map(fitted, batch if isinstance(batch, list | tuple) else (batch,)))
+        return model(**{name: fitted(one) for name, one in batch.items()}, **more)
+    return model(*map(fitted, batch if isinstance(batch, list | tuple) else (batch,)), **more)
 
 
 def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor], *, has_pooled: bool = True) -> SubjectRun:

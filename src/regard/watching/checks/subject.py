@@ -244,7 +244,9 @@ class Subject:
 
     def by_row(self, found: Mapping[str, Tensor], keeps: Mapping[str, Tensor], side: Side) -> SubjectRun:
         is_padded = any(not bool(keep.all()) for keep in keeps.values())
-        return by_row(found, keeps, has_pooled=not is_padded or side == self.own_side)
+        # (A model of transformers may take its one result from a place that is padding, by design: as SigLIP's.)
+        is_pooled = side == self.own_side and not is_huggingface_model(self.model)
+        return by_row(found, keeps, has_pooled=is_pooled or not is_padded)
 
     def together(
         self, rows: Sequence[Sample], side: Side, filler: int = 0, width: int = 0
@@ -281,8 +283,8 @@ class Subject:
         given = {name: given[name] for name in dict.fromkeys((*order, *given)) if name in given}
         if self.made_up is not None:
             given |= self.made_up.settings
-        by_name = self.arguments.by_name or more
-        return output_of(self.model, {**given, **more} if by_name else [given[name] for name in order])
+        given = {name: one for name, one in given.items() if name not in more}
+        return output_of(self.model, given if self.arguments.by_name else [given[name] for name in order], **more)
 
     def keep(self, rows: Sequence[Sample]) -> Tensor | None:
         """The real positions of such a batch, bool (B, S), where no argument of the model tells them; None without

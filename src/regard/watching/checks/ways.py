@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from regard.watching.checks.runs import Sample, Side, SubjectRun
+from regard.watching.checks.runs import Sample, Side, SubjectRun, UnsupportedError, tensors_of
 from regard.watching.checks.subject import Subject
 
 SEED = 0
@@ -52,6 +52,15 @@ def in_training(subject: Subject, way: Way) -> SubjectRun:
         return way.run(subject)
     finally:
         subject.model.eval()
+
+
+def loss_of(subject: Subject, row: Sample) -> float:
+    torch.manual_seed(SEED)
+    output = subject.called(subject.together([row], "right")[0])
+    found = [one for _, one in tensors_of(output) if one.numel() == 1]
+    if not found:
+        raise UnsupportedError("it gives no loss")
+    return float(found[0])
 
 
 def beside_losses(subject: Subject, way: Way) -> SubjectRun:

@@ -1,0 +1,259 @@
+"""`check`, told nothing: models that say their direction themselves, keep caches of their own, take labels, or pool."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import regard
+from tests.leak_bench.leaks import HEADS, WIDTH, WORDS
+
+LENGTH, LAYERS, AT = 12, 3, 1
+
+
+class Attend(nn.Module):
+    """Causal attention that hands its keys on; with a fault in steps, or in one mode alone."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+        self.into, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.kept: list[Tensor] = []
+
+    def forward(self, x: Tensor, start: int, past: Any = ()) -> tuple[Tensor, list[Tensor]]:
+        q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in self.into(x).chunk(3, -1))
+        both = [k, v]
+        if past == "kept":
+            at = start - 1 if self.fault == "one slot early" and start else start
+            self.kept = (
+                both if not start else [torch.cat([a[:, :, :at], b], 2) for a, b in zip(self.kept, both, strict=True)]
+            )
+            both = self.kept
+        elif past:
+            both = [torch.cat(pair, 2) for pair in zip(past, both, strict=True)]
+        if self.fault == "the oldest key lost" and both[0].shape[2] > x.shape[1]:
+            both = [one[:, :, 1:] for one in both]
+        if self.fault == "keys of the neighbour" and start:
+            both = [one.roll(1, 0) for one in both]
+        size = both[0].shape[2]
+        later = 0 if self.fault == "aligned with the first key" else size - x.shape[1]
+        pairs = torch.ones(x.shape[1], size, dtype=torch.bool).tril(later)
+        if self.fault == "causal in training alone" and not self.training:
+            pairs = torch.ones_like(pairs)
+        found = F.scaled_dot_product_attention(q, *both, attn_mask=pairs)
+        return self.out(found.transpose(1, 2).flatten(2)), both
+
+
+class Cached(nn.Module):
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.places, self.head = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.Embedding(200, WIDTH),
+            nn.Linear(WIDTH, WORDS),
+        )
+        self.layers = nn.ModuleList(Attend(fault if n == AT else "") for n in range(LAYERS))
+
+    def read(self, ids: Tensor, start: int, past: Any) -> tuple[Tensor, list[Any]]:
+        x, made = self.tokens(ids) + self.places(start + torch.arange(ids.shape[1])), []
+        for layer, one in zip(self.layers, past, strict=True):
+            mixed, both = layer(x, start, one)
+            x = x + mixed
+            made.append(both)
+        return self.head(x), made
+
+
+class Returned(Cached):
+    """The cache stands beside the results."""
+
+    def forward(self, ids: Tensor, past: Any = None) -> Any:
+        return self.read(ids, past[0][0].shape[2] if past else 0, past or [()] * LAYERS)
+
+
+class Named(Cached):
+    """The cache has a name."""
+
+    def forward(self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool = True) -> Any:
+        past = past_key_values
+        logits, made = self.read(input_ids, past[0][0].shape[2] if past else 0, past or [()] * LAYERS)
+        return {"logits": logits, "past_key_values": made} if use_cache else {"logits": logits}
+
+
+class Kept(Cached):
+    """The cache stays in the modules."""
+
+    def forward(self, tokens: Tensor, start_pos: int = 0) -> Any:
+        return self.read(tokens, start_pos, ["kept"] * LAYERS)[0]
+
+
+def ids() -> Tensor:
+    return torch.randint(1, WORDS, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+IN_STEPS = [
+    *((kind, fault) for kind in (Returned, Named) for fault in ("the oldest key lost", "keys of the neighbour")),
+    *((kind, "aligned with the first key") for kind in (Returned, Named, Kept)), (Kept, "one slot early"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "fault"), IN_STEPS, ids=[f"{kind.__name__}, {fault}" for kind, fault in IN_STEPS])
+def test_a_fault_of_a_cache_of_ones_own_is_named_at_its_layer(kind: type[Cached], fault: str) -> None:
+    assert not (twin := regard.check(kind("").eval(), ids())), str(twin)
+    checked = regard.check(kind(fault).eval(), ids())
+    assert {(one.reason, one.path) for one in checked.faults} == {("cache", f"layers.{AT}")}, str(checked)
+
+
+def test_a_batch_that_turns_the_cache_off_is_tried_without_one() -> None:
+    model = Named("the oldest key lost").eval()
+    checked = regard.check(model, {"input_ids": ids(), "use_cache": False})
+    assert not checked, str(checked)
+    assert not [one for one in checked.tried if "cache" in one]
+
+
+def test_a_mask_that_training_alone_has_is_found_in_evaluation() -> None:
+    checked = regard.check(Kept("causal in training alone").eval(), ids())
+    assert {(one.reason, one.path) for one in checked.faults} >= {("future", f"layers.{AT}")}
+    every = Kept("").eval()
+    for layer in every.layers:
+        layer.fault = "causal in training alone"
+    assert "future" in {one.reason for one in regard.check(every, ids()).faults}
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (2.0 if self.training else 1.0)
+
+
+def test_a_module_that_training_changes_is_a_warning() -> None:
+    model = nn.Sequential(nn.Embedding(WORDS, WIDTH), Scaled(), nn.Linear(WIDTH, WORDS)).eval()
+    checked = regard.check(model, ids(), causal=True)
+    assert [(one.reason, one.severity, one.path) for one in checked.faults] == [("training", "warning", "1")]
+    assert not regard.check(nn.Sequential(model[0], nn.Dropout(0.5), model[2]).eval(), ids(), causal=True)
+
+
+class Scan(nn.Module):
+    """A recurrence whose last state reaches every position, or not."""
+
+    def __init__(self, *, leaks: bool) -> None:
+        super().__init__()
+        self.into, self.leaks = nn.Linear(WIDTH, 2 * WIDTH), leaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, new = self.into(x).chunk(2, -1)
+        states = [new[:, 0]]
+        for t in range(1, x.shape[1]):
+            states.append(gate[:, t].sigmoid() * states[-1] + new[:, t])
+        found = torch.stack(states, 1)
+        return found + states[-1][:, None] if self.leaks else found
+
+
+@pytest.mark.parametrize("says", ["config.is_causal", "config.is_decoder", "causal", "nothing"])
+def test_a_recurrence_is_causal_if_its_model_says_so(says: str) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Embedding(WORDS, WIDTH), Scan(leaks=False), Scan(leaks=True), nn.Linear(WIDTH, WORDS))
+    where, _, name = says.rpartition(".")
+    if where:
+        model.config = SimpleNamespace(**{name: True})
+    elif name == "causal":
+        model.causal = True
+    checked = regard.check(model.eval(), ids())
+    expected = [] if says == "nothing" else [("future", "error", "2")]
+    assert [(one.reason, one.severity, one.path) for one in checked.faults] == expected
+
+
+class Pooled(nn.Module):
+    """An encoder whose one result is a mean over positions, of words alone or of padding too."""
+
+    def __init__(self, *, leaks: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, 0.0, batch_first=True)
+        self.tokens, self.encode = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
+        )
+        self.pool, self.head = Mean(leaks=leaks), nn.Linear(WIDTH, 3)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        pads = torch.arange(input_ids.shape[1]) >= lengths[:, None]
+        return self.head(self.pool(self.encode(self.tokens(input_ids), src_key_padding_mask=pads), pads))
+
+
+class Mean(nn.Module):
+    def __init__(self, *, leaks: bool) -> None:
+        super().__init__()
+        self.leaks = leaks
+
+    def forward(self, x: Tensor, pads: Tensor) -> Tensor:
+        words = (~pads | self.leaks)[..., None].to(x)
+        return (x * words).sum(1) / words.sum(1)
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_padding_in_a_result_without_positions_is_named_at_the_pooling(leaks: bool) -> None:
+    lengths = torch.tensor([LENGTH, 8, 5])
+    given = {"input_ids": ids().masked_fill(torch.arange(LENGTH) >= lengths[:, None], 0), "lengths": lengths}
+    checked = regard.check(Pooled(leaks=leaks).eval(), given, causal=False)
+    assert {one.path for one in checked.faults} == ({"pool"} if leaks else set()), str(checked)
+
+
+class Learns(nn.Module):
+    """A loss beside the results, of labels that are shifted here or not."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way, self.causal = way, True
+        self.tokens, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Any:
+        x = self.tokens(idx)
+        if targets is not None and self.way == "reads them":
+            x = x + self.tokens(targets)
+        logits = self.head(F.scaled_dot_product_attention(x, x, x, is_causal=True))
+        if targets is None:
+            return logits
+        results, labels = (logits[:, :-1], targets[:, 1:]) if self.way == "shifts" else (logits, targets)
+        return logits, F.cross_entropy(results.flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize(
+    ("way", "by", "says"),
+    [
+        ("shifts", 0, ""),
+        ("as they are", 1, ""),
+        ("as they are", 0, "repeat its input"),
+        ("shifts", 1, "shifts them again"),
+        ("reads them", 1, "beside the loss"),
+    ],
+)
+def test_labels_reach_the_loss_alone_and_are_shifted_once(way: str, by: int, says: str) -> None:
+    words = ids()
+    checked = regard.check(Learns(way).eval(), {"idx": words[:, : LENGTH - by], "targets": words[:, by:]})
+    found = [one for one in checked.faults if one.reason == "labels"]
+    assert len(checked.faults) == len(found) == bool(says), str(checked)
+    assert all(says in one.says for one in found)
+
+
+def test_a_chunk_that_nothing_names_is_passed() -> None:
+    class Chunks(nn.Module):
+        causal = True
+
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.tokens, self.head, self.c = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS), size
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.tokens(ids)
+            whole = x.shape[1] // self.c * self.c
+            means = x[:, :whole].unflatten(1, (-1, self.c)).mean(2, keepdim=True).expand(-1, -1, self.c, -1)
+            return self.head(x + F.pad(means.flatten(1, 2), (0, 0, 0, x.shape[1] - whole)) if whole else x)
+
+    for size in (16, 64):
+        found = regard.check(Chunks(size).eval(), ids()).faults
+        assert {one.reason for one in found} >= {"future"}, size

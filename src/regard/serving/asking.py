@@ -134,8 +134,8 @@ def sse(content: Any, event: str = "") -> list[bytes]:
     return [f"event: {event}\n".encode() if event else b"", b"data: ", msgspec.json.encode(content), b"\n\n"]
 
 
-def json_answer(content: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+def json_answer(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 S = TypeVar("S", bound=msgspec.Struct)

@@ -36,9 +36,9 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.codec import finished_text, unknown_texts
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import held_out_pairs
-from regard.tasks.translation.options import Draft, Request, TranslationOptions, drafts_of
+from regard.tasks.translation.options import TranslationOptions, drafts_of
 from regard.tasks.translation.results import Translation
-from regard.tasks.translation.translation_model import Search
+from regard.tasks.translation.translation_model import Draft, Request, Search
 from regard.tasks.translation.translator import ALTERNATIVES, Translator
 from regard.watching.report import layers_of
 from regard.watching.watch import watch
@@ -234,7 +234,7 @@ class ServedTranslator(Served):
 
     def most_written(self, draft: Draft) -> int:
         """The most tokens of the translation of a draft, as of `translate`."""
-        return Search(self.translator, Beam(), longest=self.limits.max_length).limit_of(draft.search_input)
+        return Search(self.translator, Beam(), longest=self.limits.max_length).limit_of(draft)
 
     def translate(self, asked: Sequence[Sentences]) -> list[list[Translation] | Exception]:
         options = self.options(asked[0].alternatives)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.run_folder import RunFolder, load_tokenizer
 from regard.tasks.text.blocks import TextWindow, next_token_windows, window_batches
 from regard.tasks.text.codec import Marks
-from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.pretrained import check_rows
 from regard.tasks.text.running_text import DocumentUnit, TextStream
 from regard.tasks.text.tokenizers import Tokenizer
@@ -33,8 +32,6 @@ from regard.tasks.training.checkpoints import filled
 from regard.tasks.training.distributed import find_device
 from regard.tensors.ranges import require_at_least
 
-WINDOW_LINES = 1_024
-"""How many lines are read and scored together."""
 LONGEST_BLOCK = 2_048
 """The most tokens a downloaded model reads at once, even if it has more positions."""
 BATCH_PLACES = 2_048
@@ -90,9 +87,7 @@ class LanguageModel:
         self.block_length = block_length
 
     @classmethod
-    def load(
-        cls, folder: Path | str, *, device: str = "auto", checkpoint: Literal["best", "last"] = "best"
-    ) -> "LanguageModel":
+    def load(cls, folder: Path | str, *, device: str = "auto") -> "LanguageModel":
         """Read a run folder, or a downloaded folder in Hugging Face's format with a decoder in it.
 
         Raises:
@@ -106,9 +101,9 @@ class LanguageModel:
         run = RunFolder(folder)
         config = run.read_config(LANGUAGE_MODEL, LanguageModelConfig)
         tokenizer = load_tokenizer(run)
-        tensors, size = run.checkpoints.load_model(checkpoint), len(tokenizer)
+        tensors, size = run.checkpoints.load_model("best"), len(tokenizer)
         make = partial(DecoderOnly, config.model, vocab_size=size)
-        model = filled(make, config.model, tensors, source=run.checkpoints.path(checkpoint))
+        model = filled(make, config.model, tensors, source=run.checkpoints.path("best"))
         length, documents = config.block_length, config.documents
         return cls(model.to(find_device(device)), tokenizer, block_length=length, documents=documents)
 
@@ -279,25 +274,6 @@ class LanguageModel:
             found.append(likelihood)
             tell("blocks of tokens read", len(found), -(-len(ids) // step))
         return TextEvaluation.of(together(found), text_bytes)
-
-    def score(self, lines: Iterable[str]) -> Iterator[Likelihood]:
-        """Say how probable each line is by itself: the sum over its tokens, in nats.
-
-        The end mark counts if documents were lines or paragraphs in training. Lines are read and scored one
-        window after the other, and their likelihoods come in the order of the lines.
-        """
-        for chunk in chunks(lines, WINDOW_LINES):
-            owners: list[int] = []
-            windows: list[TextWindow] = []
-            for owner, ids in enumerate(self.language.wholes(chunk)):
-                row = np.asarray(ids)
-                for window in next_token_windows(row, length=self.block_length, stride=self._half):
-                    owners.append(owner)
-                    windows.append(window)
-            found = [Likelihood(0.0, 0)] * len(chunk)
-            for owner, likelihood in zip(owners, self._likelihoods(windows), strict=True):
-                found[owner] = together([found[owner], likelihood])
-            yield from found
 
     @torch.no_grad()
     def attend(self, sentence: str | Sequence[int]) -> TextAttention:

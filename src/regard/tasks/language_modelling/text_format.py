@@ -32,10 +32,6 @@ class TrainedFormat:
     def prompt(self, text: str) -> list[int]:
         return [BOS, *encode_text(self.tokenizer, text)]
 
-    def wholes(self, texts: Sequence[str]) -> list[list[int]]:
-        end = [EOS] if self._ends else []
-        return [[BOS, *ids, *end] for ids in self.tokenizer.encode_batch(texts)]
-
     def row(self, lines: Iterable[str]) -> Row:
         ids: list[int] = []
         text_bytes = 0
@@ -67,15 +63,11 @@ class DownloadedFormat:
         """The tokens that the template makes of a text; the begin mark if there is no text."""
         return self.tokenizer.encode_batch([text])[0] or [self.begin_id]
 
-    def wholes(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text after a begin mark, without an end mark."""
-        begin = self.begin_id
-        return [ids if ids[:1] == [begin] else [begin, *ids] for ids in self.tokenizer.encode_batch(texts)]
-
     def row(self, lines: Iterable[str]) -> Row:
-        """The lines as one text, which is cut into tokens as a whole."""
+        """The lines as one text after a begin mark, which is cut into tokens as a whole."""
         text = "".join(f"{line}\n" for line in lines)
-        return Row(self.wholes([text])[0] if text else [], len(text.encode()))
+        ids = self.prompt(text) if text else []
+        return Row(ids if not text or ids[0] == self.begin_id else [self.begin_id, *ids], len(text.encode()))
 
 
 TextFormat = TrainedFormat | DownloadedFormat

@@ -25,8 +25,6 @@ class TextBatch(NamedTuple):
     """(B, T), padded at the end."""
     targets: Tensor
     """(B, T): the token to be predicted at each position; UNPREDICTED where none is."""
-    lengths: Tensor
-    """(B,): the number of tokens in each row."""
 
 
 class TextWindow(NamedTuple):
@@ -129,7 +127,7 @@ def next_tokens(blocks: TextBlocks) -> TextBatch:
     """
     tokens = blocks.tokens[:, :-1].copy()
     tokens[blocks.seeds % BEGIN_ONE_IN == 0, 0] = BOS
-    return _batch(tokens, _without_marks(blocks.tokens[:, 1:], BOS))
+    return TextBatch(torch.from_numpy(tokens), torch.from_numpy(_without_marks(blocks.tokens[:, 1:], BOS)))
 
 
 def next_token_windows(ids: Integers, *, length: int, stride: int, begin_id: int | None = None) -> Iterator[TextWindow]:
@@ -174,15 +172,9 @@ def _padded(rows: list[TextWindow]) -> TextBatch:
     tokens, targets = (np.full((len(rows), width), value, np.int64) for value in (PAD, UNPREDICTED))
     for place, row in enumerate(rows):
         tokens[place, : len(row.tokens)], targets[place, : len(row.targets)] = row
-    batch = _batch(tokens, targets)
-    return batch._replace(lengths=torch.tensor([len(row.tokens) for row in rows]))
+    return TextBatch(torch.from_numpy(tokens), torch.from_numpy(targets))
 
 
 def _without_marks(targets: Integers, begin_id: int | None) -> Integers:
     # The place where a document begins follows from the end of the last document, so there is nothing to learn.
     return targets if begin_id is None else np.where(targets == begin_id, UNPREDICTED, targets)
-
-
-def _batch(ids: Integers, targets: Integers) -> TextBatch:
-    lengths = torch.full((len(ids),), ids.shape[1])
-    return TextBatch(torch.from_numpy(ids), torch.from_numpy(targets), lengths)

@@ -120,7 +120,6 @@ class HttpAnswer:
 
 
 def refused(error: Exception) -> Refused:
-    """An error of a work as a refusal: wrong questions are the client's, and others are not explained."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, EngineError):

@@ -50,7 +50,6 @@ class Ticket:
         return not self._gone.is_set()
 
     def check(self) -> None:
-        """Raise `ClientGone` after the end of the request."""
         if self._gone.is_set():
             raise ClientGone
 
@@ -139,7 +138,6 @@ class Worker:
             thread.start()
 
     def submit(self, work: RequestWork | SharedWork) -> None:
-        """Put a work into the queue."""
         with self._changed:
             if self._is_closed:
                 raise Refused(503, "the server ends")

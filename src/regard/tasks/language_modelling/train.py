@@ -86,7 +86,6 @@ def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) 
 
 
 def _validation(config: LanguageModelConfig, model: DecoderOnly, valid: TextStore, fabric: Any) -> Validate:
-    """Make a function that measures the mean loss on the validation text, and bits per byte if these tell something."""
     length, is_known = config.block_length, valid.unknown <= MOST_UNKNOWN * len(valid)
 
     def validate() -> dict[str, float]:

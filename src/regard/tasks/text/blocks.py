@@ -56,10 +56,6 @@ class BlockPlan:
         seed: decides splits and shuffling, together with the epoch.
         rank: the share of every batch to return.
         world_size: the number of shares.
-
-    >>> plan = BlockPlan(np.arange(100), length=10, overlap=1, batch_tokens=30, seed=0)
-    >>> [blocks.tokens.shape for blocks in plan.epoch(0, 0)]
-    [(3, 11), (3, 11), (3, 11)]
     """
 
     def __init__(
@@ -119,12 +115,7 @@ class BlockPlan:
 
 
 def next_tokens(blocks: TextBlocks) -> TextBatch:
-    """All tokens but the last as input, and the token after each of them as target; one block in sixteen gets BOS.
-
-    >>> blocks = TextBlocks(np.array([[5, 6, 7], [8, 9, 4]]), seeds=np.array([1, 32]))
-    >>> next_tokens(blocks).tokens.tolist(), next_tokens(blocks).targets.tolist()
-    ([[5, 6], [1, 9]], [[6, 7], [9, 4]])
-    """
+    """All tokens but the last as input, and the token after each of them as target; one block in sixteen gets BOS."""
     tokens = blocks.tokens[:, :-1].copy()
     tokens[blocks.seeds % BEGIN_ONE_IN == 0, 0] = BOS
     return TextBatch(torch.from_numpy(tokens), torch.from_numpy(_without_marks(blocks.tokens[:, 1:], BOS)))
@@ -136,9 +127,6 @@ def next_token_windows(ids: Integers, *, length: int, stride: int, begin_id: int
     A window begins `stride` tokens after the last one, and predicts the tokens after the last one's end. A smaller
     stride gives each predicted token more context. `begin_id` is the mark that begins each document in a row of
     several, and that is not predicted; None predicts every token.
-
-    >>> [window.targets.tolist() for window in next_token_windows(np.arange(4, 10), length=4, stride=2)]
-    [[5, 6, 7, 8], [-100, -100, 9]]
     """
     if not 1 <= stride <= length:
         raise ArgumentError(f"the stride must be from 1 to {length}, the length of a window, got {stride}")

@@ -55,7 +55,6 @@ class TokenFolder:
 
     @classmethod
     def open(cls, path: StrPath, *tokenizers: Tokenizer) -> Self:
-        """Open a folder made with these tokenizers."""
         store = cls(path)
         if store.about["fingerprints"] != _fingerprints(tokenizers):
             raise RunFolderError(f"{path} was made with other tokenizers than these; {ADVICE}")
@@ -211,7 +210,6 @@ class TokenStore(TokenFolder):
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Items in lists of a size; the last may be shorter."""
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk

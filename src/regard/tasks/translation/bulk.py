@@ -50,7 +50,6 @@ class Unfinished:
     # -- opening -----------------------------------------------------------------------------------
 
     def begin(self, *, overwrite: bool) -> None:
-        """Start an empty file."""
         self._refuse_strangers()
         if not overwrite:
             self._refuse_to_overwrite()
@@ -299,7 +298,6 @@ class BulkTranslation:
         return "".join(shown)
 
     def print(self, file: IO[str], *, flush: bool) -> None:
-        """Write the answers to a stream."""
         for number, one in enumerate(chain.from_iterable(self.windows)):
             print(self.take([one], after=number), file=file, end="", flush=flush)
 

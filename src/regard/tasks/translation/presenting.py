@@ -116,11 +116,6 @@ def copies(ids: Sequence[int], unknown_id: int, alignment: Tensor, surfaces: Seq
 
     Source: Luong et al. 2015 (arXiv:1410.8206), section 3.3; Jean et al. 2015 (arXiv:1412.2007), section 4.4,
     who take the alignment from the attention.
-
-    >>> import torch
-    >>> alignment = torch.tensor([[0.1, 0.5, 0.4], [0.3, 0.1, 0.6]])
-    >>> copies([7, 3], 3, alignment, ["Zoë", " sings"])
-    ['Zoë']
     """
     columns = [column for column, surface in enumerate(surfaces) if surface.strip()]
     if not columns:

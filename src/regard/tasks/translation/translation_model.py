@@ -50,14 +50,6 @@ class Searcher(Protocol):
 
 
 def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
-    """Find the hypotheses of each sentence, best first.
-
-    >>> from regard.models import RNNConfig, RNNSeq2Seq
-    >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
-    >>> job = SearchJob(sources=[[4, 5, 2], [6, 2]], begin_id=1, end_id=2, max_steps=7, beam=Beam(3, num_best=2))
-    >>> [len(best) for best in search(model, job)]
-    [2, 2]
-    """
     source, lengths = padded_rows(job.sources, 0)
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else torch.device("cpu")
     asked = SearchOf(

@@ -27,12 +27,11 @@ from regard.tasks.text.unicode import normalise
 from regard.tasks.training.checkpoints import filled
 from regard.tasks.training.distributed import find_device
 from regard.tasks.training.metrics import BleuTokenize, bleu, chrf, exact_match
-from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import load_tokenizers
 from regard.tasks.translation.options import TranslationOptions, drafts_of
 from regard.tasks.translation.presenting import Align, Present
-from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
+from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation, forced_attention
 from regard.tasks.translation.translation_model import Request, Search, TranslationModel, build_model
 from regard.tensors.ranges import require_at_least
 

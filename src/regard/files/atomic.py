@@ -80,7 +80,6 @@ def rename(source: Path, target: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the path to errors without one: the system reports a full disk without naming a file."""
     try:
         yield
     except OSError as error:

@@ -39,7 +39,6 @@ BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), T
 
 
 def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The output and the row state of the call's own normalization; the backend itself runs its `base`."""
     with without_autocast(call.query.device):
         return run(backend, call, value)
 

@@ -241,5 +241,4 @@ def wider(tensor: Tensor, columns: int, value: float = 0.0) -> Tensor:
 
 
 def summed(grad: Tensor, tensor: Tensor) -> Tensor:
-    """The gradient of keys or values, from that of the `repeated` ones."""
     return grad if grad.shape[1] == tensor.shape[1] else grad.unflatten(1, (tensor.shape[1], -1)).sum(2)

@@ -62,7 +62,6 @@ class Colouring:
         return cls(rule, None if limits is None else checked_limits(limits, rule), without_sink, theme, colour_map)
 
     def note(self, *, titled: bool) -> str:
-        """The end of the colour bar's label, with room for one clause; `titled` axes say how they are read."""
         is_cut = self.without_sink and self.limits is None
         return "; limits without the first key" if is_cut else "" if titled else "; rows look at columns"
 
@@ -89,7 +88,6 @@ class Drawn(NamedTuple):
 
 
 def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) -> Drawn:
-    """Read, check, pool and order one map, with the errors of `heatmap`."""
     shown, hidden, counted = read(panel := one_matrix(panel), look, max_cells=max_cells, pooling=pooling)
     values = look.scale.prepared(shown.values, counted)
     order, title = ordered(shown, panel.columns), short_title(panel.title)

@@ -44,7 +44,6 @@ def require_axes(ax: object) -> None:
 
 
 def framed(outline: Box, boxes: Sequence[Box], theme: Theme, title: str = "") -> "tuple[Figure, list[Axes], str]":
-    """A new figure, its axes, and the characters of its title without a font."""
     from regard.views.artists import ShownAxes, ShownFigure
 
     figure = ShownFigure(figsize=(outline.width, outline.height), dpi=150, facecolor=theme.paper)
@@ -134,7 +133,6 @@ def frame(ax: "Axes", theme: Theme) -> None:
 
 
 def colours_of(look: Colouring, limits: Limits) -> "Colormap":
-    """The colour map; a masked number has no colour."""
     import matplotlib
     from matplotlib.colors import Colormap, ListedColormap
 

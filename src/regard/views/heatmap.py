@@ -230,7 +230,6 @@ def size_of(one: Drawn, sides: Sides, *, axis_titles: float = 0.0) -> FigureSize
 def draw_maps(
     axes: "Sequence[Axes]", maps: Sequence[Drawn], look: Colouring, figure: "Figure | None", *, titled: bool = False
 ) -> str:
-    """Draw maps with common limits into prepared axes, and return the characters without a font."""
     limits = limits_of(maps, look)
     images = [_draw(ax, one, look, limits) for ax, one in zip(axes, maps, strict=True)]
     missing = "".join(_label(ax, one, look.theme) for ax, one in zip(axes, maps, strict=True))
@@ -314,7 +313,6 @@ def _label_axes(ax: "Axes", one: Drawn, theme: Theme) -> str:
 
 
 def _label_axis(ax: "Axes", axis: str, labels: Sequence[AxisLabel], theme: Theme) -> str:
-    """Write one axis' labels, every n-th if they would touch, and return the characters without a font."""
     side = _inches(ax, axis)
     between = room(len(labels), side) if axis == "x" else float("inf")
     places, some = zip(*shown(labels, side), strict=True)

@@ -271,7 +271,6 @@ class Record(Interceptor):
         self.calls.append(observed)
 
     def _context(self, path: str) -> AbstractContextManager[object]:
-        """The context for reading a call: without gradients, unless its map carries them."""
         policy, is_recording = self.policy, is_recorded()
         if policy.gradients is not None:
             policy.gradients.is_recording = is_recording
@@ -322,7 +321,6 @@ class Record(Interceptor):
         return observed
 
     def _arguments(self, given: tuple[ModuleArguments, ...]) -> tuple[KeptArguments, ...]:
-        """The arguments of the running modules, each kept once for all calls in it; none beside statistics."""
         if self._summary is not None:
             return ()
         known, self._running = self._running, {}
@@ -332,7 +330,6 @@ class Record(Interceptor):
         return tuple(kept for _, kept in self._running.values())
 
     def _blocks(self, source: ObservedCall, when: Moment) -> BlockKeys | None:
-        """The blocks of tokens among the keys of a call, with the call of this run that made them."""
         stream = None if source.origins is None else source.origins.keys
         if stream is None or stream.own is None or stream.maker is None:
             return None
@@ -386,7 +383,6 @@ def _kind(call: ObservedCall) -> str:
 
 
 def _share_keys(before: Factors | None, after: Factors) -> None:
-    """If the keys of a step begin with those of the step before, keep only the longer ones, for both."""
     if before is None or before.keys is None or before.is_stale:
         return
     key, longer = before.call.key, after.call.key

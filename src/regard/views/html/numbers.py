@@ -136,7 +136,6 @@ def mean_of_heads(heads: AttentionMap) -> AttentionMap | None:
 
 
 def _without_sink(cells: HeadCells, top: Top | None, largest: list[float]) -> list[float]:
-    """The largest weights without the first key; with it where only the overall maximum was recorded."""
     if cells.grid.is_whole and cells.grid.columns.count > 1:
         values = cells.largest if cells.largest is not None else cells.mean
         return [float(one[:, 1:].max()) for one in cast(Floats, values)]

@@ -138,7 +138,6 @@ def prove(rebuilding: Rebuilding, choose: Random) -> RowProof | None:
 
 
 def prove_all(rebuilding: Rebuilding) -> tuple[float, RowProof | None]:
-    """Rebuild the whole output; the error, and the proof if it does not fit."""
     with undisturbed():
         whole = rebuilding.whole()
         proof = _proof(rebuilding, whole, range(rebuilding.queries))

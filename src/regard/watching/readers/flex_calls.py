@@ -159,7 +159,6 @@ class FlexCall(AttentionCall):
         return with_snapshot(replace(call, bias=bias, mask=self._mask(call.sizes, query.device)), self.captured)
 
     def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
-        """The mask as a known predicate, or else the function itself."""
         mod = self.mask_mod
 
         def flex_mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -174,7 +173,6 @@ class FlexCall(AttentionCall):
 
 
 def changed_by_score_mod(query: Tensor, key: Tensor) -> Tensor:
-    """Zeros, to which `Modified` adds the scores."""
     return query.new_zeros(*query.shape[:-1], key.shape[-2])
 
 

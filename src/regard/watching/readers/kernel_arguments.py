@@ -44,7 +44,6 @@ class KernelArguments:
         self._asked |= set(names)
 
     def require_read(self) -> None:
-        """Raise ArgumentError for an argument that would change the weights in an unknown way."""
         for name, value in self._arguments.items():
             default = self._defaults.get(name)
             is_default = value is default or (not isinstance(value, Tensor) and value == default)

@@ -16,7 +16,6 @@ from regard.watching.readers.functions import Args, Kwargs
 
 
 def decided(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with the mask that torch takes: a `CausalBias` is its variant, and its memory is never written."""
     mask = given["attn_mask"]
     if mask is None or type(mask) in PLAIN:
         return given

@@ -219,7 +219,6 @@ def _heads_of(thread: ThreadState, product: ValueProduct) -> Heads:
 
 
 def _is_repeated(trace: SoftmaxWeights, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:
-    """True if weights multiply a second time (values of relative positions), or in slices (attention in blocks)."""
     origin = trace.origins[0]
     if not origin.calls:
         return False

@@ -111,7 +111,6 @@ class Projection:
     def keep(
         self, policy: RetentionPolicy, what: str, fresh: Fresh, beside: "SavedProjection | None" = None
     ) -> "Projection":
-        """The same projection with saved tensors; those shared with `beside`, another projection, are saved once."""
         shared = {} if beside is None else dict(zip(map(id, beside[0].tensors()), beside[1].tensors(), strict=True))
 
         def saved(tensor: Any, save: Callable[[Tensor, str, Fresh], Tensor], name: str) -> Any:

@@ -52,7 +52,6 @@ PLAIN = frozenset({
 
 
 def has_no_attention(module: nn.Module) -> bool:
-    """True for a module without observed functions, which can run without our mode."""
     return type(module) in PLAIN and not has_pre_hooks(module) and "forward" not in module.__dict__
 
 

@@ -52,7 +52,6 @@ class Edited(ObservedCall, Rebuilding):
     made: EditedCall
     call: Call
     of: AttentionCall
-    """The call of the model."""
     how: str
     origins: Origins | None = None
     is_editable: ClassVar[bool] = True

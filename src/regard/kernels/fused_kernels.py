@@ -24,7 +24,6 @@ from regard.tensors.torch_private import CPU_TAKES_GROUPS, flash_cpu, flash_cpu_
 
 Extras = tuple[Any, ...]
 Residuals = tuple[Tensor, ...]
-"""The saved tensors: query, key, value, output and lse."""
 Gradients = tuple[Tensor, Tensor, Tensor]
 HALF = (torch.float16, torch.bfloat16)
 SHORT = 256

@@ -53,11 +53,9 @@ class Block:
     is_causal: bool = False
     """Whether the kernel's flag is on: row i of the block sees its keys up to i."""
     factors: tuple[Mask, ...] = ()
-    """The other masks of the block."""
     count: int = 1
     """The number of joined blocks: the queries and keys of each are len(rows) further on, under the same mask."""
     has_bias: bool = True
-    """Whether the bias applies to the block."""
 
     @property
     def mask(self) -> Mask | None:

@@ -23,7 +23,7 @@ from regard.watching.analysis.tables import named
 from regard.watching.watch import Seen
 
 if TYPE_CHECKING:
-    from matplotlib.colors import Colormap
+    pass
 
 
 MASK_SIDE = 12
@@ -49,17 +49,12 @@ class Colouring:
     """The caller's limits; None for those of the data."""
     without_sink: bool
     theme: Theme
-    colour_map: "str | Colormap | None"
 
     @classmethod
-    def chosen(
-        cls, scale: ScaleName | ColourScale, limits: Any, without_sink: bool, theme: Theme, colour_map: Any
-    ) -> "Colouring":
+    def chosen(cls, scale: ScaleName | ColourScale, limits: Any, without_sink: bool, theme: Theme) -> "Colouring":
         rule = scale_of(scale)
-        if not (colour_map is None or isinstance(colour_map, str) or hasattr(colour_map, "with_extremes")):
-            raise ArgumentError(f"colour_map must be a colour map of matplotlib or its name, got {colour_map!r:.80}")
         require(theme, Theme, "theme", "LIGHT, DARK or another Theme of regard.views")
-        return cls(rule, None if limits is None else checked_limits(limits, rule), without_sink, theme, colour_map)
+        return cls(rule, None if limits is None else checked_limits(limits, rule), without_sink, theme)
 
     def note(self, *, titled: bool) -> str:
         is_cut = self.without_sink and self.limits is None

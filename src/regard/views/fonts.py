@@ -29,7 +29,6 @@ class Lettering(NamedTuple):
     text: str
     """The label, with missing characters replaced by their code points."""
     faces: tuple[Face, ...]
-    """The fonts, in fallback order."""
     missing: str
     """The characters without a font; usually empty."""
 

@@ -57,9 +57,7 @@ class HeadNumbers:
     cells: HeadCells
     top: Top | None
     largest: list[float]
-    """The largest weight of each head."""
     without_sink: list[float]
-    """The same without the first key."""
     statistics: dict[str, list[float | None]]
 
 

@@ -63,7 +63,6 @@ class CallRebuilding(Rebuilding):
     value: Tensor
     """(B, G or H, S, E)."""
     output: Tensor
-    """(B, H, T, E)."""
     factors: Factors
 
     def some(self, rows: range) -> Rebuilt:

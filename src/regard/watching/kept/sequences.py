@@ -39,7 +39,6 @@ class SequenceStep:
     start: int
     """The place of its first key among all keys of the sequence."""
     first: int
-    """The place of its first query among the keys."""
     origins: Tensor | None = None
     """The possible parent rows of each row in the step before, bool (B, C); None: each row its own."""
     alike: Tensor | None = None

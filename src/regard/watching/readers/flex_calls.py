@@ -141,7 +141,6 @@ class FlexCall(AttentionCall):
     mask_mod: Function
     scale: float
     captured: tuple[Tensor, ...] = ()
-    """The tensors that torch took out of the closures of its functions."""
     blocks: BlockLists | None = None
     """The block lists that decided; None if the function alone did."""
 

@@ -28,11 +28,7 @@ def decided(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_memory(mask: Tensor) -> Tensor:
-    """A mask as a plain tensor.
-
-    Raises:
-        ArgumentError: a subclass of Tensor decides what the mask means, so its memory may mean something else.
-    """
+    """A mask as a plain tensor."""
     kind = type(mask)
     if kind in PLAIN:
         return mask

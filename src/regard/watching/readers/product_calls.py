@@ -23,7 +23,6 @@ from regard.watching.readers.written_out import ValueProduct, WrittenOut, judged
 from regard.watching.running.thread_state import RunningModule, ThreadState
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
-"""The selecting functions of routers."""
 
 PlacedWeights = list[tuple[int, SoftmaxWeights]]
 """The traces of operands of weights, each with the operand's place."""

@@ -23,7 +23,6 @@ def _calls_super(function: object) -> bool:
 
 
 FUSED_LAYERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
-"""The modules torch may run fused."""
 
 FUSED_FORWARDS = frozenset(kind.forward for kind in FUSED_LAYERS)
 """Their forward functions: a subclass with a forward of its own differs from its base."""

@@ -208,7 +208,7 @@ class LanguageModel:
         texts = {row: list(begun) for row in range(count)}  # the texts that have not ended
         while texts:
             most = len(begun) + max_tokens - len(next(iter(texts.values())))
-            for row, token in self._block(texts, begun[0] == self.language.begin_id, most, filters, generator):
+            for row, token in self._block(texts, most, filters, generator):
                 texts[row].append(token)
                 drawn(token)
                 is_end = token in self.language.end_ids
@@ -224,7 +224,6 @@ class LanguageModel:
     def _block(
         self,
         texts: dict[int, list[int]],
-        has_mark: bool,
         most: int,
         filters: Sequence[Filter],
         generator: torch.Generator,
@@ -238,8 +237,7 @@ class LanguageModel:
         # Of a full block half is kept: the model reads that half again once, and then has room for as much new text.
         kept = length if length <= self.block_length else max(self.block_length // 2, 1)
         most = min(most, self.block_length - kept + 1)
-        whole = torch.tensor([texts[row] for row in rows], device=self.device, dtype=torch.long)
-        context = whole[:, length - kept :]
+        context = torch.tensor([texts[row][length - kept :] for row in rows], device=self.device, dtype=torch.long)
         asked = SearchOf(
             context[:, :-1],
             torch.full((len(rows),), kept - 1, device=self.device),
@@ -248,9 +246,7 @@ class LanguageModel:
             max_steps=most,
             constraints=[Vocabulary.of(self.language.writable, self.model.output.out_features)],
         )
-        before = whole[:, 1:] if has_mark else whole
-        steps = sample_steps(self.model, asked, filters=filters, before=before, generator=generator)
-        for step in steps:
+        for step in sample_steps(self.model, asked, filters=filters, generator=generator):
             for index, token in zip(step.rows.tolist(), step.tokens.tolist(), strict=True):
                 if rows[index] in texts:
                     yield rows[index], token

@@ -1,5 +1,6 @@
 """Recipes of tokenizers: byte-level BPE, words and characters, learnt from text."""
 
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from regard.errors import ArgumentError, DataError
 from regard.tasks.text.tokenizers import REPLACEMENT, SPECIAL_TOKENS, UNK, Tokenizer, tokenizers_library
 from regard.tasks.text.unicode import MARKS, bounded, has_unspaced, is_word, normalise, segments
+from regard.tasks.training.interrupts import handled
 from regard.tensors.ranges import require_at_least
 
 BYTE_ALPHABET_SIZE = 256
@@ -229,18 +231,20 @@ def _some_text(texts: Iterable[str]) -> Iterator[str]:
 
 T = TypeVar("T")
 LOOKING_S = 0.1
-"""Seconds until Windows, where waiting cannot be interrupted, looks for Ctrl-C again."""
+"""Seconds between two looks for a signal."""
 
 
 def in_background(work: Callable[[], T]) -> T:
-    """The result of some work, done in another thread, so that the handler of a signal runs at once.
+    """The result of some work, done in another thread, so that the handler of a signal runs soon.
 
-    If the handler raises, the work is left to itself, and ends with the process.
+    If the handler raises, the work is left to itself, and ends with the process. It is called in this loop: Python may
+    run a handler within a callback of its garbage collection, where the error of a handler is lost.
     """
     if current_thread() is not main_thread():
         return work()
     results: list[T] = []
     errors: list[BaseException] = []
+    signals: list[int] = []
 
     def do() -> None:
         try:
@@ -251,7 +255,11 @@ def in_background(work: Callable[[], T]) -> T:
     thread = Thread(target=do, daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(LOOKING_S)
+        with handled(lambda number, _: signals.append(number), signal.SIGINT, signal.SIGTERM):
+            while thread.is_alive() and not signals:
+                thread.join(LOOKING_S)
+        while signals:
+            signal.raise_signal(signals.pop())
     if errors:
         raise errors[0]
     return results[0]

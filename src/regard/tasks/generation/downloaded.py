@@ -11,8 +11,9 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, NotSeenError, RunFolderError
+from regard.files.atomic import read_json
 from regard.files.model_folder import family_of
-from regard.huggingface.folder import load_folder, read_object, read_settings
+from regard.huggingface.folder import load_folder, read_settings
 from regard.maps.attention_map import AttentionMap
 from regard.models.protocol import Step
 from regard.tasks.text.pretrained import check_tokenizer
@@ -220,7 +221,7 @@ def load_downloaded(folder: Path, *, is_pair: bool) -> DownloadedParts:
 def _values(folder: Path) -> dict[str, Any]:
     path, values = folder / "generation_config.json", read_settings(folder).values
     text = values.get("text_config")
-    said = read_object(path) if path.is_file() else {}
+    said = read_json(path) if path.is_file() else {}
     return {**(text if isinstance(text, dict) else {}), **values} | {
         name: value for name, value in said.items() if value is not None
     }

@@ -25,7 +25,6 @@ from regard.errors import RegardError, RunFolderError
 from regard.files.atomic import (
     checksum_of_file,
     is_file_below,
-    is_temporary,
     read_checksummed,
     refuse_links,
     remove_empty,
@@ -120,7 +119,7 @@ class RunFolder:
                 "or name another folder (--out)"
             )
         # A run that ended before it had a config.json has nothing to lose.
-        if self.path.exists() and not self.is_ours() and not all(map(is_temporary, self.path.iterdir())):
+        if self.path.exists() and not self.is_ours() and not all(map(temporary_of, self.path.iterdir())):
             raise RunFolderError(
                 f"{self.path} is not empty and holds no run (no run.toml of regard's): name another folder (--out)"
             )

@@ -55,6 +55,7 @@ class TokenFolder:
 
     @classmethod
     def open(cls, path: StrPath, *tokenizers: Tokenizer) -> Self:
+        """Open a folder made with these tokenizers."""
         store = cls(path)
         if store.about["fingerprints"] != _fingerprints(tokenizers):
             raise RunFolderError(f"{path} was made with other tokenizers than these; {ADVICE}")

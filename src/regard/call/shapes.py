@@ -111,11 +111,7 @@ class Dimensions:
         return self.leading[-1:] == ("head",)
 
     def require_heads(self, asked: str, shape: Sequence[int]) -> None:
-        """Check that it is known which dimension has the heads, if any has.
-
-        Raises:
-            ShapeError: a name is unknown.
-        """
+        """Check that it is known which dimension has the heads, if any has."""
         if "head" not in self.leading and "unknown" in self.leading:
             raise ShapeError(f"{asked} needs to know the heads of a map {tuple(shape)} {self}: {self.why}")
 

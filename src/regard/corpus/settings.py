@@ -10,7 +10,7 @@ from threading import RLock
 from typing import Any, Literal, get_args
 
 from regard.errors import ArgumentError, DataError, RunFolderError, needs
-from regard.files.atomic import is_temporary, refuse_links
+from regard.files.atomic import refuse_links, temporary_of
 from regard.files.model_folder import check_texts, is_huggingface
 from regard.files.untrusted import parse_toml
 from regard.tasks.registry import task_of
@@ -28,7 +28,7 @@ def refuse_out(path: Path, *, resume: bool) -> None:
             raise ArgumentError(
                 f"{path} already holds statistics: go on with them (--resume), or name another folder (--out)"
             )
-    elif path.is_dir() and any(not is_temporary(one) and not _is_first_step(one) for one in path.iterdir()):
+    elif path.is_dir() and any(temporary_of(one) is None and not _is_first_step(one) for one in path.iterdir()):
         raise ArgumentError(f"{path} is not empty and holds no statistics; name another folder (--out)")
 
 

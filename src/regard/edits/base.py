@@ -107,9 +107,6 @@ class CallPlace:
 def checked_positions(index: object, axis: str) -> Positions:
     """Check a choice of positions before any call is known; indices become a tuple.
 
-    Raises:
-        ArgumentError: it is no index, slice, range, tensor or collection of indices, or it chooses none.
-
     >>> checked_positions([3, 1], "keys"), checked_positions(slice(2), "keys")
     ((3, 1), slice(None, 2, None))
     """
@@ -155,7 +152,6 @@ class Edit(ABC):
 
 
 AXES = {"keys": "keys", "queries": "queries", "heads": "heads", "batch": "batch rows"}
-"""The fields of edits that choose positions, each with its word."""
 
 
 def check_axes(edit: Edit) -> None:

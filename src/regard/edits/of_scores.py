@@ -277,7 +277,6 @@ class KnockedOutBlock(Mask):
 
     @classmethod
     def of(cls, rows: Tensor, cut: Tensor) -> "KnockedOutBlock":
-        """Count them once."""
         keys = cut.flatten(0, 2).any(0)
         return cls(rows, cut, tuple(accumulate(rows.tolist(), initial=0)), tuple(accumulate(keys.tolist(), initial=0)))
 

@@ -30,7 +30,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     A reader sees the old file or the new one, also after a power cut: the bytes go to a temporary file in the same
     folder, then fsync, rename, and fsync of the folder. On an error the temporary file is removed and `path` stays. A
-    killed process leaves the temporary file, recognised by `is_temporary`.
+    killed process leaves the temporary file, recognised by `temporary_of`.
 
     Raises:
         OSError: the folder does not exist, cannot be written to, or the disk is full. The error names `path` if the
@@ -80,7 +80,6 @@ def rename(source: Path, target: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the path to errors without one: the system reports a full disk without naming a file."""
     try:
         yield
     except OSError as error:
@@ -91,11 +90,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise a FileError with the path and the reason if the block cannot write it.
-
-    Raises:
-        FileError: there is no such folder, it may not be written to, the disk is full, or the name is invalid.
-    """
+    """Raise a FileError with the path and the reason if the block cannot write it."""
     if "\0" in os.fspath(path):
         raise FileError(f"cannot write {os.fspath(path)!r}: no name holds a zero byte; check the path")
     try:
@@ -109,20 +104,11 @@ def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-def is_temporary(path: Path) -> bool:
-    """Whether a file name is that of a temporary file, left by a killed process.
-
-    >>> is_temporary(Path("run/.config.json.4711.tmp")), is_temporary(Path("run/notes.tmp"))
-    (True, False)
-    """
-    return temporary_of(path) is not None
-
-
 def temporary_of(path: Path) -> str | None:
     """The target of a temporary file, by its name; None for other files.
 
-    >>> temporary_of(Path("run/.config.json.4711.tmp"))
-    'config.json'
+    >>> temporary_of(Path("run/.config.json.4711.tmp")), temporary_of(Path("run/notes.tmp"))
+    ('config.json', None)
     """
     named = _TEMPORARY.fullmatch(path.name)
     return named[1] if named else None
@@ -134,11 +120,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object written by `write_json`.
-
-    Raises:
-        RunFolderError: the file is absent, cut short, or holds something other than a JSON object.
-    """
+    """Read a JSON object written by `write_json`."""
     try:
         value = parse_json(path.read_bytes())
     except FileNotFoundError:

@@ -68,13 +68,7 @@ def parse_toml(content: bytes | str) -> dict[str, Any]:
 
 @contextmanager
 def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """An open safetensors file: `keys()`, `metadata()`, `get_slice(name)` and `get_tensor(name)`.
-
-    Raises:
-        DataError: the file is damaged, or has a dtype unknown to torch.
-        OSError: it cannot be opened.
-        MissingExtraError: safetensors is not installed.
-    """
+    """An open safetensors file: `keys()`, `metadata()`, `get_slice(name)` and `get_tensor(name)`."""
     library = safetensors_library()
     _require_file(path)
     with tensor_errors(path), library.safe_open(os.fspath(path), framework="pt") as file:
@@ -82,13 +76,7 @@ def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def check_tensors(path: str | os.PathLike[str]) -> None:
-    """Check the header of a safetensors file, without torch.
-
-    Raises:
-        DataError: the file is damaged or cut short.
-        OSError: it cannot be opened.
-        MissingExtraError: safetensors is not installed.
-    """
+    """Check the header of a safetensors file, without torch."""
     try:
         import safetensors
     except ImportError:
@@ -102,12 +90,7 @@ def check_tensors(path: str | os.PathLike[str]) -> None:
 
 
 def read_torch_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The tensors of a file of `torch.save`, by `torch.load(weights_only=True)`, which runs no code of it.
-
-    Raises:
-        DataError: the file is damaged, holds something else, or names code; the message names it.
-        OSError: it cannot be opened.
-    """
+    """The tensors of a file of `torch.save`, by `torch.load(weights_only=True)`, which runs no code of it."""
     import torch
 
     try:
@@ -148,11 +131,7 @@ def tensor_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def safetensors_library() -> Any:
-    """The `safetensors` package, with its functions for torch.
-
-    Raises:
-        MissingExtraError: the package is not installed.
-    """
+    """The `safetensors` package, with its functions for torch."""
     try:
         import safetensors.torch
     except ImportError:

@@ -161,7 +161,6 @@ class Enabled:
         self._hooks = [part.register_forward_pre_hook(self._keep) for part in parts]
 
     def _keep(self, part: nn.Module, *_: object) -> None:
-        """Redirect transformers' later requests for eager attention, with tensors while it generates."""
         for config, name in self._ours:
             if config._attn_implementation in ("eager", DENSE[name]):
                 _set([(config, DENSE[name] if _is_generating(self.model) else name)])

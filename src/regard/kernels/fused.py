@@ -161,7 +161,6 @@ class DoubleBackward:
         )  # fmt: skip
 
     def require_same(self, vectors: Sequence[Tensor], lse: Tensor) -> None:
-        """Check the parts of others, if there are any, before they are read again."""
         if self.snapshot is not None:
             self.call(*vectors).require_same(BACKWARD, lse)
 

@@ -53,11 +53,9 @@ class Block:
     is_causal: bool = False
     """Whether the kernel's flag is on: row i of the block sees its keys up to i."""
     factors: tuple[Mask, ...] = ()
-    """The other masks of the block."""
     count: int = 1
     """The number of joined blocks: the queries and keys of each are len(rows) further on, under the same mask."""
     has_bias: bool = True
-    """Whether the bias applies to the block."""
 
     @property
     def mask(self) -> Mask | None:
@@ -73,7 +71,6 @@ class Block:
         return self.factors, len(self.rows), len(self.columns), self.columns.start - self.rows.start
 
     def continues(self, last: "Block") -> bool:
-        """Whether this block is the next one in the row of equal blocks that ends with `last`."""
         step = len(last.rows)
         return (
             self.rows == _moved(last.rows, step * last.count)
@@ -232,7 +229,6 @@ def excluding_factors(call: Call) -> tuple[Mask, ...]:
 
 
 def plan(call: Call) -> Plan:
-    """Split the mask of a call into the flag, the bias per key, and blocks of queries."""
     sizes, factors = call.sizes, () if call.mask is None else excluding_factors(call)
     bias, per_row = (None, None) if call.bias is None else _reduced(call, factors)
     flag = None
@@ -310,7 +306,6 @@ def _repeated(blocks: tuple[Block, ...], bias: Bias | None) -> frozenset[object]
 
 
 def _reduced(call: Call, factors: tuple[Mask, ...]) -> tuple[Bias | None, Tensor | None]:
-    """The bias, reduced to one value per key where possible, and its remainder, one value per row."""
     if call.bias is None:
         return None, None
     # With a mask aligned to the end, query i is at position S - T + i. "Causal" means that it sees no key after that

@@ -337,7 +337,6 @@ Learned = tuple[Sequence[Tensor], Sequence[Tensor]]
 def _twice(
     tiling: Tiling, vectors: tuple[Tensor, ...], learned: list[Tensor], grad_output: Tensor, grad_state: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """The same gradients through `composite`, differentiable again."""
     inputs = [t for t in (*vectors, *learned) if t.requires_grad]
     output, state = tiling.composite(*vectors)
     outputs, grads = ((output,), (grad_output,)) if grad_state is None else ((output, state), (grad_output, grad_state))

@@ -272,7 +272,6 @@ class TensorLike(Displayed, MapStatistics, ABC):
 
 
 def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
-    """The device and the dtype for `to`."""
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
     for given in args:
         if isinstance(given, torch.dtype):

@@ -42,7 +42,6 @@ class Fingerprint:
         self._kept = None if self._form[-1] is None or is_transformed() else _taken(tensor)
 
     def differs(self, now: Any) -> bool | Tensor:
-        """Whether the elements of the tensor in its place differ; a tensor where reading it would synchronize."""
         if not isinstance(now, Tensor) or _form(now) != self._form:
             return True
         is_same = now is self._tensor

@@ -66,7 +66,6 @@ PRIVATE = {
     "lerp_each_": "torch:_foreach_lerp_",
     "fused_choice": "torch:_fused_sdp_choice",
 }
-"""Our name to torch's: the module, and the name in it."""
 
 
 def __getattr__(name: str) -> Any:

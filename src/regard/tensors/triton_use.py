@@ -19,7 +19,6 @@ from regard.tensors.guards import is_compiling
 T = TypeVar("T")
 current_device = torch.cuda.current_device
 _FAILED: set[str] = set()
-"""Kernels that failed to build or start here: they are not tried again."""
 
 
 @cache

@@ -146,7 +146,6 @@ def _(shown: Map) -> Bundle:
 
 @display_of.register
 def _(shown: Example) -> Bundle:
-    """The heads of one map with their labels if these are few, else every head of every map, and one map in words."""
     require_matplotlib()
     found = {name: as_heads(name, one.weights) for name, one in shown.maps.items()}
     if len(found) > 1 or any(len(heads) > MOST_LABELLED or max(heads.shape) > CELLS for heads in found.values()):
@@ -210,7 +209,6 @@ def _(shown: Rotary) -> Bundle:
 
 @display_of.register
 def _(shown: Relevance) -> Bundle:
-    """The relevance of each token of the first stream for each of the last, in the first sequence."""
     if max(shown.lengths.values()) > MOST_RELEVANT:
         return _text(repr(shown))
     whole = shown.dense()

@@ -29,7 +29,6 @@ class Lettering(NamedTuple):
     text: str
     """The label, with missing characters replaced by their code points."""
     faces: tuple[Face, ...]
-    """The fonts, in fallback order."""
     missing: str
     """The characters without a font; usually empty."""
 
@@ -93,14 +92,12 @@ def _has(face: Face, char: str) -> bool:
 
 
 def _east_asian(text: str) -> str:
-    """The variant of Noto Sans CJK for the text: Japanese, Korean or simplified Chinese."""
     if any("\u3040" <= char <= "\u30ff" for char in text):
         return "JP"
     return "KR" if any("\uac00" <= char <= "\ud7a3" for char in text) else "SC"
 
 
 def _faces(script: str) -> Iterator[Face]:
-    """All fonts, best first. System fonts are opened only for characters still missing."""
     from matplotlib.font_manager import FontProperties, fontManager
 
     for family in FontProperties().get_family():

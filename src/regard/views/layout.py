@@ -37,9 +37,7 @@ class FigureSize(NamedTuple):
     left: float
     """Room for the row labels."""
     above: float
-    """Room for the title and the column labels."""
     title: float
-    """The width of the title."""
 
 
 def panel_size(

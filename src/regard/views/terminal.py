@@ -201,7 +201,7 @@ def map_text(
     chat  0.250  0.750
     """
     how = printing_of() if printing is None else printing
-    look = Colouring.chosen(scale, limits, without_sink, DARK, None)
+    look = Colouring.chosen(scale, limits, without_sink, DARK)
     shape = tuple(getattr(weights, "shape", ()))
     if columns is None and len(shape) == 2 and shape[0] == shape[1]:
         columns = rows

@@ -359,7 +359,6 @@ class CastSource(DerivedSource):
 
     @classmethod
     def of_dtype(cls, source: Source, dtype: torch.dtype) -> Source:
-        """The source in a dtype; wrapped only if it differs."""
         inner = source.of if isinstance(source, CastSource) else source
         return inner if dtype == inner.answer_dtype else cls(inner, dtype)
 

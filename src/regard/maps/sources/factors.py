@@ -194,7 +194,6 @@ class Factors:
         return call
 
     def read(self) -> Reading:
-        """The call, checked once, and its row state."""
         call = self.call
         state = self.state_of(call)
         if call.bias is None:
@@ -291,5 +290,4 @@ def needs_gradient(tensors: Sequence[Tensor]) -> bool:
 
 
 def tensors_of_call(call: Call) -> list[Tensor]:
-    """The tensors behind the weights of a call: query and key first."""
     return tensors_of_tree(call.query, call.key, call.score, call.normalization, call.mask, call.bias)

@@ -87,7 +87,6 @@ class Work(NamedTuple):
     heads: AttentionMap
     mean: AttentionMap | None
     found: list[HeadNumbers]
-    """Of the heads, and of their mean if there is more than one."""
     spans: npt.NDArray[np.integer[Any]] | None
 
     @property

@@ -66,7 +66,6 @@ class StillView:
         return {**data, **({"text/html": html} if html else {}), "text/plain": f"{self!r}{told}\n{install}"}, metadata
 
     def picture(self) -> str:
-        """The first example as HTML, or of many weights its repr, with a line for notebooks without widgets."""
         few = sum(math.prod(heads.shape) for heads in self.shown[0]) <= MOST_DRAWN
         drawn = bundle(self.examples[0])[0].get("text/html", "") if few else ""
         return f"{drawn or escape(repr(self))}<p>{escape(ELSEWHERE)}</p>"
@@ -156,7 +155,6 @@ def view(
 
 @cache
 def _view_class() -> Any:
-    """The class of views, created on first use: anywidget is optional."""
     import anywidget
     import traitlets
     from IPython.display import display

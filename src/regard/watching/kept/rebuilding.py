@@ -63,7 +63,6 @@ class CallRebuilding(Rebuilding):
     value: Tensor
     """(B, G or H, S, E)."""
     output: Tensor
-    """(B, H, T, E)."""
     factors: Factors
 
     def some(self, rows: range) -> Rebuilt:
@@ -138,7 +137,6 @@ def prove(rebuilding: Rebuilding, choose: Random) -> RowProof | None:
 
 
 def prove_all(rebuilding: Rebuilding) -> tuple[float, RowProof | None]:
-    """Rebuild the whole output; the error, and the proof if it does not fit."""
     with undisturbed():
         whole = rebuilding.whole()
         proof = _proof(rebuilding, whole, range(rebuilding.queries))

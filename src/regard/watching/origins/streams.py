@@ -132,7 +132,6 @@ class Streams:
             self._put(base_of(result), stream, None if made is None else made.channels_last)
 
     def compare(self, scores: Tensor, query: Tensor, key: Tensor) -> None:
-        """Record that a tensor has the scores of queries and keys; or the outputs of queries, if these are weights."""
         if isinstance(weights := self.stream(query), Origins):
             self.carry(scores, weights.queries)
         elif (origins := self.origins(query, key)) is not None:
@@ -153,12 +152,10 @@ class Streams:
         return Origins(of_queries, of_keys) if are_known else None  # type: ignore[arg-type]
 
     def origins_of_inputs(self, query: Tensor, key: Tensor) -> Origins | None:
-        """The same for the inputs of the projections of queries and keys; those without a known stream begin one."""
         self._continued(query), self._continued(key)
         return self.origins(query, key)
 
     def _continued(self, tensor: Tensor, sort: Sort = "positions") -> "Stream | Origins":
-        """The stream of a tensor, begun by it if there is none."""
         if (stream := self.stream(tensor)) is None:
             made, sort = self._found(tensor), "slots" if is_learned(tensor) else sort
             is_lost = sort != "slots" and (made is None or made.channels_last is not None)

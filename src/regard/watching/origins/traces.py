@@ -72,7 +72,6 @@ def followed(
 
 
 def _is_broadcast(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> bool:
-    """True if a result has the broadcast shape of all tensor arguments, as in arithmetic."""
     shapes = [t.shape for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
     try:
         return torch.broadcast_shapes(*shapes) == result.shape

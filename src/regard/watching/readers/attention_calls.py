@@ -116,7 +116,6 @@ class AttentionCall(ObservedCall):
         return Evidence(call.query, call.key, self.key, fresh)
 
     def rebuilding(self, call: Call, factors: Factors) -> CallRebuilding | str:
-        """Rebuilds rows of the output; or the reason why none can be rebuilt."""
         if self.dropped:
             return "dropout"
         if not call.sizes.flat_batch:

@@ -141,7 +141,6 @@ def folded_heads(values: Tensor) -> Heads:
 def found_heads(
     thread: ThreadState, tensors: Sequence[Tensor], leading: Sequence[int], counts: Sequence[int] | None = None
 ) -> Heads:
-    """The heads of a call by evidence alone; `leading` are the sizes before queries and keys."""
     rank = len(leading)
     if counts is None:
         counts = [n for frame in thread.stack[: -MODULES - 1 : -1] for n in inferred_heads(frame.module)]

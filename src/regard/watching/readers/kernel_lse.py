@@ -16,7 +16,6 @@ from regard.watching.readers.functions import Args, Kwargs
 
 
 def decided(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with the mask that torch takes: a `CausalBias` is its variant, and its memory is never written."""
     mask = given["attn_mask"]
     if mask is None or type(mask) in PLAIN:
         return given
@@ -29,11 +28,7 @@ def decided(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_memory(mask: Tensor) -> Tensor:
-    """A mask as a plain tensor.
-
-    Raises:
-        ArgumentError: a subclass of Tensor decides what the mask means, so its memory may mean something else.
-    """
+    """A mask as a plain tensor."""
     kind = type(mask)
     if kind in PLAIN:
         return mask

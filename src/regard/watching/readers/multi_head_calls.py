@@ -265,7 +265,6 @@ def _added(mask: Tensor) -> Tensor:
 def _projected(
     layer: Layer, given: Mapping[str, Any], output: Tensor | None, *, batch_first: bool = False, how: str
 ) -> Projected:
-    """A call of a layer; `given` has the inputs and masks under the common names of torch's function and module."""
     projections = [
         Projection(
             input=given[name], weight=layer.weights[n], bias=layer.biases, part=n, is_packed=layer.is_packed,

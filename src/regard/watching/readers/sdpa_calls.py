@@ -221,7 +221,6 @@ class RegardCall(AttentionCall):
 
 
 def observe_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run `regard.attention` with its weights, and hand these to the thread's watches."""
     # A call that also returns the weights runs in the same kernel and gives the same bits.
     attended = attention(*args, **{**kwargs, "return_weights": True})
     # (The first three can be given by name only where a model does not call it so.)

@@ -234,7 +234,6 @@ class StoredSource(TensorSource):
         return self.name
 
     def refuse(self, asked: str) -> NoReturn:
-        """Raise ArgumentError: there are weights, without queries and keys."""
         raise ArgumentError(
             f"{asked} needs the queries and keys of a call, and of {self} the weights alone were kept: dense() gives "
             "them as a tensor"
@@ -333,7 +332,6 @@ class WrittenOut(ObservedCall):
     def _gradient(
         self, policy: RetentionPolicy, name: str, shown: Callable[[Tensor], Tensor]
     ) -> Callable[[], Tensor] | None:  # fmt: skip
-        """Wait for the gradient of the weights, a tensor of the model; it gets their layout."""
         if policy.gradients is None:
             return None
         # The function must not hold the product, and with it the values.

@@ -158,11 +158,7 @@ def canonical(
 
 
 def sizes_from_shapes(query: Dims, key: Dims, value: Dims) -> Sizes:
-    """The sizes of a call, from the shapes of its tensors.
-
-    >>> sizes_from_shapes((2, 4, 5, 8), (2, 1, 7, 8), (2, 1, 7, 3)).map_shape
-    (2, 4, 5, 7)
-    """
+    """The sizes of a call, from the shapes of its tensors."""
     rank = len(query)
     if not len(key) == len(value) == rank or rank < 2:
         raise ShapeError(

@@ -32,12 +32,6 @@ def parse_json(content: bytes | str) -> Any:
     Raises:
         DataError: the JSON is incomplete, nested more than `DEEPEST` levels deep, repeats a name in one object, has a
             number that is not finite or needs more than 64 bits, or half of a surrogate pair.
-
-    >>> parse_json(b'{"heads": [8, 0.5, null]}')
-    {'heads': [8, 0.5, None]}
-    >>> parse_json('{"heads": 8, "heads": 4}')
-    Traceback (most recent call last):
-    regard.errors.DataError: not JSON: it has the name 'heads' twice in one object
     """
     with _refusing("JSON"):
         value = json.loads(
@@ -52,9 +46,6 @@ def parse_toml(content: bytes | str) -> dict[str, Any]:
 
     Raises:
         DataError: the TOML is incomplete, or breaks a limit of `parse_json`.
-
-    >>> parse_toml("task = 'translation'\n[fit]\nsteps = 10")
-    {'task': 'translation', 'fit': {'steps': 10}}
     """
     import tomllib  # attention alone does not need it
 

@@ -180,11 +180,7 @@ class Plan:
 
 
 def excluding(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 for allowed pairs, and -inf for the others.
-
-    >>> excluding(torch.tensor([True, False]), torch.bfloat16)
-    tensor([0., -inf], dtype=torch.bfloat16)
-    """
+    """0 for allowed pairs, and -inf for the others."""
     if dtype == torch.get_default_dtype():
         return torch.where(allowed, 0.0, -torch.inf)  # A tensor for the 0 would take a third of the time.
     return torch.where(allowed, torch.zeros((), dtype=dtype, device=allowed.device), -torch.inf)

@@ -65,13 +65,7 @@ class BiasScale(LinearScale):
 
 
 def bundle(shown: Any) -> Bundle:
-    """The display of an object, by MIME type, with its metadata. An error while drawing becomes a line below the repr.
-
-    >>> import regard
-    >>> data, _ = bundle(regard.causal())
-    >>> sorted(data)
-    ['image/png', 'text/html', 'text/plain']
-    """
+    """The display of an object, by MIME type, with its metadata. An error of drawing is a line below the repr."""
     plain = repr(shown)
     try:
         data, metadata = display_of(shown)

@@ -182,11 +182,7 @@ SCALES: dict[str, ColourScale] = {
 
 
 def scale_of(scale: ScaleName | ColourScale) -> ColourScale:
-    """The named scale, or the scale itself.
-
-    >>> scale_of("sqrt")
-    SquareRootScale()
-    """
+    """The named scale, or the scale itself."""
     if isinstance(scale, ColourScale):
         return scale
     if scale not in SCALES:

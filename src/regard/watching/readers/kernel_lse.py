@@ -58,13 +58,7 @@ dimension, and is None without gradients."""
 
 
 class KernelLse:
-    """One call of F.scaled_dot_product_attention as it ran: the operator, its inputs, and its lse.
-
-    >>> query = torch.ones(1, 1, 2, 4)
-    >>> output, kernel = run_with_lse(torch.nn.functional.scaled_dot_product_attention, (query, query, query), {})
-    >>> kernel.operator, kernel.lse
-    ('aten._scaled_dot_product_flash_attention_for_cpu', tensor([[[2.6931, 2.6931]]]))
-    """
+    """One call of F.scaled_dot_product_attention as it ran: the operator, its inputs, and its lse."""
 
     __slots__ = ("key", "lse", "operator", "query")
 

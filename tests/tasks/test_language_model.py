@@ -215,17 +215,11 @@ def test_a_text_outgrows_the_block_and_goes_on(run: Path) -> None:
     assert seen == [*range(26), *(n % 17 for n in range(44))]
 
 
-def test_scores_add_up(writer: Any, run: Path) -> None:
-    lines = [*LINES[:40], "x" * 70, ""]
-    found = list(writer.score(lines))
-    assert [one.tokens for one in found] == [len(line) + 1 for line in lines]
-    for line, one in zip(lines[:3], found, strict=False):
-        ids = torch.tensor([[BOS, *writer.tokenizer.encode(line), EOS]])
-        own = writer.model(ids[:, :-1]).log_softmax(-1).gather(2, ids[:, 1:, None]).sum()
-        assert one.log_probability == pytest.approx(float(own), abs=1e-4)
-    assert found[0].log_probability > found[40].log_probability
-    (open_ended,) = LanguageModel.load(run, device="cpu").score(["12 and"])  # running text has no end to predict
-    assert open_ended.tokens == 6
+def test_a_line_is_evaluated_with_its_end(writer: Any) -> None:
+    for line in LINES[:3]:
+        found, ids = writer.evaluate([line]), torch.tensor([[BOS, *writer.tokenizer.encode(line), EOS]])
+        own = writer.model(ids[:, :-1]).log_softmax(-1).gather(2, ids[:, 1:, None]).mean()
+        assert (found.tokens, found.loss) == (len(line) + 1, pytest.approx(-float(own), abs=1e-5))
 
 
 def test_attention_is_drawn(writer: LanguageModel, tmp_path: Path) -> None:

@@ -49,7 +49,6 @@ PLAIN = tyro.conf.configure(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.
 
 
 def chosen_command(arguments: Sequence[str]) -> Command:
-    """Make the command of the arguments."""
     if list(arguments[:2]) == ["measure", "--compare"]:
         arguments = ["atlas", *arguments[2:]]
         if any(one.startswith("-") for one in [*arguments[1:3], "-", "-"][:2]) and "--help" not in arguments:

@@ -100,7 +100,7 @@ class ViewCommand(Command):
         with reading(self.run if foreign else None) as tell:
             with loading("matplotlib", *["transformers"] * foreign):
                 from regard.tasks.pictures.save import PictureFiles, look_at, panel, save_pictures
-                from regard.tasks.viewing.choice import Choice
+                from regard.tasks.viewing.places import Choice
 
             files = None if self.terminal else PictureFiles.at(self.out or self.run)
             model = self._model(tell)

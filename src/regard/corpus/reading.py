@@ -21,9 +21,9 @@ from regard.files.model_folder import is_huggingface
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.tasks.registry import task_of
-from regard.tasks.viewing.choice import Choice
 from regard.tasks.viewing.foreign_model import ForeignModel
 from regard.tasks.viewing.own_model import OwnModel
+from regard.tasks.viewing.places import Choice
 from regard.tasks.viewing.view_input import ViewInput
 from regard.views.html.contents import layer_names
 from regard.watching.analysis.head_table import QueryValues, TopOfQueries, query_values_and_top

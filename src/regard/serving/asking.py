@@ -120,7 +120,6 @@ class HttpAnswer:
 
 
 def refused(error: Exception) -> Refused:
-    """An error of a work as a refusal: wrong questions are the client's, and others are not explained."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, EngineError):
@@ -134,8 +133,8 @@ def sse(content: Any, event: str = "") -> list[bytes]:
     return [f"event: {event}\n".encode() if event else b"", b"data: ", msgspec.json.encode(content), b"\n\n"]
 
 
-def json_answer(content: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+def json_answer(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 S = TypeVar("S", bound=msgspec.Struct)

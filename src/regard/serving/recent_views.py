@@ -50,7 +50,6 @@ class RecentViews:
 
     @torch.no_grad()
     def numbers(self, asked: AttentionQuestion) -> AttentionNumbers:
-        """The numbers of heads; never all weights."""
         assert asked.model is not None
         seen = self.seen(asked)
         names = [seen.shown] if asked.maps is None else asked.maps

@@ -14,8 +14,8 @@ from regard.serving.guard import unknown
 from regard.serving.served import Sentences, ServedTranslator
 from regard.serving.shapes import Health, Language, Translated, TranslateQuestion
 from regard.serving.worker import Refused, SharedWork, Ticket
-from regard.tasks.translation.options import Request as TranslationRequest
 from regard.tasks.translation.results import Translation
+from regard.tasks.translation.translation_model import Request as TranslationRequest
 
 LINE_END = re.compile(r"(\r\n|\n|\r)")
 CutText = list[str | TranslationRequest]

@@ -45,13 +45,6 @@ class Downloaded(nn.Module):
 
     Raises:
         ArgumentError: the model writes no text, or reads none.
-
-    >>> from transformers import GPT2Config, GPT2LMHeadModel
-    >>> config = GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
-    >>> model = Downloaded(GPT2LMHeadModel(config).eval())
-    >>> state = model.start(torch.tensor([[4, 5]]), torch.tensor([2]))
-    >>> model.step(state, torch.tensor([6])).logits.shape
-    torch.Size([1, 9])
     """
 
     def __init__(self, model: Any, *, banned: tuple[int, ...] = (), first: int | None = None) -> None:

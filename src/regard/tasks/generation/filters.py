@@ -112,13 +112,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StillWanted:
-    """Answers that are no longer wanted end at this step.
-
-    >>> wanted = StillWanted([lambda: False, None], end_id=2)
-    >>> wanted.allowed(Progress(torch.tensor([0, 1]), torch.zeros(2, 0, dtype=torch.long)), 3)
-    tensor([[False, False,  True],
-            [ True,  True,  True]])
-    """
+    """Answers that are no longer wanted end at this step."""
 
     wanted: Sequence[Callable[[], bool] | None]
     """Whether the answer to each source is still wanted; None for always."""

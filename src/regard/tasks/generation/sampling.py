@@ -31,10 +31,6 @@ def draw_tokens(
 
     It is the first token with a cumulative probability above the value. (`torch.multinomial` draws a value for each
     token of the vocabulary, slower than a step of a small model.)
-
-    >>> draw_tokens(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
-    tensor([[1],
-            [2]])
     """
     # The sums of a large vocabulary need more digits than float32 has; Apple's GPUs have no float64.
     dtype = torch.float32 if probabilities.device.type == "mps" else torch.float64

@@ -89,7 +89,6 @@ class RunFolder:
         return Checkpoints(self.path)
 
     def is_ours(self) -> bool:
-        """Whether the folder has our marker: a run.toml that names a task."""
         try:
             return self.marker.is_file() and read_toml(self.marker)[0] is not None
         except RegardError:
@@ -148,7 +147,6 @@ class RunFolder:
         self._sweep_temporaries()
 
     def discard(self) -> None:
-        """Undo `begin`: remove the files of the run, and the folder if nothing else is in it."""
         if self.path.is_dir() and not self.path.is_symlink():
             self._clear(*FILES)
             self._sweep_temporaries()
@@ -246,7 +244,6 @@ def _move(source: Path, target: Path) -> None:
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
-    """The versions of Python and of packages, None for those that are not installed."""
     return {"python": platform.python_version()} | {name: installed_version(name) for name in packages}
 
 
@@ -290,7 +287,6 @@ def check_file(path: Path, folder: RunFolder, prepared: Mapping[str, Any]) -> No
 
 
 def load_tokenizer(folder: RunFolder, name: str = "tokenizer.json", key: str = "fingerprint") -> Tokenizer:
-    """A tokenizer of a run; raises RunFolderError for another than the run was trained with."""
     prepared, path = read_prepared(folder), folder.path / name
     check_file(path, folder, prepared)
     tokenizer = Tokenizer.load(path)

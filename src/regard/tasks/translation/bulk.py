@@ -26,8 +26,9 @@ from regard.files.locks import lock
 from regard.tasks.text.forms import text_of_json
 from regard.tasks.text.lines import BadLines, Line, Lines, RunningTextFormat, decoded
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.translation.options import Request, TranslationOptions
+from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation
+from regard.tasks.translation.translation_model import Request
 from regard.tasks.translation.translator import Translator
 
 FORMAT = 1
@@ -49,7 +50,6 @@ class Unfinished:
     # -- opening -----------------------------------------------------------------------------------
 
     def begin(self, *, overwrite: bool) -> None:
-        """Start an empty file."""
         self._refuse_strangers()
         if not overwrite:
             self._refuse_to_overwrite()
@@ -298,7 +298,6 @@ class BulkTranslation:
         return "".join(shown)
 
     def print(self, file: IO[str], *, flush: bool) -> None:
-        """Write the answers to a stream."""
         for number, one in enumerate(chain.from_iterable(self.windows)):
             print(self.take([one], after=number), file=file, end="", flush=flush)
 

@@ -115,12 +115,10 @@ def temporary_of(path: Path) -> str | None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` as indented JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object written by `write_json`."""
     try:
         value = parse_json(path.read_bytes())
     except FileNotFoundError:
@@ -191,7 +189,6 @@ _CHUNK_BYTES = 2**20
 
 
 def write_checksummed(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` as `write_json` does, with the checksum of its content."""
     write_json(path, {**value, CHECKSUM: _checksum(value)})
 
 

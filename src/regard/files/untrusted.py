@@ -67,7 +67,6 @@ def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def check_tensors(path: str | os.PathLike[str]) -> None:
-    """Check the header of a safetensors file, without torch."""
     try:
         import safetensors
     except ImportError:
@@ -113,7 +112,6 @@ def _require_file(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def tensor_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of safetensors about the file at `path` into a DataError."""
     library = safetensors_library()
     try:
         yield
@@ -122,7 +120,6 @@ def tensor_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def safetensors_library() -> Any:
-    """The `safetensors` package, with its functions for torch."""
     try:
         import safetensors.torch
     except ImportError:

@@ -257,7 +257,6 @@ def are_numbers(factors: tuple[Mask, ...]) -> bool:
 
 
 def _limits() -> tuple[object, ...]:
-    """The constants of the block layout: part of the key of a cached layout."""
     return BLOCK_ELEMENTS, BLOCK_ROWS, CUT_ROWS, MOST_JOINED, FEW, PAIRS_A_CALL
 
 
@@ -313,7 +312,6 @@ def _reduced(call: Call, factors: tuple[Mask, ...]) -> tuple[Bias | None, Tensor
 
 
 def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> tuple[Block, ...]:
-    """The cheapest layout of blocks, by its pairs and a fixed cost of each kernel call."""
     mask = None if not factors else And(factors)
     fewest, *steps = BLOCK_ROWS
     most = fewest * fitting(BLOCK_ELEMENTS, _breadth(mask, bias, sizes) * sizes.keys * fewest)
@@ -368,7 +366,6 @@ def _moved(where: range, by: int) -> range:
 
 
 def _rows(cuts: list[int], length: int, step: int) -> Iterator[range]:
-    """Ranges of at most `step` rows; a range ends earlier at the first cut that leaves it at least CUT_ROWS rows."""
     start = 0
     while start < length:
         limit = min(start + step, length)

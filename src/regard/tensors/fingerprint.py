@@ -78,7 +78,6 @@ class Fingerprints:
                 self._then = {name: Fingerprint(tensor) for name, tensor in _tensors(named)}
 
     def changed(self) -> str | None:
-        """The first change since, in words; None if there is none. It synchronizes once, at most, on each device."""
         if not self._then:
             return None
         now = dict(_tensors(self._named))

@@ -111,7 +111,6 @@ def _faces(script: str) -> Iterator[Face]:
 
 @cache
 def _packaged(manager: Any) -> list[Face]:
-    """The Noto fonts of the extra `view`, registered with matplotlib's font manager."""
     from matplotlib.font_manager import ttfFontProperty
     from matplotlib.ft2font import FT2Font
 

@@ -40,7 +40,6 @@ class Picture(NamedTuple):
 
     @property
     def is_even(self) -> bool:
-        """True if all blocks have exactly that size."""
         return all(bins.length % bins.count == 0 for bins in (self.grid.rows, self.grid.columns))
 
 

@@ -89,7 +89,6 @@ class Arrays:
         return len(self.held) - len(given)
 
     def need(self, what: str, one: PackedArray) -> int:
-        """Add an array that every page needs, or return the index of an equal one; raises TooLargeError if full."""
         if one in self.held:
             return self.held.index(one)
         self.spend(what, one.size)

@@ -147,7 +147,6 @@ Fit = tuple[Pattern, int, int | None, int, int]
 
 
 def _fitting(seen: RowSpans) -> Iterator[Fit]:
-    """The patterns that fit, the simplest first; the last one always does."""
     keys = seen.keys.shape[-1]
     whole, end, is_whole = (0, keys), keys - seen.first.shape[-1], seen.all(seen.is_whole)
     sees_first, sees_last = seen.all(seen.low == 0), seen.all(seen.high == seen.rank[:, -1:])

@@ -77,7 +77,6 @@ def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False, is_learned: 
 
 
 def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
-    """The conjunction of two masks; None if one is additive or has uniform rows."""
     if any(given.bias is not None or given.even is not None for given in (one, other)):
         return None
     dense = one.dense if one.dense is not None else other.dense

@@ -241,7 +241,11 @@ def check_equal(folder: Path, undisturbed: Path) -> None:
     for which in ("last", "best"):
         _check_same(which, ours.position(which), theirs.position(which))
     _check_same("losses", logged(folder), logged(undisturbed))
-    for path in [*undisturbed.glob("data/*"), *undisturbed.glob("*tokenizer.json"), undisturbed / "prepared.json"]:
+    for path in [
+        *filter(Path.is_file, undisturbed.glob("data/**/*")),
+        *undisturbed.glob("*tokenizer.json"),
+        undisturbed / "prepared.json",
+    ]:
         name = path.relative_to(undisturbed)
         _check_same(str(name), (folder / name).read_bytes(), path.read_bytes())
     _check_same("temporary files", [str(path) for path in folder.rglob("*") if temporary_of(path) is not None], [])

@@ -84,7 +84,7 @@ def flow(
         left = MARGIN
         for i in row:
             boxes.append(Box(left + sizes[i].left, top + above, sizes[i].width, sizes[i].height))
-            left += max(map(_outer, sizes[i % across :: across])) if across else _outer(sizes[i])
+            left += max(map(_outer, sizes[i % across :: across])) if across is not None else _outer(sizes[i])
         top += above + max(sizes[i].height for i in row) + GAP
     right = max(box.left - size.left + _outer(size) for box, size in zip(boxes, sizes, strict=True)) - GAP
     wide = max(right, MARGIN + title, NARROWEST * has_bar) + MARGIN

@@ -43,7 +43,6 @@ class _Piece:
 
 
 def joined_map(name: str, sequence: CallSequence, maps: Mapping[int, AttentionMap], others: "OfRuns") -> AttentionMap:
-    """Concatenate the maps of a sequence's calls by rows; raises ShapeError for an ambiguous order of the batch."""
     steps = sequence.steps
     if len(steps) == 1:
         return _without_room(maps[steps[0].call], steps[0])

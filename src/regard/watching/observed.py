@@ -49,7 +49,6 @@ class BlockKeys(NamedTuple):
 
     @property
     def source(self) -> "Compression | None":
-        """The shares of tokens in the blocks; None if they are not kept."""
         from regard.maps.sources.compression import Compression  # (few models need it)
 
         source = None if self.made is None or self.made.map is None else self.made.map.source
@@ -130,7 +129,6 @@ class Observed:
 
     @property
     def map(self) -> AttentionMap | None:
-        """The map; None if the call could not be read, or if its output is not that of the map."""
         if self.proof is not None:
             fault, self.proof = self.proof.fault(), None
             if fault is not None:

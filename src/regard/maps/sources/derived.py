@@ -249,8 +249,6 @@ class PositiveSource(DerivedSource):
 
 @dataclass(frozen=True, eq=False)
 class SizeSource(PositiveSource):
-    """The sizes of a source's weights: |weight|."""
-
     def __str__(self) -> str:
         return f"the sizes of {self.of}"
 

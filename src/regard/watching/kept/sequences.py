@@ -307,7 +307,6 @@ def _is_one_to_one(origins: Tensor) -> bool:
 
 
 def _unless_own(pairs: Tensor) -> Tensor | None:
-    """Pairs of rows, or None if each row is paired with itself alone."""
     rows, columns = pairs.shape
     is_own = rows == columns and torch.equal(pairs, torch.eye(rows, dtype=torch.bool, device=pairs.device))
     return None if is_own else pairs

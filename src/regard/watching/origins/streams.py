@@ -38,7 +38,6 @@ class Origins(NamedTuple):
 
     @property
     def crosses(self) -> bool | None:
-        """True if the keys are made of another sequence than the queries; None if one of two is lost."""
         keys = self.keys.own or self.keys
         if self.queries is keys:
             return False
@@ -146,7 +145,6 @@ class Streams:
                 self.carry(scores, stream._replace(changed=(*stream.changed, *found)))
 
     def origins(self, query: Tensor, key: Tensor) -> Origins | None:
-        """The streams of queries and keys; None if one is unknown."""
         of_queries, of_keys = self.stream(query), self.stream(key)
         are_known = isinstance(of_queries, Stream) and isinstance(of_keys, Stream)
         return Origins(of_queries, of_keys) if are_known else None  # type: ignore[arg-type]

@@ -44,7 +44,6 @@ class Layer(NamedTuple):
 
 
 def layer_of_call(given: Mapping[str, Any]) -> Layer:
-    """The parts of the layer in F.multi_head_attention_forward; `given` has its arguments by name."""
     is_packed = not given["use_separate_proj_weight"]
     names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     return Layer(

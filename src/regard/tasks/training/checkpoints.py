@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -261,13 +261,8 @@ def _integers(config: Any) -> Iterator[tuple[str, int]]:
             yield field.name, value
 
 
-class AdamSettings(TypedDict, total=False):
-    betas: tuple[float, float]
-    eps: float
-
-
 def chosen_optimizer(
-    config: TrainingConfig, model: nn.Module, output: nn.Module, **settings: Unpack[AdamSettings]
+    config: TrainingConfig, model: nn.Module, output: nn.Module, **settings: Any
 ) -> torch.optim.Optimizer:
     decay = config.weight_decay
     if config.optimizer == "muon":

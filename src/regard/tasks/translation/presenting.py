@@ -107,12 +107,7 @@ def copies(ids: Sequence[int], unknown_id: int, alignment: Tensor, surfaces: Seq
     """For each unknown token of a translation, the text of the source token it attends to most.
 
     Marks and spaces are never copied: their columns are ignored, whatever their weight.
-
-    Args:
-        ids: the tokens of the translation.
-        unknown_id: the token to replace.
-        alignment: (T, S), one row for each token; columns beyond the surfaces belong to marks.
-        surfaces: the text that each of the source's tokens stands for.
+    `alignment` (T, S) has a row for each token; columns beyond the surfaces belong to marks.
 
     Source: Luong et al. 2015 (arXiv:1410.8206), section 3.3; Jean et al. 2015 (arXiv:1412.2007), section 4.4,
     who take the alignment from the attention.

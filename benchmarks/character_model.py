@@ -35,9 +35,9 @@ from benchmarks.harness import Row
 from regard.models import DecoderOnly, DecoderOnlyConfig
 from regard.tasks.text.blocks import BlockPlan, next_token_windows, next_tokens, window_batches
 from regard.tasks.text.codec import UNPREDICTED
+from regard.tasks.training.fit_config import cosine
 from regard.tasks.training.losses import output_cross_entropy
 from regard.tasks.training.optimizers import adamw, muon
-from regard.tasks.training.schedules import cosine
 
 TITLE = "Character language model, nanoGPT's setting for a CPU"
 BLOCK, BATCH, LAYERS, HEADS, WIDTH = 64, 12, 4, 4, 128

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw
 
@@ -59,7 +60,7 @@ class Film:
 
     def save(self, path: Path) -> None:
         first, *others = self.frames
-        options = {"lossless": True, "method": 6, "minimize_size": True}
+        options: dict[str, Any] = {"lossless": True, "method": 6, "minimize_size": True}
         first.save(path, save_all=True, append_images=others, duration=self.lasting, loop=0, **options)
 
 

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import signal
 import sys
 from collections.abc import Callable, Iterator
 
@@ -10,6 +11,12 @@ import pytest
 
 # What `call` gives: arguments in; status, standard output and standard error out.
 Call = Callable[..., tuple[int, str, str]]
+
+
+def pytest_sessionstart() -> None:
+    # A job in the background of a shell ignores Ctrl-C, and Python then has no handler of it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -15,14 +15,15 @@ from regard.cli import commands
 from regard.cli import view as view_command
 from regard.cli.train import TRAINERS
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from regard.tasks.generation.filters import Temperature, TopK, TopP
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
 from regard.tasks.pictures import save as pictures
 from regard.tasks.pictures.save import PictureFiles
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.training.metrics import CorpusScore
-from regard.tasks.translation.options import AlignmentOf, Request, TranslationOptions
+from regard.tasks.translation.options import AlignmentOf, TranslationOptions
 from regard.tasks.translation.results import Candidate, Evaluation, Translation
+from regard.tasks.translation.translation_model import Request
 from regard.tasks.translation.translator import Translator
 from tests import ROOT
 from tests.conftest import Call
@@ -95,12 +96,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     [
         ((), []),
         (("--temperature", "0"), [TopK(1)]),
-        (("--temperature", "0", "--repetition-penalty", "1.5", "--top-p", "0.5"), [RepetitionPenalty(1.5), TopK(1)]),
-        (("--min-p", "0.1"), [MinP(0.1)]),
-        (
-            ("--min-p", "0.1", "--top-p", "0.9", "--top-k", "7", "--temperature", "0.5", "--repetition-penalty", "1.2"),
-            [RepetitionPenalty(1.2), Temperature(0.5), TopK(7), TopP(0.9), MinP(0.1)],
-        ),
+        (("--temperature", "0", "--top-p", "0.5"), [TopK(1)]),
+        (("--top-p", "0.9", "--top-k", "7", "--temperature", "0.5"), [Temperature(0.5), TopK(7), TopP(0.9)]),
     ],
 )
 @pytest.mark.parametrize("several", [False, True], ids=["one text", "several texts"])

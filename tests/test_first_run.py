@@ -9,17 +9,13 @@ import time
 import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from regard.cli import main as program
 from regard.cli import progress
-from regard.cli.commands import COMMANDS
-from regard.cli.help import EXAMPLES, printed_in_lines
-from regard.cli.train import TRAINERS
+from regard.cli.help import EXAMPLES
 from regard.tasks.config import make_schedule
 from regard.tasks.registry import TASKS
 from regard.tasks.runs.run_folder import RunFolder
@@ -176,53 +172,16 @@ def test_one_pair_is_enough_beside_pairs_for_validation(tmp_path: Path) -> None:
     assert typed("train", *data, "--out", str(tmp_path / "run"), *how)[0] == 0
 
 
-WIDTHS = (*range(50, 61), *range(65, 121, 5))
-
-
-def test_help_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At widths from 40 to 120; the comma of a list ends a word. A command is made once, and written at each.
-
-    Its examples are whole, and so are its lines.
-    """
-    formatting = import_module("tyro._backends._tyro_help_formatting")
-    written, seen = formatting.format_help, dict[int, list[str]]()
-
-    def at_each_width(**asked: Any) -> list[str]:
-        for columns in (400, *WIDTHS):
-            with monkeypatch.context() as patch, redirect_stdout(io.StringIO()) as out:
-                patch.setenv("COLUMNS", str(columns))
-                with printed_in_lines():
-                    print(*written(**asked), sep="\n")
-            seen[columns] = out.getvalue().splitlines()
-        asked_for: list[str] = written(**asked)
-        return asked_for
-
-    monkeypatch.setattr(formatting, "format_help", at_each_width)
-    monkeypatch.setenv("COLUMNS", "60")
-    tasks = [("train", task, flag) for task in TRAINERS for flag in ("--help", "--help-all")]
-    for words in [("--help",), ("train", "--help"), *tasks, *((command, "--help") for command in COMMANDS)]:
-        assert typed(*words)[:2] == (0, "\n".join([*seen[60], ""])), words
-        squeezed, name = " ".join(" ".join(seen[40]).split()), " ".join(words[:-1])
-        assert "For example:" in squeezed
-        assert all(" ".join(example.split()) in squeezed for example in EXAMPLES[name]), name
-        whole, *narrow = ({word for line in at for word in re.split(r"[\s,│╭╮╰╯─]+", line)} for at in seen.values())
-        assert [columns for columns, found in zip(WIDTHS, narrow, strict=True) if not found <= whole] == [], words
-        assert all(len(line) <= columns for columns in (50, 53) for line in seen[columns]), words
-
-
 @pytest.mark.parametrize("columns", [50, 100])
 def test_help_has_colours_in_a_terminal_and_there_alone(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.delenv("NO_COLOR", raising=False)
     command = ("train", "translation", "--help")
     plain, coloured = typed(*command)[1], typed(*command, kind=Terminal)[1]
     assert "\x1b[" not in plain
     assert len(re.findall(r"\x1b\[1m\[?PATH", coloured)) >= 3, "what a flag takes is bold"
     rest = [line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", coloured).splitlines()]
     assert rest == plain.splitlines()
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert typed(*command, kind=Terminal)[1] == plain
 
 
 def test_the_examples_of_help_are_commands() -> None:

@@ -41,7 +41,7 @@ def assert_sound(
     >>> assert_sound(Model(), torch.randn(2, 6, 4), causal=True)
     Traceback (most recent call last):
     AssertionError: the attention of Model is not sound
-    error: the model...: what comes later changes earlier results of a model that should be causal: ...
+    error: the model...: what comes later changes earlier results of a model that should be causal (difference...
     """
     checked = check(model, batch, causal=causal, padding=padding, documents=documents)
     found = [one for one in checked.faults if one.reason not in ignore]

@@ -122,10 +122,6 @@ DARKLY: Any = "dark"
         (lambda: regard.nn.TokenEmbedding(9, 4)(torch.rand(2, 3)), "whole numbers below 9; got torch.float32"),
         (lambda: regard.views.heatmap(X[0, 0], theme=DARKLY), "theme must be LIGHT, DARK or another Theme"),
         (
-            lambda: regard.views.heatmap(X[0, 0], colour_map="blue"),
-            "one of matplotlib's, such as 'viridis'; got 'blue'",
-        ),
-        (
             lambda: regard.views.heatmap(X[0, 0], ax=NUMBER),
             r"ax must be axes of matplotlib, .* got int",
         ),

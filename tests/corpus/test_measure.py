@@ -17,8 +17,8 @@ from regard.errors import ArgumentError, NotSeenError
 from regard.models.config import DecoderOnlyConfig
 from regard.tasks import LanguageModel, LanguageModelConfig, train_language_model, train_translation
 from regard.tasks.training.fit_config import FitConfig
-from regard.tasks.viewing.choice import Choice
 from regard.tasks.viewing.foreign_model import ForeignModel
+from regard.tasks.viewing.places import Choice
 from regard.tasks.viewing.view_input import ViewInput
 from regard.views.html.contents import layer_names
 from regard.watching.analysis.head_table import BY_QUERY

@@ -47,7 +47,7 @@ def made(
     torch.manual_seed(0)
     q = (size * torch.randn(batch, heads[0], queries, width)).to(dtype)
     k = torch.randn(batch, keys, heads[1], width).to(dtype).transpose(1, 2)
-    precise = {name: one.double() if isinstance(one, Tensor) else one for name, one in options.items()}
+    precise: dict[str, Any] = {name: one.double() if isinstance(one, Tensor) else one for name, one in options.items()}
     with torch.no_grad():
         weights = regard.map_of(q, k, mask=mask, **options)
         return weights, regard.map_of(q.double(), k.double(), mask=mask, **precise).dense()

@@ -57,7 +57,7 @@ def test_a_row_state_that_is_known(answered: Calls) -> None:
 def test_sinks(name: str, parts: int, answered: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sink is one more term of the row's sum; the log-sum-exp of the call is not asked for."""
     monkeypatch.setattr(triton_plan, "parts_of", lambda programs, length: parts)
-    options = {"normalization": regard.SoftmaxWithSink(SINKS[name])}
+    options: dict[str, Any] = {"normalization": regard.SoftmaxWithSink(SINKS[name])}
     for mask in ("causal", "no key at first"):
         weights, dense = made(MASKS[mask], torch.bfloat16, **options)
         source: Any = weights.source

@@ -294,6 +294,18 @@ def test_rows_without_a_key() -> None:
     assert [(one.reason, one.severity) for one in found] == [("no key", "warning")]
 
 
+@pytest.mark.parametrize("causal", [None, True])
+def test_a_last_token_that_does_not_see_itself_is_named(causal: bool | None) -> None:
+    """A class token behind padded words (mlfoundations/open_clip, issue 549): its row was a column short."""
+    keep = torch.nn.functional.pad(torch.arange(T - 1) < ids(6, 3)[:, None], (0, 1), value=True)
+    mask = torch.ones(T, T, dtype=torch.bool).tril().repeat(B, 1, 1, 1)
+    mask[:, 0, -1] = keep
+    assert list(watched(Attention(), inputs(), mask=mask).audit(causal=causal).faults) == []
+    mask[:, 0, -1, -1] = False
+    (found,) = watched(Attention(), inputs(), mask=mask).audit(causal=causal).faults
+    assert (found.reason, found.severity, found.numbers["rows"]) == ("itself hidden", "warning", 2)
+
+
 def test_findings_are_gathered_by_module_and_the_gravest_comes_first() -> None:
     with torch.no_grad(), regard.watch(model := Attention()) as seen:
         for _ in range(3):

@@ -176,7 +176,6 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
         lambda m: m.mT @ torch.ones(T, 1),
         lambda m: m.participation_ratio(),
         lambda m: m.top_keys(5),
-        lambda m: m.top_keys(1).indices[..., 0],
         lambda m: m.pooled(2, 2),
         lambda m: m.summary("entropy", "distance"),
         lambda m: m.only(rows=slice(2)).entropy(),

@@ -16,9 +16,12 @@ from tests.gpu.checked_statistics import MASKS, USUAL, check, made, small_blocks
 
 SINK = regard.SoftmaxWithSink(torch.tensor([1.0, -2.0, 0.0, 6.0]))
 CAPPED = regard.SoftCapped(regard.ScaledDot(), 0.5)
-LONG = {"queries": 411, "keys": 333, "heads": (2, 1), "width": 8, "size": 3.0}
+LONG: dict[str, Any] = {"queries": 411, "keys": 333, "heads": (2, 1), "width": 8, "size": 3.0}
 SMALL = {"heads": (2, 2), "batch": 1, "width": 8}
 PADDED = regard.causal() & regard.lengths(torch.tensor([150, 99]))
+BIASED: dict[str, dict[str, Any]] = {
+    "padded": {"mask": PADDED}, "causal": {"mask": regard.causal()}, "sink": {"normalization": SINK},
+}  # fmt: skip
 BREADTHS = [(2, 4, 130, 150), (1, 4, 130, 150), (2, 1, 130, 150), (1, 4, 1, 150), (1, 1, 130, 1), (2, 4, 130, 1)]
 STORED = [((0, 1, 3, 2), 150, None), ((0, 3, 1, 2), 192, regard.causal()), ((1, 0, 2, 3), 192, None)]
 """Orders of the dimensions in memory: transposed, with the heads last, and with the heads first."""
@@ -39,8 +42,7 @@ CASES: dict[str, Case] = {
     **{f"a bias {shape}, {name}": ({"bias": bias(*shape), "queries": 130, "keys": 150, "width": 8, **options},
                                    {"rows": 30, "columns": 40, "k": 8})
        for shape in BREADTHS
-       for name, options in {"padded": {"mask": PADDED}, "causal": {"mask": regard.causal()},
-                             "sink": {"normalization": SINK}}.items()},
+       for name, options in BIASED.items()},
     **{f"a bias stored as {order}": ({"bias": bias(2, 4, 130, keys, order=order), "queries": 130, "keys": keys,
                                       "width": 8, "mask": mask}, {"rows": 30, "columns": 40, "k": 8})
        for order, keys, mask in STORED},

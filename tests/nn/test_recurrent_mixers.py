@@ -91,8 +91,6 @@ def test_bad_arguments() -> None:
     x = torch.randn(1, 5, DIM)
     with pytest.raises(ArgumentError, match="its mask may be causal and hide padding, got"):
         attend(x, mask=regard.causal() & regard.window(2))
-    with pytest.raises(ArgumentError, match="a recurrence has no scores, and takes no bias"):
-        attend(x, bias=torch.zeros(5, 5))
     for make in (
         lambda: GatedDeltaNet(8, 3, num_value_heads=4),
         lambda: Mamba2(8, 3),

@@ -32,12 +32,9 @@ def _decoded(attend: Any, x: Tensor) -> Tensor:
     return torch.cat(outputs, 1)
 
 
-@pytest.mark.parametrize("query_latent", [None, 10])
-def test_latent_attention_in_both_forms(query_latent: int | None) -> None:
+def test_latent_attention_in_both_forms() -> None:
     rotary = regard.Rotary(4)
-    attend = LatentAttention(
-        DIM, HEADS, latent_dim=8, head_dim=6, value_dim=5, rotary=rotary, query_latent_dim=query_latent
-    ).double()
+    attend = LatentAttention(DIM, HEADS, latent_dim=8, head_dim=6, value_dim=5, rotary=rotary).double()
     x = torch.randn(2, T, DIM, dtype=torch.float64, requires_grad=True)
     latent, place = attend.latent(x).split((8, 4), -1)
     latent, place = attend.latent_norm(latent), rotary.rotate(place)

@@ -17,7 +17,8 @@ from regard.serving.served import Served, ServedTranslator
 from regard.serving.settings import Entrance, RequestLimits
 from regard.serving.worker import ENDED, RequestWork, SharedWork, Ticket, Worker
 from regard.tasks.generation.config import Beam
-from regard.tasks.translation.options import Request, TranslationOptions
+from regard.tasks.translation.options import TranslationOptions
+from regard.tasks.translation.translation_model import Request
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
 
 

@@ -39,7 +39,7 @@ import torch
 import torch.utils.tensorboard
 
 from regard.cli.main import run_command
-from regard.files.atomic import is_temporary
+from regard.files.atomic import temporary_of
 from regard.models.config import DecoderOnlyConfig, RNNConfig, TransformerConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.registry import TASKS
@@ -241,10 +241,14 @@ def check_equal(folder: Path, undisturbed: Path) -> None:
     for which in ("last", "best"):
         _check_same(which, ours.position(which), theirs.position(which))
     _check_same("losses", logged(folder), logged(undisturbed))
-    for path in [*undisturbed.glob("data/*"), *undisturbed.glob("*tokenizer.json"), undisturbed / "prepared.json"]:
+    for path in [
+        *filter(Path.is_file, undisturbed.glob("data/**/*")),
+        *undisturbed.glob("*tokenizer.json"),
+        undisturbed / "prepared.json",
+    ]:
         name = path.relative_to(undisturbed)
         _check_same(str(name), (folder / name).read_bytes(), path.read_bytes())
-    _check_same("temporary files", [str(path) for path in folder.rglob("*") if is_temporary(path)], [])
+    _check_same("temporary files", [str(path) for path in folder.rglob("*") if temporary_of(path) is not None], [])
     _check_same(
         "names",
         *(

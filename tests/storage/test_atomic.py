@@ -8,7 +8,7 @@ import pytest
 
 from regard.errors import RunFolderError
 from regard.files import atomic
-from regard.files.atomic import OPENS_FOLDERS, is_temporary, read_json, replacing, write_atomically, write_json
+from regard.files.atomic import OPENS_FOLDERS, read_json, replacing, temporary_of, write_atomically, write_json
 
 
 def names(folder: Path) -> list[str]:
@@ -22,7 +22,7 @@ def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -
         file.write(b"new, but not yet")
         file.flush()
         assert reader.read() == path.read_bytes() == b"old"
-        assert all(is_temporary(other) for other in tmp_path.iterdir() if other != path)
+        assert all(temporary_of(other) for other in tmp_path.iterdir() if other != path)
     assert path.read_bytes() == b"new, but not yet"
     assert names(tmp_path) == ["x"]
 

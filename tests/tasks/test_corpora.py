@@ -176,6 +176,25 @@ def test_signals_end_the_work_of_a_library_at_once(number: signal.Signals) -> No
     left.join()
 
 
+def test_a_signal_within_a_finalizer_ends_the_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python swallows the error of a handler that it runs there."""
+
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    is_told_to_end, join = threading.Event(), threading.Thread.join
+
+    def waiting(thread: threading.Thread, timeout: float | None = None) -> None:
+        Finalized()
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", waiting)
+    with pytest.raises(KeyboardInterrupt):
+        in_background(partial(is_told_to_end.wait, 5))
+    is_told_to_end.set()
+
+
 def test_the_work_of_a_library_returns_and_raises() -> None:
     assert in_background(lambda: 7) == 7
     with pytest.raises(DataError, match="no text"):

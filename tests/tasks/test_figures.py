@@ -22,7 +22,7 @@ from regard.tasks.text.pairs import read_pairs
 from regard.tasks.text.tokenizers import EOS, UNK
 from regard.tasks.training.metrics import bleu, bleu_caution, fitting_tokenizer
 from regard.tasks.training.reporting import Event, Validated
-from regard.tasks.translation.options import Request
+from regard.tasks.translation.translation_model import Request
 from tests import each_once
 from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, small_config, with_fit, write_pairs

@@ -13,7 +13,7 @@ from regard.cli.main import run_command
 from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderError
 from regard.models import DecoderOnly, DecoderOnlyConfig
 from regard.tasks import LanguageModel, LanguageModelConfig, Translator, train_language_model
-from regard.tasks.generation.filters import RepetitionPenalty, TopK
+from regard.tasks.generation.filters import TopK
 from regard.tasks.language_modelling.corpus import open_text
 from regard.tasks.language_modelling.train import next_token_loss
 from regard.tasks.pictures.save import PictureFiles, look_at, save_pictures
@@ -199,7 +199,7 @@ def test_a_full_block_goes_on_from_its_second_half() -> None:
 
 
 def test_a_text_outgrows_the_block_and_goes_on(run: Path) -> None:
-    """A byte a token, 32 at once: characters come whole, and the repetition penalty remembers all of the text."""
+    """A byte a token, 32 at once: characters come whole, and filters see the tokens of a block."""
     writer: Any = LanguageModel.load(run, device="cpu")
     assert sum(map(len, writer.generate("x" * 50, max_tokens=100))) > 20
     pieces = list(writer.generate("木", max_tokens=80, seed=1))
@@ -207,26 +207,19 @@ def test_a_text_outgrows_the_block_and_goes_on(run: Path) -> None:
     seen = []
 
     def look(logits: Tensor, progress: Any) -> Tensor:
-        seen.append(torch.cat([progress.before, progress.tokens], 1)[0].tolist())
-        return RepetitionPenalty(1.5)(logits, progress)
+        seen.append(progress.tokens.shape[1])
+        return logits
 
     list(writer.generate("12 and", max_tokens=70, filters=[look]))
-    assert [len(text) for text in seen] == list(range(6, 6 + len(seen)))
     assert len(seen) == 70
-    assert seen[-1][:6] == writer.tokenizer.encode("12 and")
+    assert seen == [*range(26), *(n % 17 for n in range(44))]
 
 
-def test_scores_add_up(writer: Any, run: Path) -> None:
-    lines = [*LINES[:40], "x" * 70, ""]
-    found = list(writer.score(lines))
-    assert [one.tokens for one in found] == [len(line) + 1 for line in lines]
-    for line, one in zip(lines[:3], found, strict=False):
-        ids = torch.tensor([[BOS, *writer.tokenizer.encode(line), EOS]])
-        own = writer.model(ids[:, :-1]).log_softmax(-1).gather(2, ids[:, 1:, None]).sum()
-        assert one.log_probability == pytest.approx(float(own), abs=1e-4)
-    assert found[0].log_probability > found[40].log_probability
-    (open_ended,) = LanguageModel.load(run, device="cpu").score(["12 and"])  # running text has no end to predict
-    assert open_ended.tokens == 6
+def test_a_line_is_evaluated_with_its_end(writer: Any) -> None:
+    for line in LINES[:3]:
+        found, ids = writer.evaluate([line]), torch.tensor([[BOS, *writer.tokenizer.encode(line), EOS]])
+        own = writer.model(ids[:, :-1]).log_softmax(-1).gather(2, ids[:, 1:, None]).mean()
+        assert (found.tokens, found.loss) == (len(line) + 1, pytest.approx(-float(own), abs=1e-5))
 
 
 def test_attention_is_drawn(writer: LanguageModel, tmp_path: Path) -> None:

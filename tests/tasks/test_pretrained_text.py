@@ -119,17 +119,13 @@ def test_scores_are_theirs(name: str, folders: dict[str, Path]) -> None:
 
     writer = LanguageModel.load(folders[name], device="cpu")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folders[name]).eval()
-    line = "the old cat sees"
-    ids = writer.language.wholes([line])[0]
+    ids = writer.language.row(["the old cat", "sees"]).tokens
     assert ids[0] == writer.language.begin_id
     with torch.no_grad():
         loss = theirs(torch.tensor([ids]), labels=torch.tensor([ids])).loss
-    (found,) = writer.score([line])
-    assert found.tokens == len(ids) - 1
-    assert -found.log_probability / found.tokens == pytest.approx(float(loss), abs=1e-4)
-    evaluated = writer.evaluate(["the old cat", "sees"])
-    assert evaluated.text_bytes == len("the old cat\nsees\n")
-    assert evaluated.tokens == len(writer.language.wholes(["the old cat\nsees\n"])[0]) - 1
+    found = writer.evaluate(["the old cat", "sees"])
+    assert (found.tokens, found.text_bytes) == (len(ids) - 1, len("the old cat\nsees\n"))
+    assert found.loss == pytest.approx(float(loss), abs=1e-4)
     assert [one.shape[0] for one in writer.attend("the old cat").maps.values()] == [2, 2]
 
 

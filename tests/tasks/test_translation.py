@@ -17,8 +17,8 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.pictures.save import page_example
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.tokenizer_recipes import Characters
-from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.options import AlignmentOf
+from regard.tasks.translation.results import forced_attention
 from regard.tasks.translation.train import (
     TeacherForcing,
     TranslationConfig,

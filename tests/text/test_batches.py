@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
-from regard.tasks.text.batches import collate, padding_share, plan_batches
+from regard.tasks.text.batches import collate, plan_batches
 from regard.tasks.text.tokenizers import BOS, EOS, PAD
 
 length = st.one_of(st.integers(0, 30), st.sampled_from([0, 30]))
@@ -126,7 +126,6 @@ def test_a_batch_holds_its_sentences(pairs: list[tuple[list[int], list[int]]]) -
             assert set(padding.tolist()) <= {PAD}
     kept = int((batch.source != PAD).sum() + (batch.target_output != PAD).sum())
     assert batch.tokens == kept
-    assert padding_share([batch, batch]) == pytest.approx(1 - kept / batch.padded_tokens)
 
 
 def test_batches_of_nothing_or_of_unequal_sides_are_refused() -> None:

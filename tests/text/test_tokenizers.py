@@ -206,7 +206,6 @@ def test_vocabularies_have_the_size_asked_for_or_what_the_text_offers() -> None:
     assert len(ByteLevelBPE(vocab_size=280).train(CORPUS)) == 280
     assert len(ByteLevelBPE(vocab_size=100_000).train(["ab ab"])) == 261
     assert len(Words(vocab_size=6).train(CORPUS)) == 6
-    assert len(Words(min_count=2).train(["a a b"])) == 5
     assert len(Characters(vocab_size=7).train(CORPUS)) == 7
 
 
@@ -226,8 +225,6 @@ def test_recipes_by_name() -> None:
     ]
     with pytest.raises(ArgumentError, match="'wordpiece'"):
         recipe("wordpiece", 300)
-    with pytest.raises(ArgumentError, match="min_count must be at least 1, got 0"):
-        Words(min_count=0)
 
 
 @pytest.mark.parametrize("made", RECIPES, ids=["bpe", "words", "characters"])

@@ -12,11 +12,21 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, NonFiniteError
-from regard.tasks.training.bad_batches import BadBatches, Skip, bad_batches
 from regard.tasks.training.checkpoints import Checkpoints, seed_everything
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.losses import Loss, LossSum
-from regard.tasks.training.reporting import Event, Finished, MetricsFile, PlainLines, Saved, Skipped, Stepped
+from regard.tasks.training.reporting import (
+    BadBatches,
+    Event,
+    Finished,
+    MetricsFile,
+    PlainLines,
+    Saved,
+    Skip,
+    Skipped,
+    Stepped,
+    bad_batches,
+)
 from tests.forked import run_ranks
 from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, run_in_process, toy_loss
 

@@ -21,12 +21,11 @@ from regard.tasks.runs.run import recompute_layers
 from regard.tasks.training import distributed as devices
 from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.distributed import agreed_precision, choose_precision, start_fabric
-from regard.tasks.training.fit_config import FitConfig
+from regard.tasks.training.fit_config import FitConfig, constant
 from regard.tasks.training.loop import fit
 from regard.tasks.training.losses import LossSum
 from regard.tasks.training.optimizers import adamw
 from regard.tasks.training.reporting import Event, Finished, Saved, Stepped, Validated
-from regard.tasks.training.schedules import constant
 from tests import forked
 from tests.tasks.small_runs import changed, small_config
 from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, run_in_process, toy_loss, train_toy

@@ -10,9 +10,9 @@ from regard.errors import ArgumentError, TorchVersionError
 from regard.nn import LearnedPositions, TokenEmbedding
 from regard.tasks import train_translation
 from regard.tasks.training.checkpoints import flatten_optimizer, unflatten_optimizer
+from regard.tasks.training.fit_config import cosine, inverse_square_root
 from regard.tasks.training.metrics import bleu, chrf, exact_match
 from regard.tasks.training.optimizers import adamw, muon, parameter_groups
-from regard.tasks.training.schedules import cosine, inverse_square_root
 from tests.tasks.small_runs import small_config
 
 

@@ -10,15 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.tasks.training.bad_batches import Skip, Stop
 from regard.tasks.training.checkpoints import Checkpoints, seed_everything
 from regard.tasks.training.distributed import start_fabric
-from regard.tasks.training.fit_config import FitConfig
+from regard.tasks.training.fit_config import FitConfig, constant, inverse_square_root
 from regard.tasks.training.loop import fit
 from regard.tasks.training.losses import Batches, BatchSize, Loss, LossSum, Validate, cross_entropy
 from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.reporting import Callback, Event, MetricsFile, Stepped
-from regard.tasks.training.schedules import constant, inverse_square_root
+from regard.tasks.training.reporting import Callback, Event, MetricsFile, Skip, Stepped, Stop
 
 VOCAB, PAD = 13, 0
 

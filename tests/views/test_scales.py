@@ -77,21 +77,16 @@ def test_colours_read_back_are_the_weights(scale: Any, theme: Theme) -> None:
     steps = np.abs(cell_colours(ax)[:, :, None] - ramp).sum(-1)
     assert steps.min(-1).max() <= 3
     read = scale_of(scale).values((steps.argmin(-1) + 0.5) / 256, Limits(*ax.get_images()[0].get_clim()))
-    largest = {"row": weights.max(1, keepdims=True), "each": weights.max()}.get(scale, 1.0)
+    largest = weights.max(1, keepdims=True) if scale == "row" else 1.0
     expected = weights / largest
     low = ax.get_images()[0].get_clim()[0]
     assert np.abs(read - expected)[expected > low].max() < (0.04 if scale == "log" else 0.02) * expected.max()
 
 
-def test_panels_share_one_scale_unless_each_is_said_to_have_its_own() -> None:
-    pale, strong = 0.1 * np.eye(3), np.eye(3)
-    together, apart = heatmap_grid([pale, strong]), heatmap_grid([pale, strong], scale="each")
-    drawn = [[ax.get_images()[0].get_array().max() for ax in one.axes[:2]] for one in (together, apart)]
-    assert drawn == [[pytest.approx(0.1), 1.0], [1.0, 1.0]]
-    assert {ax.get_images()[0].get_clim() for one in (together, apart) for ax in one.axes[:2]} == {(0.0, 1.0)}
-    assert apart.axes[-1].get_xlabel().startswith("share of each map's largest weight")
-    heads = torch.stack([torch.from_numpy(pale), torch.from_numpy(strong)])
-    assert model_grid([heads], scale="each").axes[-1].get_xlabel().startswith("share of each map's largest weight")
+def test_panels_share_one_scale() -> None:
+    together = heatmap_grid([0.1 * np.eye(3), np.eye(3)])
+    assert [ax.get_images()[0].get_array().max() for ax in together.axes[:2]] == [pytest.approx(0.1), 1.0]
+    assert {ax.get_images()[0].get_clim() for ax in together.axes[:2]} == {(0.0, 1.0)}
 
 
 @pytest.mark.parametrize("scale", NAMES)

@@ -387,7 +387,6 @@ class Entmax15(_Threshold):
 
 
 def as_normalization(normalization: object) -> Normalization:
-    """The caller's normalization: an object, its class, or its name ("sparsemax")."""
     if isinstance(normalization, Normalization):
         return normalization
     named = (Softmax, SoftmaxWithSink, Sparsemax, Entmax15, Sigmoid, Unnormalized, Softpick)

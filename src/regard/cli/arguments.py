@@ -64,8 +64,10 @@ def _told(event: events.ParseErrorEvent, known: AskKnown) -> str | None:
         case events.SubcommandConflict():
             return f"{event.attempted} must stand before all flags, and comes after {event.trigger_flag}"
         case events.InvalidChoice():
-            choices = ", ".join(choice for choice in event.choices if choice != "None")
-            return f"Error parsing {event.argument.display_name()}: expected one of {choices}, got {event.value!r}"
+            # tyro has the choices of an optional value in a set, whose order is another in each process.
+            choices = sorted({*event.choices} - {"None"}) if "None" in event.choices else event.choices
+            name = event.argument.display_name()
+            return f"Error parsing {name}: expected one of {', '.join(choices)}, got {event.value!r}"
         case events.BadValue(reason="too_few_values"):
             return f"Missing value for argument '{event.argument.display_name()}'"
         case events.InstantiationFailure():

@@ -16,7 +16,7 @@ from regard.cli.demo import DemoCommand
 from regard.cli.evaluate import EvaluateCommand
 from regard.cli.export import ExportCommand
 from regard.cli.generate import GenerateCommand
-from regard.cli.help import EXAMPLES, described, documented, printed_in_lines
+from regard.cli.help import EXAMPLES, described, documented
 from regard.cli.measure import AtlasCommand, MeasureCommand
 from regard.cli.serve import ServeCommand
 from regard.cli.shared import Command
@@ -49,12 +49,11 @@ PLAIN = tyro.conf.configure(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.
 
 
 def chosen_command(arguments: Sequence[str]) -> Command:
-    """Make the command of the arguments."""
     if list(arguments[:2]) == ["measure", "--compare"]:
         arguments = ["atlas", *arguments[2:]]
         if any(one.startswith("-") for one in [*arguments[1:3], "-", "-"][:2]) and "--help" not in arguments:
             raise ArgumentError("--compare must be followed by two folders of statistics")
-    with told_in_one_line(partial(_known, arguments)), printed_in_lines():
+    with told_in_one_line(partial(_known, arguments)):
         refuse_bare_lists(arguments, _known(arguments))
         beginning = Beginning.of(arguments[1:] if arguments[:1] == ["train"] else [])
         arguments, shown = _of_help(arguments, beginning.task)

@@ -34,14 +34,10 @@ class GenerateCommand(Command):
     """how many texts to write; several are drawn together and printed when whole, with --- between them."""
     temperature: float = 1.0
     """below 1, likely tokens become likelier; 0 takes the most probable token each time."""
-    top_k: int = 0
-    """draw from this many most probable tokens; 0 draws from all."""
+    top_k: int | None = None
+    """draw from this many most probable tokens; from all unless given."""
     top_p: float = 1.0
     """draw from the fewest most probable tokens whose probabilities sum to this."""
-    min_p: float = 0.0
-    """draw from tokens whose probability is at least this share of the highest."""
-    repetition_penalty: float = 1.0
-    """above 1, tokens that the text already has become less likely."""
     stop: tuple[str, ...] = ()
     """strings that end the text; it ends before the first of them."""
     seed: int = 0
@@ -49,15 +45,12 @@ class GenerateCommand(Command):
     device: Device = "auto"
 
     def check(self) -> None:
-        penalty = self.repetition_penalty
         refuse_first(
             below("--samples", self.samples),
             below("--max-tokens", self.max_tokens),
             (not 0 <= self.temperature < inf, f"--temperature must be 0 or more, got {self.temperature}"),
-            (self.top_k < 0, f"--top-k must be 0 or more, got {self.top_k}"),
+            below("--top-k", self.top_k),
             (not 0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1, got {self.top_p}"),
-            (not 0 <= self.min_p <= 1, f"--min-p must be from 0 to 1, got {self.min_p}"),
-            (not 0 < penalty < inf, f"--repetition-penalty must be above 0, got {penalty}"),
             (not 0 <= self.seed < 2**64, f"--seed must be from 0 to 2^64 - 1, got {self.seed}"),
             ("" in self.stop, "--stop must be a text that is not empty"),
         )
@@ -90,19 +83,15 @@ class GenerateCommand(Command):
         print(flush=True)
 
     def _filters(self) -> list["Filter"]:
-        from regard.tasks.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP
+        from regard.tasks.generation.filters import Temperature, TopK, TopP
 
         filters: list[Filter] = []
-        if self.repetition_penalty != 1.0:
-            filters.append(RepetitionPenalty(self.repetition_penalty))
         if self.temperature == 0.0:
-            return [*filters, TopK(1)]
+            return [TopK(1)]
         if self.temperature != 1.0:
             filters.append(Temperature(self.temperature))
-        if self.top_k:
+        if self.top_k is not None:
             filters.append(TopK(self.top_k))
         if self.top_p != 1.0:
             filters.append(TopP(self.top_p))
-        if self.min_p:
-            filters.append(MinP(self.min_p))
         return filters

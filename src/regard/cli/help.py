@@ -1,19 +1,8 @@
-"""The help of a command: its work, in lines as wide as the terminal, and examples to copy."""
+"""The help of a command: its work, and examples to copy."""
 
 import inspect
-import os
-import re
-import shutil
-import sys
-import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from io import BytesIO, TextIOWrapper
+from collections.abc import Sequence
 
-WIDEST = 100
-"""The most columns of a line of prose."""
-COLOUR = re.compile(r"\x1b\[[\d;]*m")
-"""The codes for another colour or weight of type in a terminal."""
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": (
         "regard train --data pairs.tsv --out runs/mine",
@@ -86,40 +75,3 @@ def documented(command: type, name: str) -> str:
     if name.startswith("train "):
         text += " --help shows the flags that a first run needs, and --help-all shows all."
     return described(text, EXAMPLES[name])
-
-
-class _HelpLines(TextIOWrapper):
-    """A buffer that passes for the terminal behind it: tyro then writes colours."""
-
-    def __init__(self, *, colours: bool) -> None:
-        super().__init__(BytesIO(), encoding="utf-8")  # the encoding tells tyro to draw boxes
-        self.colours = colours
-
-    def isatty(self) -> bool:
-        return self.colours
-
-
-@contextmanager
-def printed_in_lines() -> Iterator[None]:
-    """Print the output of the block in lines no wider than the terminal, with every word whole.
-
-    tyro breaks lines only in its boxes, and cuts words there in fewer than 50 columns. Colours are for a terminal
-    alone, and for none where NO_COLOR is set (https://no-color.org).
-    """
-    width = shutil.get_terminal_size().columns
-    said = _HelpLines(colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
-    try:
-        with redirect_stdout(said):
-            yield
-    finally:
-        said.seek(0)
-        for line in map(str.rstrip, said):
-            seen = COLOUR.sub("", line)
-            print(line if len(seen) <= width else _broken(seen, min(width, WIDEST)))
-
-
-def _broken(line: str, width: int) -> str:
-    indent = line[: len(line) - len(line.lstrip())]
-    wrapper = textwrap.TextWrapper(width, subsequent_indent=indent and f"{indent}    ", break_on_hyphens=False)
-    wrapper.wordsep_simple_re = re.compile(r"(\s+)|(?<=,)(?=\S)")
-    return wrapper.fill(line)

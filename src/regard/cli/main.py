@@ -29,7 +29,6 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run one command with the arguments of this process."""
     if status := run_command(sys.argv[1:]):
         sys.exit(status)
 
@@ -135,7 +134,6 @@ LIBRARIES = ("torch", "numpy", "numba", "transformers", "tokenizers", "ctranslat
 
 
 def environment() -> str:
-    """A line for regard, for Python, for each library, and for the code that numba has compiled."""
     import platform
 
     lines = [f"regard {__version__}", f"Python {platform.python_version()} on {platform.platform()}"]

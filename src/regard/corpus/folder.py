@@ -25,9 +25,9 @@ from regard.errors import ArgumentError, DataError, RegardError, needs
 from regard.files.atomic import (
     checksum_of_file,
     file_errors,
-    is_temporary,
     read_checksummed,
     remove_empty,
+    temporary_of,
     write_atomically,
     write_checksummed,
 )
@@ -62,7 +62,7 @@ class StatisticsFolder:
                 for name in (".", *(FOLDERS[:3] if self.success.exists() else FOLDERS)):
                     (self.path / name).mkdir(exist_ok=True)
                     for left in (self.path / name).iterdir():
-                        if is_temporary(left):  # a process was killed while it wrote it
+                        if temporary_of(left) is not None:  # a process was killed while it wrote it
                             left.unlink()
             try:
                 yield

@@ -16,8 +16,6 @@ class LayerNumbers(NamedTuple):
 
 
 class MeasuredDocument(NamedTuple):
-    """The statistics of all chosen heads on a document, or why there are none."""
-
     id: str
     n_tokens: int | None
     layers: list[LayerNumbers]

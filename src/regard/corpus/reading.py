@@ -1,7 +1,5 @@
 """A model reads documents, one forward pass each, and its heads become numbers."""
 
-import importlib
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -15,15 +13,15 @@ from torch import Tensor
 from regard.corpus.documents import Document
 from regard.corpus.examples import STRONGEST, Examples
 from regard.corpus.measured_document import LayerNumbers, MeasuredDocument
-from regard.corpus.settings import MEANS, ONE_AT_A_TIME, MeasureSettings, Own
+from regard.corpus.settings import MEANS, ONE_AT_A_TIME, MeasureSettings, Own, named_function
 from regard.errors import ArgumentError, DataError, MissingExtraError, NotSeenError, RegardError, RunFolderError
 from regard.files.model_folder import is_huggingface
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.tasks.registry import task_of
-from regard.tasks.viewing.choice import Choice
 from regard.tasks.viewing.foreign_model import ForeignModel
 from regard.tasks.viewing.own_model import OwnModel
+from regard.tasks.viewing.places import Choice
 from regard.tasks.viewing.view_input import ViewInput
 from regard.views.html.contents import layer_names
 from regard.watching.analysis.head_table import QueryValues, TopOfQueries, query_values_and_top
@@ -148,12 +146,8 @@ def _numbers(
 
 @lru_cache
 def own_function(words: str) -> Own:
-    """The function of "module:function", imported as by Python, from the working directory too."""
-    name, _, function = words.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Own = getattr(importlib.import_module(name), function)
+        found: Own = named_function(words)
     except Exception as error:
         raise ArgumentError(f"statistics: {words} is no function ({type(error).__name__}: {error})") from error
     return found

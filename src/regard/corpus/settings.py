@@ -1,5 +1,6 @@
 """The settings of `Measure` and of a corpus: names and numbers, read without torch."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
@@ -10,7 +11,7 @@ from threading import RLock
 from typing import Any, Literal, get_args
 
 from regard.errors import ArgumentError, DataError, RunFolderError, needs
-from regard.files.atomic import is_temporary, refuse_links
+from regard.files.atomic import refuse_links, temporary_of
 from regard.files.model_folder import check_texts, is_huggingface
 from regard.files.untrusted import parse_toml
 from regard.tasks.registry import task_of
@@ -28,7 +29,7 @@ def refuse_out(path: Path, *, resume: bool) -> None:
             raise ArgumentError(
                 f"{path} already holds statistics: go on with them (--resume), or name another folder (--out)"
             )
-    elif path.is_dir() and any(not is_temporary(one) and not _is_first_step(one) for one in path.iterdir()):
+    elif path.is_dir() and any(temporary_of(one) is None and not _is_first_step(one) for one in path.iterdir()):
         raise ArgumentError(f"{path} is not empty and holds no statistics; name another folder (--out)")
 
 
@@ -142,6 +143,14 @@ class CorpusJob:
 def _refuse_below(name: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
         raise ArgumentError(f"{name} must be at least {least}, got {value}")
+
+
+def named_function(words: str) -> Any:
+    """The function of "module:function", imported as by Python, from the working directory too."""
+    name, _, function = words.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return getattr(import_module(name), function)
 
 
 def extra_package(name: str, *, extra: str) -> Any:

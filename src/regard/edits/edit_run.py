@@ -63,7 +63,6 @@ class EditReport(Displayed):
 
 
 def times(counts: Counter[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """(path, reason) with how often it was seen."""
     return tuple((path, reason if n == 1 else f"{reason} ({n} times)") for (path, reason), n in counts.items())
 
 
@@ -82,7 +81,6 @@ class EditsOfName:
 
     @classmethod
     def of(cls, name: Any, edits: Any, modules: Mapping[str, nn.Module]) -> "EditsOfName":
-        """Check a name and its edits; raises ArgumentError for an unknown module, or anything but an edit."""
         path, call = name if isinstance(name, tuple) and len(name) == 2 else (name, None)
         if not isinstance(path, str) or isinstance(call, bool) or not (call is None or isinstance(call, int)):
             raise ArgumentError(f"edits are named by a path, or by (path, number of the call); got {name!r}")
@@ -302,7 +300,6 @@ RUN_BY = ("sdpa", "regard")
 
 
 def refuse_edits(modules: dict[str, nn.Module], wanted: Set[str]) -> None:
-    """Raise ArgumentError for a model, or a module of the wanted paths, without editable attention."""
     around = with_parents(wanted)
     for path, module in modules.items():
         if path not in around:

@@ -34,9 +34,7 @@ class EditedWeights:
     replaced: tuple[Replaced, ...] = ()
     """Heads with replaced weights; the last one wins for a row."""
     words: tuple[str, ...] = ()
-    """One phrase for each edit, for the report."""
     hides_keys: bool = False
-    """True if an edit has hidden keys: rows may be empty."""
 
     def masked(self, mask: Mask, word: str) -> "EditedWeights":
         """The weights of the pairs a bound mask allows; each row keeps its sum, unless no key is left to it."""
@@ -139,8 +137,5 @@ class EditedCall:
     weights: AttentionMap
     """The weights before the product with the values."""
     softmax: AttentionMap
-    """The weights before heads were scaled or replaced, under the masks and biases of the edits."""
     plan: str
-    """The backend of the call, and the edits' phrases."""
     hides_keys: bool
-    """True if an edit has hidden keys: rows may be empty."""

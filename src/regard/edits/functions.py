@@ -52,7 +52,6 @@ class Edited(ObservedCall, Rebuilding):
     made: EditedCall
     call: Call
     of: AttentionCall
-    """The call of the model."""
     how: str
     origins: Origins | None = None
     is_editable: ClassVar[bool] = True
@@ -95,8 +94,6 @@ Prepared = tuple[AttentionCall, Callable[[EditedCall], Any], BackendName | None]
 def _intercepted(
     prepare: Callable[[ThreadState, Func, Args, Kwargs], Prepared], observe: FunctionObserver
 ) -> FunctionObserver:
-    """The interceptor of a function: runs the call with edited weights, or unchanged without an edit."""
-
     def run(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
         wanted = [one for one in thread.before() if isinstance(one, CallEdits)]
         if wanted:
@@ -133,7 +130,6 @@ Changing = list[tuple[CallEdits, CallPlace]]
 
 
 def _edited_weights(of: AttentionCall, call: Call, wanted: list[CallEdits]) -> tuple[EditedWeights, Changing]:
-    """The edited weights, and the runs that change them, from the outermost `with` inwards."""
     weights, changing, names = EditedWeights(call), Changing(), of.heads.dimensions
     crosses = None if of.origins is None else of.origins.crosses
     for one in wanted:

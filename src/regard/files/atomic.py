@@ -30,7 +30,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     A reader sees the old file or the new one, also after a power cut: the bytes go to a temporary file in the same
     folder, then fsync, rename, and fsync of the folder. On an error the temporary file is removed and `path` stays. A
-    killed process leaves the temporary file, recognised by `is_temporary`.
+    killed process leaves the temporary file, recognised by `temporary_of`.
 
     Raises:
         OSError: the folder does not exist, cannot be written to, or the disk is full. The error names `path` if the
@@ -80,7 +80,6 @@ def rename(source: Path, target: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the path to errors without one: the system reports a full disk without naming a file."""
     try:
         yield
     except OSError as error:
@@ -91,11 +90,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise a FileError with the path and the reason if the block cannot write it.
-
-    Raises:
-        FileError: there is no such folder, it may not be written to, the disk is full, or the name is invalid.
-    """
+    """Raise a FileError with the path and the reason if the block cannot write it."""
     if "\0" in os.fspath(path):
         raise FileError(f"cannot write {os.fspath(path)!r}: no name holds a zero byte; check the path")
     try:
@@ -109,36 +104,21 @@ def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-def is_temporary(path: Path) -> bool:
-    """Whether a file name is that of a temporary file, left by a killed process.
-
-    >>> is_temporary(Path("run/.config.json.4711.tmp")), is_temporary(Path("run/notes.tmp"))
-    (True, False)
-    """
-    return temporary_of(path) is not None
-
-
 def temporary_of(path: Path) -> str | None:
     """The target of a temporary file, by its name; None for other files.
 
-    >>> temporary_of(Path("run/.config.json.4711.tmp"))
-    'config.json'
+    >>> temporary_of(Path("run/.config.json.4711.tmp")), temporary_of(Path("run/notes.tmp"))
+    ('config.json', None)
     """
     named = _TEMPORARY.fullmatch(path.name)
     return named[1] if named else None
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` as indented JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object written by `write_json`.
-
-    Raises:
-        RunFolderError: the file is absent, cut short, or holds something other than a JSON object.
-    """
     try:
         value = parse_json(path.read_bytes())
     except FileNotFoundError:
@@ -209,7 +189,6 @@ _CHUNK_BYTES = 2**20
 
 
 def write_checksummed(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` as `write_json` does, with the checksum of its content."""
     write_json(path, {**value, CHECKSUM: _checksum(value)})
 
 
@@ -218,15 +197,6 @@ def read_checksummed(path: Path) -> dict[str, Any]:
 
     Raises:
         RunFolderError: the file is absent, cut short, altered, or holds something other than a JSON object.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "x.json")
-    ...     write_checksummed(path, {"step": 100})
-    ...     _ = path.write_text(path.read_text().replace("100", "108"))  # a bit has flipped
-    ...     read_checksummed(path)
-    Traceback (most recent call last):
-    regard.errors.RunFolderError: ...x.json was altered: its checksum is not the one written with it; copy it again
     """
     value = read_json(path)
     seal = value.pop(CHECKSUM, None)

@@ -60,9 +60,6 @@ def lock(descriptor: int, *, refusal: str) -> None:
     """Lock an open file or folder, until it is closed or the process ends.
 
     Some network disks have no locks; there it does nothing.
-
-    Raises:
-        RunFolderError: another process has the lock; the message is `refusal`.
     """
     try:
         is_ours = lock_descriptor(descriptor, blocking=False)

@@ -25,11 +25,7 @@ def no_progress(what: str, done: int, total: int | None) -> None:
 
 
 def is_huggingface(folder: Path) -> bool:
-    """Whether a folder has a model in Hugging Face's format; it is False for a run, and for a path that is no folder.
-
-    Raises:
-        RunFolderError: the folder is neither; the message says which kind it is, or which file it lacks.
-    """
+    """Whether a folder has a model in Hugging Face's format; False for a run, and for a path that is no folder."""
     if not folder.is_dir():
         return False
     path = folder / "config.json"
@@ -45,7 +41,6 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def family_of(folder: Path) -> object:
-    """The `model_type` of a Hugging Face folder."""
     return read_json(folder / "config.json").get("model_type")
 
 
@@ -53,9 +48,6 @@ def snapshot_of(folder: Path) -> Path:
     """The snapshot in a folder of Hugging Face's cache, `models--owner--name`; any other folder is itself.
 
     It is the one that `refs/main` names, or the only one.
-
-    Raises:
-        RunFolderError: the folder has several snapshots, and none of them is named.
     """
     snapshots = folder / "snapshots"
     if (folder / "config.json").exists() or not snapshots.is_dir():
@@ -72,11 +64,6 @@ def snapshot_of(folder: Path) -> Path:
 
 
 def refuse_other_kinds(folder: Path) -> None:
-    """Check that a folder is of no kind that is known and not read.
-
-    Raises:
-        RunFolderError: it is; the message names the kind, and says how a folder that is read is made of it.
-    """
     for evidence, describe in KINDS.items():
         if found := sorted(folder.glob(evidence)):
             raise RunFolderError(f"{folder} {describe(found[0])}")
@@ -124,7 +111,6 @@ KINDS: dict[str, Callable[[Path], str]] = {
         f"holds weights of Flax ({path.name}) and no {WEIGHTS}: an older transformers reads them, and saves those"
     ),
 }
-"""From the file that gives a kind away to what is said of it."""
 
 
 def check_weights(folder: Path) -> None:

@@ -32,12 +32,6 @@ def parse_json(content: bytes | str) -> Any:
     Raises:
         DataError: the JSON is incomplete, nested more than `DEEPEST` levels deep, repeats a name in one object, has a
             number that is not finite or needs more than 64 bits, or half of a surrogate pair.
-
-    >>> parse_json(b'{"heads": [8, 0.5, null]}')
-    {'heads': [8, 0.5, None]}
-    >>> parse_json('{"heads": 8, "heads": 4}')
-    Traceback (most recent call last):
-    regard.errors.DataError: not JSON: it has the name 'heads' twice in one object
     """
     with _refusing("JSON"):
         value = json.loads(
@@ -52,9 +46,6 @@ def parse_toml(content: bytes | str) -> dict[str, Any]:
 
     Raises:
         DataError: the TOML is incomplete, or breaks a limit of `parse_json`.
-
-    >>> parse_toml("task = 'translation'\n[fit]\nsteps = 10")
-    {'task': 'translation', 'fit': {'steps': 10}}
     """
     import tomllib  # attention alone does not need it
 
@@ -68,13 +59,7 @@ def parse_toml(content: bytes | str) -> dict[str, Any]:
 
 @contextmanager
 def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """An open safetensors file: `keys()`, `metadata()`, `get_slice(name)` and `get_tensor(name)`.
-
-    Raises:
-        DataError: the file is damaged, or has a dtype unknown to torch.
-        OSError: it cannot be opened.
-        MissingExtraError: safetensors is not installed.
-    """
+    """An open safetensors file: `keys()`, `metadata()`, `get_slice(name)` and `get_tensor(name)`."""
     library = safetensors_library()
     _require_file(path)
     with tensor_errors(path), library.safe_open(os.fspath(path), framework="pt") as file:
@@ -82,13 +67,6 @@ def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def check_tensors(path: str | os.PathLike[str]) -> None:
-    """Check the header of a safetensors file, without torch.
-
-    Raises:
-        DataError: the file is damaged or cut short.
-        OSError: it cannot be opened.
-        MissingExtraError: safetensors is not installed.
-    """
     try:
         import safetensors
     except ImportError:
@@ -102,12 +80,7 @@ def check_tensors(path: str | os.PathLike[str]) -> None:
 
 
 def read_torch_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The tensors of a file of `torch.save`, by `torch.load(weights_only=True)`, which runs no code of it.
-
-    Raises:
-        DataError: the file is damaged, holds something else, or names code; the message names it.
-        OSError: it cannot be opened.
-    """
+    """The tensors of a file of `torch.save`, by `torch.load(weights_only=True)`, which runs no code of it."""
     import torch
 
     try:
@@ -139,7 +112,6 @@ def _require_file(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def tensor_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of safetensors about the file at `path` into a DataError."""
     library = safetensors_library()
     try:
         yield
@@ -148,11 +120,6 @@ def tensor_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def safetensors_library() -> Any:
-    """The `safetensors` package, with its functions for torch.
-
-    Raises:
-        MissingExtraError: the package is not installed.
-    """
     try:
         import safetensors.torch
     except ImportError:

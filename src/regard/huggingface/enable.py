@@ -15,7 +15,7 @@ from regard.call.masks.basic import as_mask, causal
 from regard.call.normalizations import Softmax, SoftmaxWithSink
 from regard.call.scores.base import ScaledDot, Score, SoftCapped
 from regard.call.shapes import as_autocast
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, require
 from regard.functional import attention
 from regard.huggingface.masks import LazyMask, lazy_mask
 from regard.maps.attention_map import AttentionMap
@@ -58,6 +58,7 @@ def enable(model: nn.Module) -> "Enabled":
             out instead of dispatched (docs/families.md lists these; `regard.watch` reads them), or takes an unsupported
             argument.
     """
+    require(model, nn.Module, "model", "a model of transformers, or a module around one")
     library = _library(model)
     model = _model_in(model, library)
     _register(library)
@@ -160,7 +161,6 @@ class Enabled:
         self._hooks = [part.register_forward_pre_hook(self._keep) for part in parts]
 
     def _keep(self, part: nn.Module, *_: object) -> None:
-        """Redirect transformers' later requests for eager attention, with tensors while it generates."""
         for config, name in self._ours:
             if config._attn_implementation in ("eager", DENSE[name]):
                 _set([(config, DENSE[name] if _is_generating(self.model) else name)])

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError, RegardError, RunFolderError
+from regard.files.atomic import read_json
 from regard.files.model_folder import PICKLED, WEIGHTS, OnProgress, no_progress, refuse_other_kinds, snapshot_of
-from regard.files.untrusted import open_tensors, parse_json, read_torch_tensors
+from regard.files.untrusted import open_tensors, read_torch_tensors
 from regard.tensors.memory import human
 
 
@@ -23,43 +24,20 @@ class Settings(NamedTuple):
 
 
 def read_settings(folder: Path) -> Settings:
-    """The configuration of the model in a folder, which is its `source.parent`: of a cache, the snapshot.
-
-    Raises:
-        RunFolderError: there is no complete configuration.
-    """
+    """The configuration of the model in a folder, which is its `source.parent`: of a cache, the snapshot."""
     folder = snapshot_of(folder)
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is not a folder; expected one with a config.json and a {WEIGHTS}")
     if not (folder / "config.json").is_file():
         refuse_other_kinds(folder)
         raise RunFolderError(f"{folder} is not a Hugging Face folder: it has no config.json")
-    return Settings(read_object(folder / "config.json"), folder / "config.json")
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        RunFolderError: the file cannot be read, or holds something else.
-    """
-    try:
-        value = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} is not whole JSON ({error}): copy it again") from None
-    if not isinstance(value, dict):
-        raise RunFolderError(f"{path} holds a JSON {type(value).__name__}, expected an object")
-    return value
+    return Settings(read_json(folder / "config.json"), folder / "config.json")
 
 
 def read_tensors(folder: Path, tell: OnProgress = no_progress) -> dict[str, Tensor]:
     """All tensors of model.safetensors or pytorch_model.bin, or of the shards in the index of one of them.
 
     A warning says so where they come from a pickle, which `torch.load(weights_only=True)` reads without running code.
-
-    Raises:
-        RunFolderError: a file is absent, truncated or foreign, or a pickle names code.
-        MissingExtraError: safetensors is not installed.
     """
     names: list[str] = []
     for name in (WEIGHTS, PICKLED):
@@ -88,7 +66,7 @@ def read_tensors(folder: Path, tell: OnProgress = no_progress) -> dict[str, Tens
 
 
 def _shards(index: Path) -> tuple[list[Path], list[str]]:
-    names = read_object(index).get("weight_map")
+    names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise RunFolderError(f"{index} has no weight_map: it does not say where the tensors are")
     # The base name only: an index is untrusted.
@@ -142,10 +120,6 @@ def load_folder(folder: Path, tell: OnProgress = no_progress) -> Loaded:
 
     A class that transformers does not know is replaced by the one for the `model_type`. `tell` is called with the bytes
     of weights read so far.
-
-    Raises:
-        RunFolderError: the folder is foreign or damaged, needs code of its own, or holds another model's weights.
-        ArgumentError: transformers is not installed.
     """
     settings = read_settings(folder)
     folder = settings.source.parent
@@ -176,7 +150,6 @@ def load_folder(folder: Path, tell: OnProgress = no_progress) -> Loaded:
 
 
 def transformers_library() -> Any:
-    """The package `transformers`; raises ArgumentError where it is not installed."""
     try:
         import transformers
     except ImportError:

@@ -168,7 +168,6 @@ def _ours(function: MaskFunction, start: int, kv_offset: int, keys: int) -> Mask
 
 
 def _name(function: Any) -> str:
-    """The name of transformers' own function; "" for others."""
     if getattr(function, "__module__", None) != "transformers.masking_utils":
         return ""
     return function.__qualname__

@@ -39,7 +39,6 @@ BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), T
 
 
 def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The output and the row state of the call's own normalization; the backend itself runs its `base`."""
     with without_autocast(call.query.device):
         return run(backend, call, value)
 
@@ -73,12 +72,6 @@ def row_state(call: Call) -> Tensor:
 
 
 def choose_backend(call: Call, name: BackendName | None, state: State | None = None) -> Backend:
-    """The named backend, or the first one able to run the call in this state, by default that of its query.
-
-    Raises:
-        ArgumentError: no backend has that name.
-        BackendError: the named backend cannot run the call; no other backend takes its place silently.
-    """
     if call.normalization.has_base:
         call = replace(call, normalization=call.normalization.base)
     if name is not None and not (isinstance(name, str) and name in BACKENDS):

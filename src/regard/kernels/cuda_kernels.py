@@ -73,7 +73,6 @@ def cuda_kernel(query: Tensor, *, width: int, covering: Plan | None) -> Kernel |
 
 
 def _is_for_cudnn(covering: Plan) -> bool:
-    """Whether cuDNN's kernel pays for its plan, and torch itself prefers it on this GPU."""
     block, *others = covering.every
     if others or len(block.rows) < FEWEST_OF_CUDNN or len(block.columns) < 2:
         return False

@@ -128,7 +128,6 @@ def _with_lost_nan(call: Call, output: Tensor, lse: Tensor) -> tuple[Tensor, Ten
 
 
 def kernel_for(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | None:
-    """The kernel for a device and dtype; None if no kernel of torch returns its log-sum-exp."""
     if query.is_cpu:
         return CPU_FLASH if query.dtype in CPU_DTYPES else None
     return cuda_kernel(query, width=width, covering=covering) if query.device.type == "cuda" else None
@@ -161,7 +160,6 @@ class DoubleBackward:
         )  # fmt: skip
 
     def require_same(self, vectors: Sequence[Tensor], lse: Tensor) -> None:
-        """Check the parts of others, if there are any, before they are read again."""
         if self.snapshot is not None:
             self.call(*vectors).require_same(BACKWARD, lse)
 

@@ -24,7 +24,6 @@ from regard.tensors.torch_private import CPU_TAKES_GROUPS, flash_cpu, flash_cpu_
 
 Extras = tuple[Any, ...]
 Residuals = tuple[Tensor, ...]
-"""The saved tensors: query, key, value, output and lse."""
 Gradients = tuple[Tensor, Tensor, Tensor]
 HALF = (torch.float16, torch.bfloat16)
 SHORT = 256
@@ -241,5 +240,4 @@ def wider(tensor: Tensor, columns: int, value: float = 0.0) -> Tensor:
 
 
 def summed(grad: Tensor, tensor: Tensor) -> Tensor:
-    """The gradient of keys or values, from that of the `repeated` ones."""
     return grad if grad.shape[1] == tensor.shape[1] else grad.unflatten(1, (tensor.shape[1], -1)).sum(2)

@@ -53,11 +53,9 @@ class Block:
     is_causal: bool = False
     """Whether the kernel's flag is on: row i of the block sees its keys up to i."""
     factors: tuple[Mask, ...] = ()
-    """The other masks of the block."""
     count: int = 1
     """The number of joined blocks: the queries and keys of each are len(rows) further on, under the same mask."""
     has_bias: bool = True
-    """Whether the bias applies to the block."""
 
     @property
     def mask(self) -> Mask | None:
@@ -73,7 +71,6 @@ class Block:
         return self.factors, len(self.rows), len(self.columns), self.columns.start - self.rows.start
 
     def continues(self, last: "Block") -> bool:
-        """Whether this block is the next one in the row of equal blocks that ends with `last`."""
         step = len(last.rows)
         return (
             self.rows == _moved(last.rows, step * last.count)
@@ -183,11 +180,7 @@ class Plan:
 
 
 def excluding(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 for allowed pairs, and -inf for the others.
-
-    >>> excluding(torch.tensor([True, False]), torch.bfloat16)
-    tensor([0., -inf], dtype=torch.bfloat16)
-    """
+    """0 for allowed pairs, and -inf for the others."""
     if dtype == torch.get_default_dtype():
         return torch.where(allowed, 0.0, -torch.inf)  # A tensor for the 0 would take a third of the time.
     return torch.where(allowed, torch.zeros((), dtype=dtype, device=allowed.device), -torch.inf)
@@ -232,7 +225,6 @@ def excluding_factors(call: Call) -> tuple[Mask, ...]:
 
 
 def plan(call: Call) -> Plan:
-    """Split the mask of a call into the flag, the bias per key, and blocks of queries."""
     sizes, factors = call.sizes, () if call.mask is None else excluding_factors(call)
     bias, per_row = (None, None) if call.bias is None else _reduced(call, factors)
     flag = None
@@ -265,7 +257,6 @@ def are_numbers(factors: tuple[Mask, ...]) -> bool:
 
 
 def _limits() -> tuple[object, ...]:
-    """The constants of the block layout: part of the key of a cached layout."""
     return BLOCK_ELEMENTS, BLOCK_ROWS, CUT_ROWS, MOST_JOINED, FEW, PAIRS_A_CALL
 
 
@@ -310,7 +301,6 @@ def _repeated(blocks: tuple[Block, ...], bias: Bias | None) -> frozenset[object]
 
 
 def _reduced(call: Call, factors: tuple[Mask, ...]) -> tuple[Bias | None, Tensor | None]:
-    """The bias, reduced to one value per key where possible, and its remainder, one value per row."""
     if call.bias is None:
         return None, None
     # With a mask aligned to the end, query i is at position S - T + i. "Causal" means that it sees no key after that
@@ -322,7 +312,6 @@ def _reduced(call: Call, factors: tuple[Mask, ...]) -> tuple[Bias | None, Tensor
 
 
 def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> tuple[Block, ...]:
-    """The cheapest layout of blocks, by its pairs and a fixed cost of each kernel call."""
     mask = None if not factors else And(factors)
     fewest, *steps = BLOCK_ROWS
     most = fewest * fitting(BLOCK_ELEMENTS, _breadth(mask, bias, sizes) * sizes.keys * fewest)
@@ -377,7 +366,6 @@ def _moved(where: range, by: int) -> range:
 
 
 def _rows(cuts: list[int], length: int, step: int) -> Iterator[range]:
-    """Ranges of at most `step` rows; a range ends earlier at the first cut that leaves it at least CUT_ROWS rows."""
     start = 0
     while start < length:
         limit = min(start + step, length)

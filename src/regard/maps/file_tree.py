@@ -57,7 +57,6 @@ def from_json_and_tensors(text: str, tensors: dict[str, Tensor]) -> tuple[Any, .
 
 
 def _kinds() -> dict[str, type]:
-    """The classes of frozen objects in a call, for files; without those that hold a function."""
     found = {
         name: kind
         for module in NAMED

@@ -85,7 +85,6 @@ class StackSource(SeveralSource):
 
 
 def starts_of(sources: Sequence[Source], starts: Sequence[int] | None) -> tuple[int, ...]:
-    """Check that sources can be the steps of one map; return the index of each one's first key."""
     if not sources:
         raise ArgumentError("stack() needs at least one map")
     starts = (0,) * len(sources) if starts is None else tuple(starts)

@@ -26,7 +26,6 @@ class Index:
 
     @classmethod
     def of(cls, index: Any, ndim: int) -> "Index":
-        """The index `map[index]`, as torch reads it."""
         entries = tuple(_as_entry(i) for i in (index if isinstance(index, tuple) else (index,)))
         taken = sum(_dimensions(i) for i in entries)
         dots = [n for n, i in enumerate(entries) if i is Ellipsis]

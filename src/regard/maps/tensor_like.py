@@ -65,7 +65,6 @@ def strict_maps() -> Iterator[None]:
 
 
 def refuse_if_strict(asked: str, shape: tuple[int, ...]) -> None:
-    """Raise inside `strict_maps`."""
     if _strict.get():
         instead = LAZILY.get(asked.removesuffix("()"), "ask the map (docs/maps.md lists what it answers)")
         raise TooLargeError(
@@ -272,7 +271,6 @@ class TensorLike(Displayed, MapStatistics, ABC):
 
 
 def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
-    """The device and the dtype for `to`."""
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
     for given in args:
         if isinstance(given, torch.dtype):
@@ -296,7 +294,6 @@ def _source(one: Any) -> Any:
 
 
 def as_matrix(one: Any, asked: str) -> Any:
-    """A map's matrix, unless maps are strict; anything else unchanged."""
     if not isinstance(one, TensorLike):
         return one
     if one.shape.numel():

@@ -35,7 +35,6 @@ def lazily(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def moved(input: Source, device: Any = "cuda") -> Source:
-    """The source with its tensors on a device; an integer is a number of CUDA's."""
     device = torch.device("cuda", device) if _is_integer(device) else torch.device(device)
     if device == input.device:
         return input
@@ -84,7 +83,6 @@ def _joined(tensors: Sequence[Any], dim: int = 0, *, how: Callable[..., Tensor])
 def _reduced(
     input: Source, dim: Any = None, keepdim: bool = False, *, over: Callable[[Source, int], Source], mean: bool
 ) -> Any:
-    """Over leading dimensions a map, over queries the sums of columns, over keys the sums of rows."""
     source, rank = input, len(input.shape)
     dims = _dimensions(dim, rank)
     if dims is None or 0 in source.shape:
@@ -111,7 +109,6 @@ def _over_last(source: Source, dims: set[int]) -> Tensor:
 
 
 def _dimensions(dim: Any, rank: int) -> list[int] | None:
-    """The dimensions of `dim`, in ascending order; None if torch refuses it."""
     given = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     found = sorted({d % rank for d in given if -rank <= d < rank})
     return None if len(found) < len(given) else found or list(range(rank))
@@ -137,7 +134,6 @@ def _argmax(input: Source, dim: Any = None, keepdim: bool = False) -> Any:
 
 
 def _of_rows(source: Source, dim: Any, keepdim: bool) -> Any:
-    """The largest weight of each query and its first key; a row of zeros has its first key."""
     if not _is_last(source, dim):
         return NOT_LAZY
     pair: list[Statistic] = [st.Largest(), st.ArgLargest(names_zeros=source.has_signs)]

@@ -53,11 +53,6 @@ class StackConfig:
     """The probability of dropping an attention weight; above 0 the fused kernels cannot run."""
 
     def __post_init__(self) -> None:
-        """Refuse unknown names, and impossible sizes.
-
-        Raises:
-            ArgumentError: names the field, its allowed values and its value.
-        """
         require_one_of("activation", self.activation, ACTIVATIONS)
         require_one_of("norm", self.norm, NORMS)
         require_one_of("norm_position", self.norm_position, NORM_POSITIONS)
@@ -210,11 +205,7 @@ class RNNConfig:
     """The probability of dropping an entry of a word vector or of the readout."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes below 1 and unknown names of parts.
-
-        Raises:
-            ArgumentError: names the field, its allowed values and its value.
-        """
+        """Refuse sizes below 1 and unknown names of parts."""
         require_one_of("decoder", self.decoder, ("bahdanau", "luong"))
         require_one_of("score", self.score, ("additive", "dot"))
         require_sizes(

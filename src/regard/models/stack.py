@@ -198,7 +198,6 @@ def recorded_attention(
     mask: Mask | None,
     past: Past | None = None,
 ) -> Tensor:
-    """Run an attention module; if there is a record, call it with the name and the map."""
     later: dict[str, Any] = {} if past is None else {"past": past}
     attended = attention(*inputs, mask=mask, return_weights=record is not None, **later)
     if not isinstance(attended, Attended):
@@ -220,7 +219,6 @@ def padding_mask(valid: Integer[Tensor, " B"], sequences: Tensor, record: Record
 
 
 def _are_whole(valid: Tensor, sequences: Tensor) -> bool:
-    """Whether no sequence is padded, where values are readable; False for anything but lengths."""
     is_one_each = valid.shape == sequences.shape[:1] and valid.dtype in (torch.int64, torch.int32)
     if not is_one_each or 0 in sequences.shape[:2] or type(valid) is not Tensor or not may_be_kept(valid):
         return False

@@ -32,10 +32,9 @@ class LatentAttention(nn.Module):
         head_dim: the width of a head's part without positions.
         value_dim: the width of a head's value; by default `head_dim`.
         rotary: rotates the part with positions, whose width it has.
-        query_latent_dim: the width of the latent of the queries; by default queries are projected directly.
         scale: of the scores; by default $1 / \sqrt{head\_dim + rotary.dim}$.
-        norm: makes the norms of the latents.
-        bias: whether the projections into the latents and the last one have biases.
+        norm: makes the norm of the latents.
+        bias: whether the projection into the latents and the last one have biases.
 
     Raises:
         ArgumentError: a size is below 1.
@@ -62,7 +61,6 @@ class LatentAttention(nn.Module):
         head_dim: int,
         rotary: Rotary,
         value_dim: int | None = None,
-        query_latent_dim: int | None = None,
         scale: float | None = None,
         norm: HeadNorm = nn.RMSNorm,
         bias: bool = False,
@@ -75,13 +73,7 @@ class LatentAttention(nn.Module):
         self.num_heads, self.latent_dim, self.head_dim, self.rotary = num_heads, latent_dim, head_dim, rotary
         self.score = ScaledDot((head_dim + rotary.dim) ** -0.5 if scale is None else scale)
         width = num_heads * (head_dim + rotary.dim)
-        self.query: nn.Module
-        if query_latent_dim is None:
-            self.query = nn.Linear(dim, width, bias=False)
-        else:
-            require_sizes(query_latent_dim=query_latent_dim)
-            down = nn.Linear(dim, query_latent_dim, bias=bias)
-            self.query = nn.Sequential(down, norm(query_latent_dim), nn.Linear(query_latent_dim, width, bias=False))
+        self.query = nn.Linear(dim, width, bias=False)
         self.latent = nn.Linear(dim, latent_dim + rotary.dim, bias=bias)
         self.latent_norm = norm(latent_dim)
         self.key = nn.Parameter(torch.empty(num_heads, head_dim, latent_dim))

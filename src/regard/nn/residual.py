@@ -79,4 +79,3 @@ class PostNorm(_OneNorm):
 
 
 Residual = PreNorm | SandwichNorm | PostNorm
-"""The kinds of a sublayer's skip connection and norm."""

@@ -34,16 +34,7 @@ class Ending:
 
 
 class HttpAnswer:
-    """An answer as an ASGI application.
-
-    Args:
-        ticket: of the work, which has been submitted.
-        render: makes a whole answer of its events.
-        event: makes a stream of them instead.
-        seconds: until the answer is whole.
-        ending: the end of the server.
-        openai: whether errors have OpenAI's form.
-    """
+    """An answer as an ASGI application: whole by `render`, or a stream by `event`."""
 
     def __init__(
         self, ticket: Ticket, *, render: Render | None = None, event: ToEvents | None = None, seconds: float,
@@ -120,7 +111,6 @@ class HttpAnswer:
 
 
 def refused(error: Exception) -> Refused:
-    """An error of a work as a refusal: wrong questions are the client's, and others are not explained."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, EngineError):
@@ -134,8 +124,8 @@ def sse(content: Any, event: str = "") -> list[bytes]:
     return [f"event: {event}\n".encode() if event else b"", b"data: ", msgspec.json.encode(content), b"\n\n"]
 
 
-def json_answer(content: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+def json_answer(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 S = TypeVar("S", bound=msgspec.Struct)

@@ -34,11 +34,10 @@ from regard.tasks.pictures.token_maps import TextMaps, text_attention
 from regard.tasks.registry import task_name_of
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.codec import finished_text, unknown_texts
-from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import held_out_pairs
-from regard.tasks.translation.options import Draft, Request, TranslationOptions, drafts_of
-from regard.tasks.translation.results import Translation
-from regard.tasks.translation.translation_model import Search
+from regard.tasks.translation.options import TranslationOptions, drafts_of
+from regard.tasks.translation.results import Translation, forced_attention
+from regard.tasks.translation.translation_model import Draft, Request, Search
 from regard.tasks.translation.translator import ALTERNATIVES, Translator
 from regard.watching.report import layers_of
 from regard.watching.watch import watch
@@ -174,7 +173,6 @@ class Served(ABC):
         """The answer to a text, a step at a time."""
 
     def edited(self, edits: Sequence[HeadEdit]) -> AbstractContextManager[Any]:
-        """The model with edits, in a block."""
         if not edits:
             return nullcontext()
         chosen: dict[Any, list[ScaleHeads]] = {}
@@ -234,7 +232,7 @@ class ServedTranslator(Served):
 
     def most_written(self, draft: Draft) -> int:
         """The most tokens of the translation of a draft, as of `translate`."""
-        return Search(self.translator, Beam(), longest=self.limits.max_length).limit_of(draft.search_input)
+        return Search(self.translator, Beam(), longest=self.limits.max_length).limit_of(draft)
 
     def translate(self, asked: Sequence[Sentences]) -> list[list[Translation] | Exception]:
         options = self.options(asked[0].alternatives)
@@ -373,7 +371,6 @@ def _refusing(found: list[Translation]) -> list[Translation] | Exception:
 
 
 def served(folder: Path, *, name: str, device: str, limits: RequestLimits) -> Served:
-    """Load the model of a run, or of a folder in Hugging Face's format."""
     task = task_name_of(folder)
     if task == TRANSLATION:
         translator = Translator.load(folder, device=device)

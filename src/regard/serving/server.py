@@ -39,7 +39,6 @@ class ListeningPlace(NamedTuple):
 def load_models(
     folders: Sequence[Path], languages: Sequence[str], load: Callable[[str, Path], Served]
 ) -> dict[str, Served]:
-    """The models by name."""
     pairs = iter([_pair(one) for one in languages])
     found: dict[str, Served] = {}
     for name, folder in zip(names_of(folders), folders, strict=True):

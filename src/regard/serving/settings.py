@@ -34,7 +34,6 @@ class RequestLimits:
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens where no model says another number."""
         return MOST_TOKENS if self.max_length is None else self.max_length
 
 
@@ -47,7 +46,6 @@ class Entrance:
 
 
 def serve_libraries() -> Any:
-    """Check that the libraries of the server are installed."""
     for name in ("anyio", "msgspec", "starlette", "uvicorn"):
         try:
             __import__(name)

@@ -16,8 +16,6 @@ class Question(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TranslateQuestion(Question):
-    """A question of LibreTranslate's."""
-
     q: Texts
     source: str
     target: str
@@ -46,8 +44,6 @@ class Language(Struct, kw_only=True):
 
 
 class Health(Struct, kw_only=True):
-    """Whether the server answers."""
-
     status: str
 
 
@@ -61,8 +57,6 @@ class Problem(Struct, kw_only=True):
 
 
 class StreamOptions(Question):
-    """Options of a stream."""
-
     include_usage: bool = False
 
 
@@ -96,8 +90,6 @@ class Complete(Question):
 
 
 class CompletionChoice(Struct, kw_only=True):
-    """One text."""
-
     text: str
     index: int = 0
     logprobs: None = None
@@ -105,8 +97,6 @@ class CompletionChoice(Struct, kw_only=True):
 
 
 class Usage(Struct, kw_only=True):
-    """Counts of tokens."""
-
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -142,15 +132,11 @@ class ModelCard(Struct, kw_only=True):
 
 
 class ModelCards(Struct, kw_only=True):
-    """All models."""
-
     data: list[ModelCard]
     object: Literal["list"] = "list"
 
 
 class OpenAIError(Struct, kw_only=True):
-    """The inside of an error in OpenAI's form."""
-
     message: str
     type: str
     code: str | None = None
@@ -158,8 +144,6 @@ class OpenAIError(Struct, kw_only=True):
 
 
 class OpenAIProblem(Struct, kw_only=True):
-    """An error in OpenAI's form."""
-
     error: OpenAIError
 
 
@@ -217,8 +201,6 @@ class AttentionQuestion(LookedAt):
 
 
 class MapNumbers(Struct, kw_only=True, omit_defaults=True):
-    """A head of a map."""
-
     map: str
     head: int
     queries: int
@@ -232,8 +214,6 @@ class MapNumbers(Struct, kw_only=True, omit_defaults=True):
 
 
 class AttentionNumbers(Struct, kw_only=True, omit_defaults=True):
-    """The answer."""
-
     model: str
     heads: list[MapNumbers]
     labels: dict[str, tuple[list[str], list[str]]]

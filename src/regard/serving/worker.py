@@ -34,11 +34,10 @@ ENDED = object()
 
 
 class Ticket:
-    """One request, made in its event loop; a worker's thread tells it events and looks whether it is wanted. A work
-    without a request is not heard."""
+    """One request, made in its event loop; a worker's thread tells it events and looks whether it is wanted."""
 
-    def __init__(self, *, is_heard: bool = True) -> None:
-        self._loop = asyncio.get_running_loop() if is_heard else None
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Any] = asyncio.Queue()
         self._gone = threading.Event()
 
@@ -51,13 +50,10 @@ class Ticket:
         return not self._gone.is_set()
 
     def check(self) -> None:
-        """Raise `ClientGone` after the end of the request."""
         if self._gone.is_set():
             raise ClientGone
 
     def tell(self, event: Any) -> None:
-        if self._loop is None:
-            return
         with suppress(RuntimeError):  # its loop has ended
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
@@ -122,11 +118,6 @@ class Worker:
 
     >>> worker = Worker("one", most_waiting=3)
     >>> worker.close()
-
-    Args:
-        name: of the model.
-        most_waiting: further works are refused.
-        searches: how many works, or groups that run together, are done at a time.
     """
 
     def __init__(self, name: str, *, most_waiting: int, searches: int = 1) -> None:
@@ -142,7 +133,6 @@ class Worker:
             thread.start()
 
     def submit(self, work: RequestWork | SharedWork) -> None:
-        """Put a work into the queue."""
         with self._changed:
             if self._is_closed:
                 raise Refused(503, "the server ends")

@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 
 from regard.errors import ArgumentError
 from regard.models.config import ModelConfig
-from regard.tasks.training.fit_config import FitConfig, Precision
-from regard.tasks.training.schedules import Schedule, constant, cosine, inverse_square_root
+from regard.tasks.training.fit_config import FitConfig, Precision, Schedule, constant, cosine, inverse_square_root
 from regard.tensors.ranges import require_above, require_at_least
 
 TRANSLATION = "translation"

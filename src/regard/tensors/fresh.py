@@ -82,7 +82,6 @@ class Fresh:
         return None
 
     def check(self) -> None:
-        """Raise OverwrittenError if a tensor has been written to since."""
         changed = self.changed() if self._held else None
         if changed is not None:
             raise OverwrittenError(

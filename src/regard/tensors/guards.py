@@ -40,15 +40,10 @@ NOT_ITS_MEMORY = (
 )  # fmt: skip
 """The dispatcher's keys of tensors without their elements in memory."""
 PLAIN = (Tensor, torch.nn.Parameter)
-"""The classes with torch's own products."""
 is_compiling, is_exporting = torch.compiler.is_compiling, torch.compiler.is_exporting
-"""Whether torch.compile traces the code, and whether torch.export does."""
 is_recorded, is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
-"""Whether autograd records operations, and whether new tensors are those of inference mode."""
 is_overridden, has_torch_functions = has_torch_function_variadic, is_torch_function_enabled
-"""Whether a mode or the class of a tensor sees a call of torch's functions, and whether any may."""
 function_mode, function_modes = get_function_mode, get_function_modes
-"""The mode that sees torch's functions first, and all of them, this one last."""
 
 AUTOCASTS = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
 
@@ -99,29 +94,14 @@ def run_state(tensor: Tensor) -> State:
 
 
 def is_observed() -> bool:
-    """Whether a dispatch mode intercepts the operators.
-
-    >>> is_observed()
-    False
-    """
     return bool(count_dispatch_modes())
 
 
 def is_function_observed() -> bool:
-    """Whether a mode intercepts torch functions, as a watch does.
-
-    >>> is_function_observed()
-    False
-    """
     return get_function_mode() is not None
 
 
 def is_transformed() -> bool:
-    """Whether the code runs inside torch.vmap or a transform of torch.func.
-
-    >>> is_transformed()
-    False
-    """
     return peek_interpreter_stack() is not None
 
 
@@ -198,10 +178,6 @@ def can_look(tensor: Tensor) -> bool:
 
     Not on a GPU, where reading a value synchronises, and not in a compiled graph or under vmap, which have no values
     yet.
-
-    >>> import torch
-    >>> can_look(torch.ones(2))
-    True
     """
     if not tensor.is_cpu or is_compiling():
         return False
@@ -249,9 +225,6 @@ def may_be_kept(tensor: Tensor) -> bool:
     """Whether a tensor computed beside this one, not from it, may be cached for later calls.
 
     True in plain code on the CPU. On a GPU the next call may run on another stream.
-
-    >>> may_be_kept(torch.ones(2))
-    True
     """
     if is_compiling() or not tensor.is_cpu or is_tracing():
         return False

@@ -3,16 +3,12 @@
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, wraps
+from functools import wraps
 from numbers import Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin
 
-import numpy
-from torch import Tensor
-
 from regard.errors import ArgumentError, RegardError
-from regard.tensors.guards import is_compiling
 
 Public = TypeVar("Public", bound=Callable[..., Any])
 Test = tuple[Callable[[Any], bool], str]
@@ -38,37 +34,35 @@ def refuse_wrong_kinds(public: Public) -> Public:
     """
     function: Any = public.__init__ if inspect.isclass(public) else public
 
-    @cache
-    def tests() -> tuple[inspect.Signature, dict[str, list[Test]]]:
-        signature = inspect.signature(function)
-        found = {name: list(_tests(one.annotation)) for name, one in signature.parameters.items() if one.kind in NAMED}
-        return signature, {name: some for name, some in found.items() if some}
-
     @wraps(function)
     def refusing(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         except RegardError:
             raise
         except Exception as error:
-            signature, kinds = tests()
-            try:
-                given = signature.bind(*args, **kwargs).arguments
-            except TypeError:
-                raise error from None  # it says which argument the call lacks
-            for name in given.keys() & kinds.keys():
-                if not any(is_right(given[name]) for is_right, _ in kinds[name]):
-                    words = " or ".join(dict.fromkeys(said for _, said in kinds[name]))
-                    came = f"{type(given[name]).__name__}: {given[name]!r:.80}"
-                    raise ArgumentError(f"{name} must be {words}, got {came}") from error
+            if wrong := _wrong(inspect.signature(function), args, kwargs):
+                raise ArgumentError(wrong) from error
             raise
 
     if not inspect.isclass(public):
         return refusing  # type: ignore[return-value]
-    public.__init__ = refusing  # type: ignore[misc]
+    setattr(public, "__init__", refusing)  # noqa: B010 (mypy takes a plain assignment for another method)
     return public
+
+
+def _wrong(signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return ""
+    for name, one in given.items():
+        parameter = signature.parameters[name]
+        kinds = list(_tests(parameter.annotation)) if parameter.kind in NAMED else []
+        if kinds and not any(is_right(one) for is_right, _ in kinds):
+            words = " or ".join(dict.fromkeys(said for _, said in kinds))
+            return f"{name} must be {words}, got {type(one).__name__}: {one!r:.80}"
+    return ""
 
 
 def _tests(annotation: Any) -> Iterator[Test]:
@@ -101,6 +95,8 @@ def _sequence(elements: tuple[Any, ...]) -> Test:
     is_of_text, length = elements[:1] == (str,), 0 if len(elements) < 2 or ... in elements else len(elements)
 
     def is_right(given: Any) -> bool:
+        from torch import Tensor  # (the command line's help goes without torch)
+
         other = Tensor if is_of_text else str
         is_one = isinstance(given, Sequence) or getattr(given, "ndim", 0) > 0
         return is_one and not isinstance(given, other) and (not length or len(given) == length)
@@ -116,13 +112,13 @@ def _is_whole(given: Any) -> bool:
 
 
 def _is_number(given: Any) -> bool:
-    return (isinstance(given, Real) and not isinstance(given, bool)) or (isinstance(given, Tensor) and given.dim() == 0)
+    return not isinstance(given, bool) and (isinstance(given, Real) or getattr(given, "ndim", None) == 0)
 
 
 _SIMPLE: dict[Any, Test] = {
     int: (_is_whole, "a whole number"),
     float: (_is_number, "a number"),
     str: (lambda given: isinstance(given, str), "text"),
-    bool: (lambda given: isinstance(given, bool | numpy.bool_), "True or False"),
+    bool: (lambda given: isinstance(given, bool) or str(getattr(given, "dtype", "")) == "bool", "True or False"),
     NoneType: (lambda given: given is None, "None"),
 }

@@ -66,7 +66,6 @@ PRIVATE = {
     "lerp_each_": "torch:_foreach_lerp_",
     "fused_choice": "torch:_fused_sdp_choice",
 }
-"""Our name to torch's: the module, and the name in it."""
 
 
 def __getattr__(name: str) -> Any:
@@ -233,11 +232,7 @@ SCHEMAS = {
 
 
 def operator(name: str) -> Any:
-    """A kernel of `SCHEMAS`; a `Missing` if this torch lacks it or changed its schema.
-
-    >>> operator("_scaled_dot_product_flash_attention_for_cpu")
-    <OpOverloadPacket(op='aten._scaled_dot_product_flash_attention_for_cpu')>
-    """
+    """A kernel of `SCHEMAS`; a `Missing` if this torch lacks it or changed its schema."""
     found = getattr(torch.ops.aten, name, None)
     problem = "has no" if found is None else _difference(found.default._schema, SCHEMAS[name])
     return found if problem is None else Missing(f"torch {torch.__version__} {problem} torch.ops.aten.{name}")

@@ -19,7 +19,6 @@ from regard.tensors.guards import is_compiling
 T = TypeVar("T")
 current_device = torch.cuda.current_device
 _FAILED: set[str] = set()
-"""Kernels that failed to build or start here: they are not tried again."""
 
 
 @cache
@@ -37,11 +36,6 @@ def is_interpreted() -> bool:
 
 
 def runs_triton(device: torch.device, kernel: str) -> bool:
-    """Whether a kernel can run on a device.
-
-    >>> runs_triton(torch.device("meta"), "statistics")
-    False
-    """
     # A cached function cannot be traced: check for compiling first.
     if is_compiling() or not has_triton() or kernel in _FAILED:
         return False

@@ -27,7 +27,6 @@ from regard.views.overlay import overlay_grid as overlay_grid
 from regard.views.overlay import patch_grid as patch_grid
 from regard.views.reading_order import visual_order as visual_order
 from regard.views.scales import ColourScale as ColourScale
-from regard.views.scales import EachScale as EachScale
 from regard.views.scales import Limits as Limits
 from regard.views.scales import LinearScale as LinearScale
 from regard.views.scales import LogScale as LogScale
@@ -39,7 +38,7 @@ from regard.views.terminal import Table as Table
 from regard.views.terminal import map_text as map_text
 
 __all__ = [
-    "DARK", "LIGHT", "SMOOTH", "WHOLE_PATCHES", "Carried", "ColourScale", "EachScale", "Example", "HalfBlocks",
+    "DARK", "LIGHT", "SMOOTH", "WHOLE_PATCHES", "Carried", "ColourScale", "Example", "HalfBlocks",
     "Limits", "LinearScale", "LogScale", "Map", "Page", "Panel", "PatchGrid", "Printing", "RowScale",
     "SquareRootScale", "Table", "Theme", "Upsampling", "alignment", "faulty_row", "head_panels", "heatmap",
     "heatmap_grid", "map_text", "model_example", "model_grid", "overlay", "overlay_grid", "patch_grid",

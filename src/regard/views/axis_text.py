@@ -47,7 +47,6 @@ class AxisLabel(NamedTuple):
 
 
 def measured(labels: Sequence[str], *, space: str = "␣") -> list[AxisLabel]:
-    """The labels of one axis with their fonts, as they will be printed; `space` stands for a space."""
     found = letter([printable(label, limit=LABEL_COLUMNS).replace("␣", space) for label in labels])
     stackable = (len(s) <= _MOST_STACKED and all(unicodedata.east_asian_width(c) in "WF" for c in s) for s, *_ in found)
     return [AxisLabel(one, one.inches(FONT_POINTS), fits) for one, fits in zip(found, stackable, strict=True)]

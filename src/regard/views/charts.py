@@ -71,14 +71,14 @@ def alignment(
     [1.5, 0.5]
     """
     require_matplotlib()
-    look = Colouring.chosen(scale, None, False, theme, None)
+    look = Colouring.chosen(scale, None, False, theme)
     shape = tuple(getattr(weights, "shape", ()))
     if len(shape) == 2 and max(shape) > MOST_PAIRED:
         raise ArgumentError(
             f"an alignment has at most {MOST_PAIRED} queries and keys; got {shape}: draw it with heatmap()"
         )
     one = drawn(Panel(weights, rows, columns), look, max_cells=MOST_PAIRED, pooling="max")
-    even = Colouring.chosen("linear", None, False, theme, None)
+    even = Colouring.chosen("linear", None, False, theme)
     numbers = drawn(Panel(weights), even, max_cells=MOST_PAIRED, pooling="max").values[:, one.order]
     if numbers.min() < 0:
         raise ArgumentError(f"an alignment has weights from 0 up; got {numbers.min()}")
@@ -143,7 +143,7 @@ def position_table(table: Tensor, *, title: str = "", theme: Theme = LIGHT) -> "
     if not torch.isfinite(numbers).all():
         raise NonFiniteError("a table of positions must be finite; NaN or infinity came")
     unit = torch.nn.functional.normalize(numbers, dim=-1)
-    look = Colouring.chosen("linear", None, False, theme, None)
+    look = Colouring.chosen("linear", None, False, theme)
     panels = [
         Panel(numbers, title="numbers: positions by dimensions"),
         Panel(unit @ unit.T, title="cosines of positions"),

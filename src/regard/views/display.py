@@ -65,13 +65,6 @@ class BiasScale(LinearScale):
 
 
 def bundle(shown: Any) -> Bundle:
-    """The display of an object, by MIME type, with its metadata. An error while drawing becomes a line below the repr.
-
-    >>> import regard
-    >>> data, _ = bundle(regard.causal())
-    >>> sorted(data)
-    ['image/png', 'text/html', 'text/plain']
-    """
     plain = repr(shown)
     try:
         data, metadata = display_of(shown)
@@ -114,7 +107,6 @@ def picture_bundle(figure: "Figure | None") -> Bundle:
 
 @display_of.register
 def _(shown: AttentionMap) -> Bundle:
-    """The heads of the first sequence: a few with labels, many side by side without."""
     require_matplotlib()
     if len(shown.shape) == 2:
         return picture_bundle(heatmap(shown, max_cells=4 * CELLS).get_figure(root=True))
@@ -146,7 +138,6 @@ def _(shown: Map) -> Bundle:
 
 @display_of.register
 def _(shown: Example) -> Bundle:
-    """The heads of one map with their labels if these are few, else every head of every map, and one map in words."""
     require_matplotlib()
     found = {name: as_heads(name, one.weights) for name, one in shown.maps.items()}
     if len(found) > 1 or any(len(heads) > MOST_LABELLED or max(heads.shape) > CELLS for heads in found.values()):
@@ -210,7 +201,6 @@ def _(shown: Rotary) -> Bundle:
 
 @display_of.register
 def _(shown: Relevance) -> Bundle:
-    """The relevance of each token of the first stream for each of the last, in the first sequence."""
     if max(shown.lengths.values()) > MOST_RELEVANT:
         return _text(repr(shown))
     whole = shown.dense()
@@ -274,7 +264,6 @@ def table_html(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def record_html(fields: Mapping[str, Any]) -> str:
-    """A line for each field, and of each tensor its shape and its numbers, or their range."""
     return table_html(["", ""], [(name.replace("_", " "), _said(value)) for name, value in fields.items()])
 
 

@@ -23,7 +23,7 @@ from regard.watching.analysis.tables import named
 from regard.watching.watch import Seen
 
 if TYPE_CHECKING:
-    from matplotlib.colors import Colormap
+    pass
 
 
 MASK_SIDE = 12
@@ -49,20 +49,14 @@ class Colouring:
     """The caller's limits; None for those of the data."""
     without_sink: bool
     theme: Theme
-    colour_map: "str | Colormap | None"
 
     @classmethod
-    def chosen(
-        cls, scale: ScaleName | ColourScale, limits: Any, without_sink: bool, theme: Theme, colour_map: Any
-    ) -> "Colouring":
+    def chosen(cls, scale: ScaleName | ColourScale, limits: Any, without_sink: bool, theme: Theme) -> "Colouring":
         rule = scale_of(scale)
-        if not (colour_map is None or isinstance(colour_map, str) or hasattr(colour_map, "with_extremes")):
-            raise ArgumentError(f"colour_map must be a colour map of matplotlib or its name, got {colour_map!r:.80}")
         require(theme, Theme, "theme", "LIGHT, DARK or another Theme of regard.views")
-        return cls(rule, None if limits is None else checked_limits(limits, rule), without_sink, theme, colour_map)
+        return cls(rule, None if limits is None else checked_limits(limits, rule), without_sink, theme)
 
     def note(self, *, titled: bool) -> str:
-        """The end of the colour bar's label, with room for one clause; `titled` axes say how they are read."""
         is_cut = self.without_sink and self.limits is None
         return "; limits without the first key" if is_cut else "" if titled else "; rows look at columns"
 
@@ -89,7 +83,6 @@ class Drawn(NamedTuple):
 
 
 def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) -> Drawn:
-    """Read, check, pool and order one map, with the errors of `heatmap`."""
     shown, hidden, counted = read(panel := one_matrix(panel), look, max_cells=max_cells, pooling=pooling)
     values = look.scale.prepared(shown.values, counted)
     order, title = ordered(shown, panel.columns), short_title(panel.title)

@@ -37,14 +37,12 @@ def require_matplotlib() -> None:
 
 
 def require_axes(ax: object) -> None:
-    """Raise MissingExtraError without matplotlib, and ArgumentError if `ax` is given and can draw no picture."""
     require_matplotlib()
     if ax is not None and not hasattr(ax, "imshow"):
         raise ArgumentError(f"ax must be axes of matplotlib, such as figure.add_subplot(); got {type(ax).__name__}")
 
 
 def framed(outline: Box, boxes: Sequence[Box], theme: Theme, title: str = "") -> "tuple[Figure, list[Axes], str]":
-    """A new figure, its axes, and the characters of its title without a font."""
     from regard.views.artists import ShownAxes, ShownFigure
 
     figure = ShownFigure(figsize=(outline.width, outline.height), dpi=150, facecolor=theme.paper)
@@ -134,18 +132,10 @@ def frame(ax: "Axes", theme: Theme) -> None:
 
 
 def colours_of(look: Colouring, limits: Limits) -> "Colormap":
-    """The colour map; a masked number has no colour."""
-    import matplotlib
-    from matplotlib.colors import Colormap, ListedColormap
+    from matplotlib.colors import ListedColormap
 
-    colour_map, theme = look.colour_map, look.theme
-    if colour_map is None:
-        chosen: Colormap = ListedColormap(theme.signed_colours() if limits.low < 0 else theme.colours(), name="regard")
-    else:
-        if isinstance(colour_map, str) and colour_map not in matplotlib.colormaps:
-            raise ArgumentError(f"colour_map must be one of matplotlib's, such as 'viridis'; got {colour_map!r}")
-        chosen = matplotlib.colormaps[colour_map] if isinstance(colour_map, str) else colour_map
-    return chosen.with_extremes(bad=(0, 0, 0, 0))
+    colours = look.theme.signed_colours() if limits.low < 0 else look.theme.colours()
+    return ListedColormap(colours, name="regard").with_extremes(bad=(0, 0, 0, 0))
 
 
 def norm_of(scale: ColourScale, limits: Limits) -> "Normalize":

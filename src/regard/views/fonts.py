@@ -29,7 +29,6 @@ class Lettering(NamedTuple):
     text: str
     """The label, with missing characters replaced by their code points."""
     faces: tuple[Face, ...]
-    """The fonts, in fallback order."""
     missing: str
     """The characters without a font; usually empty."""
 
@@ -42,11 +41,7 @@ class Lettering(NamedTuple):
 
 
 def letter(labels: Sequence[str]) -> list[Lettering]:
-    """Choose fonts for all labels of one axis together: if there is kana, Han characters are drawn as Japanese.
-
-    >>> [lettering.text for lettering in letter(["2026年", "月"])]
-    ['2026年', '月']
-    """
+    """Choose fonts for all labels of one axis together: if there is kana, Han characters are drawn as Japanese."""
     script = _east_asian("".join(labels))
     return [_letter(label, script) for label in labels]
 
@@ -93,14 +88,12 @@ def _has(face: Face, char: str) -> bool:
 
 
 def _east_asian(text: str) -> str:
-    """The variant of Noto Sans CJK for the text: Japanese, Korean or simplified Chinese."""
     if any("\u3040" <= char <= "\u30ff" for char in text):
         return "JP"
     return "KR" if any("\uac00" <= char <= "\ud7a3" for char in text) else "SC"
 
 
 def _faces(script: str) -> Iterator[Face]:
-    """All fonts, best first. System fonts are opened only for characters still missing."""
     from matplotlib.font_manager import FontProperties, fontManager
 
     for family in FontProperties().get_family():
@@ -118,7 +111,6 @@ def _faces(script: str) -> Iterator[Face]:
 
 @cache
 def _packaged(manager: Any) -> list[Face]:
-    """The Noto fonts of the extra `view`, registered with matplotlib's font manager."""
     from matplotlib.font_manager import ttfFontProperty
     from matplotlib.ft2font import FT2Font
 

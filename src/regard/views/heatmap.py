@@ -34,14 +34,12 @@ from regard.views.values import Pooling
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
 ALONE, IN_GRID, ANNOTATED = Sides(3.2, 8.0), Sides(1.6, 5.0), Sides(3.2, 5.0)
 """The sides of a map that is alone in its figure, and of one in a grid without and with numbers in its cells."""
 AXIS_TITLES = ("looks at", "is looked at")
-"""The titles of the queries and of the keys."""
 LEAST_POINTS = 4.5
 """The smallest font of a number."""
 CHARACTERS = 5.2
@@ -69,7 +67,6 @@ def heatmap(
     annotate: bool = False,
     figsize: tuple[float, float] | None = None,
     theme: Theme = LIGHT,
-    colour_map: "str | Colormap | None" = None,
     max_cells: int = 256,
     pooling: Pooling = "max",
 ) -> "Axes":
@@ -89,8 +86,8 @@ def heatmap(
         ax: the axes to draw into, replacing an earlier heatmap; None makes a new figure of the right size, the
             `.figure` of the result.
         title: printed above the map.
-        scale: the colours of weights: "sqrt", "linear", "log", "row" (each query by its largest weight), "each"
-            (each map by its own), or a `ColourScale`.
+        scale: the colours of weights: "sqrt", "linear", "log", "row" (each query by its largest weight), or
+            a `ColourScale`.
         limits: the weights at the two ends of the colours; None for 0 and the largest weight. An end of the colour bar
             is pointed if weights lie beyond it.
         without_sink: leave the first key, the usual attention sink, out of the limits.
@@ -100,7 +97,6 @@ def heatmap(
         annotate: print each weight in its cell, with two decimals, where it fits.
         figsize: the width and height of the new figure in inches; None for cells of a good size.
         theme: `LIGHT` or `DARK` of `regard.views`, or your own.
-        colour_map: a matplotlib colour map or its name; None for that of the theme, in even steps of lightness.
         max_cells: the most cells on a side; a longer side is pooled.
         pooling: the value of a pooled cell: the largest weight ("max"), or the sum over its keys averaged
             over its queries ("mass").
@@ -123,7 +119,7 @@ def heatmap(
     """
     require_axes(ax)
     colour_bar = colour_bar and not isinstance(weights, Mask)
-    look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
+    look = Colouring.chosen(scale, limits, without_sink, theme)
     one = drawn(Panel(weights, rows, columns, title, mask), look, max_cells=max_cells, pooling=pooling)
     if ax is not None and figsize is not None:
         raise ArgumentError("figsize= is the size of a new figure; the axes of ax= have theirs")
@@ -156,7 +152,6 @@ def heatmap_grid(
     colour_bar: bool = True,
     annotate: bool = False,
     theme: Theme = LIGHT,
-    colour_map: "str | Colormap | None" = None,
     max_cells: int = 128,
     pooling: Pooling = "max",
 ) -> "Figure":
@@ -168,7 +163,7 @@ def heatmap_grid(
         title: printed above the grid.
         across: panels in a row; None fills the rows as words fill the lines of a paragraph.
         limits: as in `heatmap`, one pair for all panels.
-        scale, without_sink, colour_bar, annotate, theme, colour_map, pooling: as in `heatmap`.
+        scale, without_sink, colour_bar, annotate, theme, pooling: as in `heatmap`.
         max_cells: the most cells on a side of a panel; a longer side is pooled.
 
     Returns:
@@ -184,7 +179,7 @@ def heatmap_grid(
     ['head 0', 'head 1', 'head 2', 'head 3']
     """
     require_matplotlib()
-    look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
+    look = Colouring.chosen(scale, limits, without_sink, theme)
     require(panels, Iterable, "panels", "a list of maps")
     panels = [one if isinstance(one, Panel) else Panel(one) for one in panels]
     if not panels or (across is not None and across < 1):
@@ -230,7 +225,6 @@ def size_of(one: Drawn, sides: Sides, *, axis_titles: float = 0.0) -> FigureSize
 def draw_maps(
     axes: "Sequence[Axes]", maps: Sequence[Drawn], look: Colouring, figure: "Figure | None", *, titled: bool = False
 ) -> str:
-    """Draw maps with common limits into prepared axes, and return the characters without a font."""
     limits = limits_of(maps, look)
     images = [_draw(ax, one, look, limits) for ax, one in zip(axes, maps, strict=True)]
     missing = "".join(_label(ax, one, look.theme) for ax, one in zip(axes, maps, strict=True))
@@ -314,7 +308,6 @@ def _label_axes(ax: "Axes", one: Drawn, theme: Theme) -> str:
 
 
 def _label_axis(ax: "Axes", axis: str, labels: Sequence[AxisLabel], theme: Theme) -> str:
-    """Write one axis' labels, every n-th if they would touch, and return the characters without a font."""
     side = _inches(ax, axis)
     between = room(len(labels), side) if axis == "x" else float("inf")
     places, some = zip(*shown(labels, side), strict=True)

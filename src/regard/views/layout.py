@@ -37,9 +37,7 @@ class FigureSize(NamedTuple):
     left: float
     """Room for the row labels."""
     above: float
-    """Room for the title and the column labels."""
     title: float
-    """The width of the title."""
 
 
 def panel_size(
@@ -86,7 +84,7 @@ def flow(
         left = MARGIN
         for i in row:
             boxes.append(Box(left + sizes[i].left, top + above, sizes[i].width, sizes[i].height))
-            left += max(map(_outer, sizes[i % across :: across])) if across else _outer(sizes[i])
+            left += max(map(_outer, sizes[i % across :: across])) if across is not None else _outer(sizes[i])
         top += above + max(sizes[i].height for i in row) + GAP
     right = max(box.left - size.left + _outer(size) for box, size in zip(boxes, sizes, strict=True)) - GAP
     wide = max(right, MARGIN + title, NARROWEST * has_bar) + MARGIN

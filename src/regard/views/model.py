@@ -30,7 +30,6 @@ from regard.watching.analysis.tables import Maps, named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 DotPooling = Literal["max", "mean"]
@@ -53,7 +52,6 @@ def model_grid(
     without_sink: bool = False,
     title: str = "",
     theme: Theme = LIGHT,
-    colour_map: "str | Colormap | None" = None,
 ) -> "Figure":
     """Draw every head of every layer: layers down, heads across, in each queries down and keys across.
 
@@ -69,7 +67,6 @@ def model_grid(
         without_sink: leave the first key out of the limits.
         title: printed above.
         theme: `LIGHT` or `DARK` of `regard.views`, or your own.
-        colour_map: a matplotlib colour map or its name; None for that of the theme.
 
     Returns:
         A new figure; `save_figure(figure, path)` writes it.
@@ -92,7 +89,7 @@ def model_grid(
     require_matplotlib()
     if cells < 1 or how not in ("max", "mean"):
         raise ArgumentError(f"cells must be at least 1 and how 'max' or 'mean'; got {cells} and {how!r}")
-    look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
+    look = Colouring.chosen(scale, limits, without_sink, theme)
     found = named(maps)
     heads = max(one.shape[-3] if len(one.shape) > 2 else 1 for _, one in found)
     room = max(cells, int(SIDE * DOTS_PER_INCH) // max(heads, len(found)) - GAP)

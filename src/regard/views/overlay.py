@@ -34,7 +34,6 @@ from regard.watching.report import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 SIDE, SIDE_IN_GRID = 5.0, 2.2
@@ -141,7 +140,6 @@ def overlay(
     upsampling: Upsampling = WHOLE_PATCHES,
     colour_bar: bool = True,
     theme: Theme = LIGHT,
-    colour_map: "str | Colormap | None" = None,
 ) -> "Axes":
     """Draw an image and, over it, the attention of one token of an image model to each of its patches.
 
@@ -166,7 +164,6 @@ def overlay(
         upsampling: how patches become pixels: `WHOLE_PATCHES`, or `SMOOTH`, where only the centres are exact.
         colour_bar: whether to draw a bar of colours with its values.
         theme: the colours of the paper and the text.
-        colour_map: as in `heatmap`.
 
     Returns:
         The axes; their last image holds the weights of the patches, (rows, columns).
@@ -185,7 +182,7 @@ def overlay(
     require_axes(ax)
     if not 0 <= strength <= 1:
         raise ArgumentError(f"strength must be in 0..1; got {strength}")
-    look = Colouring.chosen(scale, limits, False, theme, colour_map)
+    look = Colouring.chosen(scale, limits, False, theme)
     pixels = _pixels(image)
     shape = tuple(getattr(weights, "shape", ()))
     if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != shape[1]) or 0 in shape:
@@ -271,7 +268,7 @@ def overlay_grid(
     grids = [patch_grid(weights.shape[-1], pixels.shape[:2]) for _, weights in panels]
     query = ("class" if grids[0].extra else "mean") if token is None else token
     rows = [_row(one, query, grid) for (_, one), grid in zip(panels, grids, strict=True)]
-    look = Colouring.chosen(scale, limits, False, theme, None)
+    look = Colouring.chosen(scale, limits, False, theme)
     values = [look.scale.prepared(row[grid.extra :], np.ones(grid.rows * grid.columns, bool))
               for row, grid in zip(rows, grids, strict=True)]  # fmt: skip
     limits = _limits(np.concatenate(values), look)

@@ -165,10 +165,9 @@ class RowScale(LinearScale):
 
     name: ClassVar[str] = "row"
     title: ClassVar[str] = "share of the query's largest weight"
-    largest_over: ClassVar[tuple[int, ...]] = (-1,)
 
     def prepared(self, weights: Numbers, counted: npt.NDArray[np.bool_]) -> Numbers:
-        largest = np.abs(np.where(counted, weights, 0)).max(self.largest_over, keepdims=True)
+        largest = np.abs(np.where(counted, weights, 0)).max(-1, keepdims=True)
         # An uncounted weight may be larger than the counted ones.
         return np.clip(np.divide(weights, largest, out=np.zeros_like(weights), where=largest > 0), -1, 1)
 
@@ -176,31 +175,13 @@ class RowScale(LinearScale):
         return Limits(-1.0 if drawn.min(initial=0.0) < 0 else 0.0, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class EachScale(RowScale):
-    """Each weight as a share of the largest of its map: maps of one figure are then not compared, and the bar says so.
-
-    >>> EachScale().prepared(np.array([[0.1, 0.2], [0.0, 0.4]]), np.ones((2, 2), bool)).tolist()
-    [[0.25, 0.5], [0.0, 1.0]]
-    """
-
-    name: ClassVar[str] = "each"
-    title: ClassVar[str] = "share of each map's largest weight"
-    largest_over: ClassVar[tuple[int, ...]] = (-2, -1)
-
-
-ScaleName = Literal["linear", "sqrt", "log", "row", "each"]
+ScaleName = Literal["linear", "sqrt", "log", "row"]
 SCALES: dict[str, ColourScale] = {
-    scale.name: scale for scale in (LinearScale(), SquareRootScale(), LogScale(), RowScale(), EachScale())
+    scale.name: scale for scale in (LinearScale(), SquareRootScale(), LogScale(), RowScale())
 }
 
 
 def scale_of(scale: ScaleName | ColourScale) -> ColourScale:
-    """The named scale, or the scale itself.
-
-    >>> scale_of("sqrt")
-    SquareRootScale()
-    """
     if isinstance(scale, ColourScale):
         return scale
     if scale not in SCALES:
@@ -209,7 +190,6 @@ def scale_of(scale: ScaleName | ColourScale) -> ColourScale:
 
 
 def checked_limits(limits: Any, scale: ColourScale) -> Limits:
-    """Check a caller's limits: two finite values in order, valid on the scale; raises ArgumentError otherwise."""
     try:
         low, high = (float(limit) for limit in limits)
     except (TypeError, ValueError):

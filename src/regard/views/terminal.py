@@ -151,10 +151,6 @@ def printing_of(stream: Any = None) -> Printing:
     """The printing for a stream: half-blocks for a terminal, a table for pipes, files and `NO_COLOR`.
 
     Source: https://no-color.org.
-
-    >>> import io
-    >>> printing_of(io.StringIO())
-    Table(most=64)
     """
     stream = sys.stdout if stream is None else stream
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
@@ -201,7 +197,7 @@ def map_text(
     chat  0.250  0.750
     """
     how = printing_of() if printing is None else printing
-    look = Colouring.chosen(scale, limits, without_sink, DARK, None)
+    look = Colouring.chosen(scale, limits, without_sink, DARK)
     shape = tuple(getattr(weights, "shape", ()))
     if columns is None and len(shape) == 2 and shape[0] == shape[1]:
         columns = rows

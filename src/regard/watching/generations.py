@@ -43,7 +43,6 @@ class _Piece:
 
 
 def joined_map(name: str, sequence: CallSequence, maps: Mapping[int, AttentionMap], others: "OfRuns") -> AttentionMap:
-    """Concatenate the maps of a sequence's calls by rows; raises ShapeError for an ambiguous order of the batch."""
     steps = sequence.steps
     if len(steps) == 1:
         return _without_room(maps[steps[0].call], steps[0])
@@ -83,7 +82,6 @@ class OfRuns:
         return origins
 
     def moves(self, steps: Iterable[SequenceStep]) -> bool:
-        """True if a row of the batch changes its position in any module that ran with the steps."""
         found = (origins for step in steps for origins in self._of(step))
         return any(o is not None and not (o.shape[0] == o.shape[1] and bool(o.diagonal().all())) for o in found)
 
@@ -140,7 +138,6 @@ def _in_order(weights: AttentionMap, order: Tensor | None) -> AttentionMap:
 
 
 def _without_room(weights: AttentionMap, step: SequenceStep) -> AttentionMap:
-    """The map of the keys that a static cache has: its buffer may have room for more, where no weight is."""
     queries, keys = weights.shape[-2:]
     filled = keys if step.filled is None else step.filled
     if not queries <= filled < keys:

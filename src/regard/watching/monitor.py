@@ -124,7 +124,6 @@ class WorstHead(Displayed):
 
 
 def largest_of(measured: Mapping[str, MeasuredHeads]) -> tuple[float, int, int] | None:
-    """The largest logit of all heads, with the numbers of its layer and its head; None if no head has one."""
     worst = (-math.inf, 0, 0)
     for number, heads in enumerate(measured.values()):
         largest, head = heads.largest_logit.nan_to_num(nan=-math.inf).max(0)
@@ -133,7 +132,6 @@ def largest_of(measured: Mapping[str, MeasuredHeads]) -> tuple[float, int, int] 
 
 
 def writers_of_trainer(trainer: Any) -> Iterator[Any]:
-    """The writers behind the callbacks of transformers' `Trainer`: TensorBoard's, and the modules W&B and trackio."""
     for callback in trainer.callback_handler.callbacks:
         for name in ("tb_writer", "_wandb", "_trackio"):
             if (writer := getattr(callback, name, None)) is not None:
@@ -141,7 +139,6 @@ def writers_of_trainer(trainer: Any) -> Iterator[Any]:
 
 
 def writers_of_lightning(trainer: Any) -> Iterator[Any]:
-    """The loggers of Lightning that take pictures, or else the writers behind them."""
     for logger in trainer.loggers if trainer.is_global_zero else ():
         yield logger if hasattr(logger, "log_image") else logger.experiment
 
@@ -292,7 +289,6 @@ class AttentionMonitor:
         return with_heads[: self.sequences] if len(with_heads.leading) > 1 else with_heads
 
     def _worst(self, calls: list[Observed]) -> WorstHead | None:
-        """The map of the head with the largest logit, in the first call of its layer, at the size of a picture."""
         if (worst := largest_of(self.measured)) is None:
             return None
         logit, number, head = worst
@@ -312,7 +308,6 @@ class AttentionMonitor:
 
 
 def scalars_of(measured: Mapping[str, MeasuredHeads]) -> dict[str, float]:
-    """The numbers of each layer by name, and those of the head with the largest logit; NaN is left out."""
     found: dict[str, float] = {}
     for name, heads in measured.items():
         found |= {

@@ -44,13 +44,11 @@ class BlockKeys(NamedTuple):
 
     number: int
     rate: int
-    """The tokens of a block."""
     made: "Observed | None"
     """The call of the compressor; None if it was not read in this run of the model."""
 
     @property
     def source(self) -> "Compression | None":
-        """The shares of tokens in the blocks; None if they are not kept."""
         from regard.maps.sources.compression import Compression  # (few models need it)
 
         source = None if self.made is None or self.made.map is None else self.made.map.source
@@ -97,20 +95,17 @@ class Observed:
     softmax: AttentionMap | None = None
     """The softmax before the model's changes to the weights, if any."""
     is_stored: bool = False
-    """True if the map holds weights computed by the model."""
     notes: list[str] = field(default_factory=list)
     error: float | str | None = None
     """With `verify`: the largest error of the rebuilt output over the largest value, or the reason for its absence."""
     proof: RowProof | None = None
     """The rebuilt rows, until they are read; None if they fit."""
     is_other: bool = False
-    """True if it was refused as no attention."""
     at: int = 0
     """How many calls its thread had observed until then, this one included."""
     run: int | None = None
     """The run of the model; None outside of one."""
     token: object = None
-    """Identifies the call for its observer."""
     crosses: bool | None = None
     """True if its keys are made of another sequence than its queries; None if that is not known."""
     changed: tuple[tuple[str, bool | Tensor], ...] = ()
@@ -122,7 +117,6 @@ class Observed:
     kind: str = "attention"
     """One of the kinds of a report."""
     arguments: tuple[KeptArguments, ...] = ()
-    """The small integer arguments of the modules around the call, the outermost first."""
     dropout: float = 0.0
     """The share of the weights that the kernel dropped."""
     is_over_queries: bool = False
@@ -130,13 +124,11 @@ class Observed:
     is_part: bool = False
     """True if the softmax was over more keys than the weights have, as with a sink beside them."""
     is_evaluated: bool = False
-    """True if the model was in evaluation mode."""
     ranks: int = 1
     """Over how many ranks the parameters of its module are split: its heads are those of this rank."""
 
     @property
     def map(self) -> AttentionMap | None:
-        """The map; None if the call could not be read, or if its output is not that of the map."""
         if self.proof is not None:
             fault, self.proof = self.proof.fault(), None
             if fault is not None:
@@ -271,7 +263,6 @@ class Record(Interceptor):
         self.calls.append(observed)
 
     def _context(self, path: str) -> AbstractContextManager[object]:
-        """The context for reading a call: without gradients, unless its map carries them."""
         policy, is_recording = self.policy, is_recorded()
         if policy.gradients is not None:
             policy.gradients.is_recording = is_recording
@@ -322,7 +313,6 @@ class Record(Interceptor):
         return observed
 
     def _arguments(self, given: tuple[ModuleArguments, ...]) -> tuple[KeptArguments, ...]:
-        """The arguments of the running modules, each kept once for all calls in it; none beside statistics."""
         if self._summary is not None:
             return ()
         known, self._running = self._running, {}
@@ -332,7 +322,6 @@ class Record(Interceptor):
         return tuple(kept for _, kept in self._running.values())
 
     def _blocks(self, source: ObservedCall, when: Moment) -> BlockKeys | None:
-        """The blocks of tokens among the keys of a call, with the call of this run that made them."""
         stream = None if source.origins is None else source.origins.keys
         if stream is None or stream.own is None or stream.maker is None:
             return None
@@ -386,7 +375,6 @@ def _kind(call: ObservedCall) -> str:
 
 
 def _share_keys(before: Factors | None, after: Factors) -> None:
-    """If the keys of a step begin with those of the step before, keep only the longer ones, for both."""
     if before is None or before.keys is None or before.is_stale:
         return
     key, longer = before.call.key, after.call.key

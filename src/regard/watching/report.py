@@ -96,7 +96,6 @@ STREAMS = "mixture of streams"
 
 
 def kinds_of(record: Record) -> dict[str, str]:
-    """The kind of each module that mixes tokens, by its calls, and by its functions where it is not read."""
     found = {call.name: call.kind for call in record.calls if not call.is_other}
     found |= {path: "unknown" for path, _ in record.unreadable if path not in found}
     by_functions = {CONVOLUTION: "convolution", "recurrence": "recurrence", SUM: "recurrence"}
@@ -186,7 +185,6 @@ def layers_of(record: Record, *, crossing: bool = False) -> list[Observed]:
 
 
 def maps_of_layers(watched: Any) -> Any:
-    """The maps over tokens of a watch's layers, by name and call, with cross-attention; other maps as they are."""
     record = getattr(watched, "record", None)
     if not isinstance(record, Record):
         return watched

@@ -396,7 +396,6 @@ class Seen(Displayed):
 
 
 def _name_and_number(key: Any) -> tuple[str, int | None]:
-    """The module path and the call number of a key of `Seen`."""
     match key:
         case str():
             return key, None

@@ -82,7 +82,10 @@ def entmax15_of(scores: Tensor) -> Tensor:
 
 def softpick_of(scores: Tensor) -> Tensor:
     """max(e^s - 1, 0) over the sum of |e^s - 1|."""
-    risen = torch.where(scores == -torch.inf, 0.0, torch.expm1(scores))
+    peak = scores.detach().amax(-1, keepdim=True)
+    # Where e^s overflows, 1 is nothing beside it.
+    risen = torch.where(peak > 600, torch.exp(scores - peak), torch.expm1(scores.clamp_max(600)))
+    risen = torch.where(scores == -torch.inf, 0.0, risen)
     total = risen.abs().sum(-1, keepdim=True)
     return risen.clamp_min(0.0) / torch.where(total > 0, total, 1.0)
 

@@ -236,7 +236,6 @@ class SelectedBias(Bias):
 
 
 def summed_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
-    """A gradient, summed over the broadcast dimensions of a tensor of this shape."""
     return grad if grad.shape == tuple(shape) else grad.sum_to_size(*shape)
 
 

@@ -95,8 +95,6 @@ class _Bins(NamedTuple):
 
 
 class _Answers(NamedTuple):
-    """The answers of one flat_head; the sums by key are those of one piece."""
-
     received: Any
     entropy: Any
     distance: Any

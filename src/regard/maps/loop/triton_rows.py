@@ -94,7 +94,6 @@ def _block(
 
 @triton.jit
 def _joined(tops, totals, spreads, fars):
-    """The sums of a row from those of parts of its keys, along the second dimension."""
     top = tl.max(tops, 1)
     shift = tops - top[:, None]
     shrink = tl.exp2(shift)

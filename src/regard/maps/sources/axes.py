@@ -98,7 +98,6 @@ class TransposedSource(DerivedSource):
 
     @classmethod
     def of_source(cls, source: Source) -> Source:
-        """The transpose; that of a transpose is the original."""
         return source.of if isinstance(source, TransposedSource) else cls(source)
 
     @property

@@ -170,8 +170,6 @@ def _of_flat_heads(statistic: Statistic, flat_heads: range) -> Statistic:
 
 @dataclass(frozen=True, eq=False)
 class SumSource(SeveralSource):
-    """The sum of several sources of one shape."""
-
     parts: tuple[Source, ...]
 
     @property
@@ -278,6 +276,5 @@ def shares_of_sizes(source: Source) -> Source:
 
 
 def side_by_side(sources: Sequence[Source], layout: tuple[int, ...]) -> Source:
-    """Several sources as one; a single one is laid out anew."""
     names = Dimensions.unknown(len(layout), UNNAMED)
     return sources[0].choose(None, layout) if len(sources) == 1 else JoinedSource(tuple(sources), layout, names)

@@ -249,8 +249,6 @@ class PositiveSource(DerivedSource):
 
 @dataclass(frozen=True, eq=False)
 class SizeSource(PositiveSource):
-    """The sizes of a source's weights: |weight|."""
-
     def __str__(self) -> str:
         return f"the sizes of {self.of}"
 
@@ -359,7 +357,6 @@ class CastSource(DerivedSource):
 
     @classmethod
     def of_dtype(cls, source: Source, dtype: torch.dtype) -> Source:
-        """The source in a dtype; wrapped only if it differs."""
         inner = source.of if isinstance(source, CastSource) else source
         return inner if dtype == inner.answer_dtype else cls(inner, dtype)
 

@@ -54,7 +54,6 @@ class DotScores:
 
     @property
     def reads_queries(self) -> bool:
-        """Whether the additions differ from query to query."""
         return self._call.bias is not None or "query" in self._looks
 
     @property

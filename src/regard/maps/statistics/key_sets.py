@@ -98,7 +98,6 @@ def by_spans(source: Source, keys: Spans | None, queries: Spans | None) -> Tenso
 
 
 def _checked(spans: Spans | None, length: int, name: str) -> tuple[tuple[int, int], ...]:
-    """The spans as pairs of integers; by default one for each position."""
     if spans is None:
         return tuple((i, i + 1) for i in range(length))
     pairs: list[tuple[int, int]] = []

@@ -88,7 +88,6 @@ READERS: tuple[RowReader, ...] = (TritonRows(), AtOnce(), NumbaRows(), Tiles())
 
 
 def explained(source: Source) -> tuple[str, dict[str, str]]:
-    """The reader of the usual statistics together, and the reasons against those before it."""
     refused, asked = dict[str, str](), Asked.of([st.Received(), st.Entropy(), st.TopWeights(1)])
     for reader in READERS:
         if reader.devices is not None and source.device.type not in reader.devices:

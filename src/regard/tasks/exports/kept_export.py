@@ -45,7 +45,6 @@ T = TypeVar("T")
 
 
 def _content(trained: ExportedRun) -> dict[str, Any]:
-    """All that decides the files, as values for JSON."""
     return {
         "format": FORMAT,
         "regard": __version__,

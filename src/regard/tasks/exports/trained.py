@@ -109,7 +109,6 @@ class ExportedRun(NamedTuple):
 
     @property
     def max_length(self) -> int:
-        """The number of tokens in a table of positions."""
         return self.config.max_length if self.config.positions == "learned" else LONGEST
 
     def positions(self, module: nn.Module) -> Tensor:

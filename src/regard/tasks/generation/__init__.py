@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from regard.tasks.generation.filters import Constraint as Constraint
     from regard.tasks.generation.filters import Filter as Filter
     from regard.tasks.generation.filters import ForcedPrefix as ForcedPrefix
-    from regard.tasks.generation.filters import MinP as MinP
     from regard.tasks.generation.filters import Progress as Progress
-    from regard.tasks.generation.filters import RepetitionPenalty as RepetitionPenalty
     from regard.tasks.generation.filters import Temperature as Temperature
     from regard.tasks.generation.filters import TopK as TopK
     from regard.tasks.generation.filters import TopP as TopP

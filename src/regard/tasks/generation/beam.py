@@ -184,7 +184,6 @@ class _Hypotheses:
         return torch.where(is_full, self.beam.score(best, length), hope) > worst
 
     def best(self) -> list[list[Hypothesis]]:
-        """The finished hypotheses of each source, best first; if there are too few, live ones follow."""
         answers: list[list[Hypothesis]] = [[] for _ in self.score]
         links = [(trace.tokens.tolist(), trace.parents.tolist()) for trace in self.trace]
         columns = (t[:, : self.num_best].tolist() for t in (self.score, self.ended_at, self.ended_in))

@@ -11,8 +11,9 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, NotSeenError, RunFolderError
+from regard.files.atomic import read_json
 from regard.files.model_folder import family_of
-from regard.huggingface.folder import load_folder, read_object, read_settings
+from regard.huggingface.folder import load_folder, read_settings
 from regard.maps.attention_map import AttentionMap
 from regard.models.protocol import Step
 from regard.tasks.text.pretrained import check_tokenizer
@@ -44,13 +45,6 @@ class Downloaded(nn.Module):
 
     Raises:
         ArgumentError: the model writes no text, or reads none.
-
-    >>> from transformers import GPT2Config, GPT2LMHeadModel
-    >>> config = GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
-    >>> model = Downloaded(GPT2LMHeadModel(config).eval())
-    >>> state = model.start(torch.tensor([[4, 5]]), torch.tensor([2]))
-    >>> model.step(state, torch.tensor([6])).logits.shape
-    torch.Size([1, 9])
     """
 
     def __init__(self, model: Any, *, banned: tuple[int, ...] = (), first: int | None = None) -> None:
@@ -227,7 +221,7 @@ def load_downloaded(folder: Path, *, is_pair: bool) -> DownloadedParts:
 def _values(folder: Path) -> dict[str, Any]:
     path, values = folder / "generation_config.json", read_settings(folder).values
     text = values.get("text_config")
-    said = read_object(path) if path.is_file() else {}
+    said = read_json(path) if path.is_file() else {}
     return {**(text if isinstance(text, dict) else {}), **values} | {
         name: value for name, value in said.items() if value is not None
     }

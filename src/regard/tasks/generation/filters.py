@@ -3,7 +3,7 @@
 A search takes constraints and keeps the model's own scores. Sampling takes both. Each is one small object; a list is
 applied in order:
 
-    sample(..., filters=[RepetitionPenalty(1.2), Temperature(0.8), TopK(50), TopP(0.95)])
+    sample(..., filters=[Temperature(0.8), TopK(50), TopP(0.95)])
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,6 @@ class Progress(NamedTuple):
     """The index of each text's source, in the order of the call."""
     tokens: Integer[Tensor, "N t"]
     """The t tokens chosen so far."""
-    before: Integer[Tensor, "N P"] | None = None
-    """The tokens before them if these have the same vocabulary: the prompts of a language model."""
 
 
 @runtime_checkable
@@ -114,13 +112,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StillWanted:
-    """Answers that are no longer wanted end at this step.
-
-    >>> wanted = StillWanted([lambda: False, None], end_id=2)
-    >>> wanted.allowed(Progress(torch.tensor([0, 1]), torch.zeros(2, 0, dtype=torch.long)), 3)
-    tensor([[False, False,  True],
-            [ True,  True,  True]])
-    """
+    """Answers that are no longer wanted end at this step."""
 
     wanted: Sequence[Callable[[], bool] | None]
     """Whether the answer to each source is still wanted; None for always."""
@@ -201,7 +193,8 @@ class TopP:
     """In (0, 1]; 1 keeps all tokens."""
 
     def __post_init__(self) -> None:
-        _require_share("top-p", self.p)
+        if not 0 < self.p <= 1:
+            raise ArgumentError(f"top-p must be above 0 and at most 1, got {self.p}")
 
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
         """Drop a token if the more probable tokens already sum to p or more."""
@@ -219,58 +212,6 @@ class TopP:
         return torch.full_like(logits, -torch.inf).scatter(1, order, logits.gather(1, order).where(kept, -torch.inf))
 
 
-@dataclass(frozen=True, slots=True)
-class MinP:
-    """Tokens at least p times as probable as the most probable one.
-
-    Source: Nguyen et al. 2024 (arXiv:2407.01082), section 3.
-
-    >>> MinP(0.5)(torch.tensor([[0.5, 0.3, 0.2]]).log(), None).exp()
-    tensor([[0.5000, 0.3000, 0.0000]])
-    """
-
-    p: float
-    """In (0, 1]."""
-
-    def __post_init__(self) -> None:
-        _require_share("min-p", self.p)
-
-    def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        probabilities = logits.softmax(-1)
-        return logits.masked_fill(probabilities < self.p * probabilities.amax(-1, keepdim=True), -torch.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class RepetitionPenalty:
-    """Divides the logits of tokens in the text or its prompt by the penalty, or multiplies negative ones.
-
-    Source: Keskar et al. 2019 (arXiv:1909.05858), section 4.1, with the sign as in transformers.
-
-    >>> progress = Progress(torch.tensor([0]), torch.tensor([[0, 1]]))
-    >>> RepetitionPenalty(2.0)(torch.tensor([[4.0, -4.0, 4.0]]), progress)
-    tensor([[ 2., -8.,  4.]])
-    """
-
-    penalty: float
-    """Above 0; 1 changes nothing, a larger penalty makes repetitions rarer."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.penalty < float("inf"):
-            raise ArgumentError(f"the repetition penalty must be above 0 and finite, got {self.penalty}")
-
-    def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        tokens = progress.tokens
-        if progress.before is not None:
-            tokens = torch.cat([progress.before, tokens], 1)
-        chosen = logits.gather(1, tokens)
-        return logits.scatter(1, tokens, torch.where(chosen < 0, chosen * self.penalty, chosen / self.penalty))
-
-
 def _require_token(token: int, vocab_size: int) -> None:
     if not 0 <= token < vocab_size:
         raise ArgumentError(f"tokens are from 0 to {vocab_size - 1}, got {token}")
-
-
-def _require_share(name: str, p: float) -> None:
-    if not 0 < p <= 1:
-        raise ArgumentError(f"{name} must be above 0 and at most 1, got {p}")

@@ -120,7 +120,6 @@ def steps(
     *,
     choose: Choose,
     is_worth_leaving: Callable[[int, int], bool],
-    before: Integer[Tensor, "B P"] | None = None,
 ) -> Iterator[TextStep]:
     """The steps until every text has its end mark, at most `max_steps`. The caller may stop earlier.
 
@@ -133,7 +132,7 @@ def steps(
     written = tokens.new_empty((rows.shape[0], asked.max_steps))  # (len() of a tensor takes microseconds.)
     for length in range(asked.max_steps):
         logits, _, state = model.step(state, tokens)
-        progress = Progress(rows, written[:, :length], None if before is None else before[rows])
+        progress = Progress(rows, written[:, :length])
         tokens, gains = choose(logits, progress)
         yield TextStep(rows, tokens, gains, ended)
         written[:, length] = tokens

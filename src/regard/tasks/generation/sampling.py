@@ -31,10 +31,6 @@ def draw_tokens(
 
     It is the first token with a cumulative probability above the value. (`torch.multinomial` draws a value for each
     token of the vocabulary, slower than a step of a small model.)
-
-    >>> draw_tokens(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
-    tensor([[1],
-            [2]])
     """
     # The sums of a large vocabulary need more digits than float32 has; Apple's GPUs have no float64.
     dtype = torch.float32 if probabilities.device.type == "mps" else torch.float64
@@ -57,7 +53,6 @@ def sample_steps(
     asked: SearchOf,
     *,
     filters: Sequence[Filter] = (),
-    before: Integer[Tensor, "B P"] | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Sampled]:
     """Do the same as `sample`, but yield each token as soon as it is drawn. The caller may stop at any step.
@@ -79,7 +74,7 @@ def sample_steps(
         return tokens[:, 0], logits.log_softmax(-1).gather(1, tokens)[:, 0]
 
     # A finished text is removed at once, so that no random values are drawn for it.
-    for step in steps(model, asked, choose=draw, is_worth_leaving=lambda running, left: left < running, before=before):
+    for step in steps(model, asked, choose=draw, is_worth_leaving=lambda running, left: left < running):
         yield Sampled(step.rows, step.tokens, step.gains)
 
 
@@ -88,7 +83,6 @@ def sample(
     asked: SearchOf,
     *,
     filters: Sequence[Filter] = (),
-    before: Integer[Tensor, "B P"] | None = None,
     generator: torch.Generator | None = None,
 ) -> list[Hypothesis]:
     """Draw tokens from the model's distribution, as changed by the filters, until the end mark or `max_steps`.
@@ -97,7 +91,6 @@ def sample(
         model: in evaluation mode.
         asked: the sources, and the tokens that may be written; repeat a source to get several samples.
         filters: applied to the logits after the constraints, in this order; see `regard.tasks.generation.filters`.
-        before: the prompts of a language model, for filters over the whole text.
         generator: of the random values; None for torch's.
 
     Returns:
@@ -115,7 +108,7 @@ def sample(
     """
     tokens: list[list[int]] = [[] for _ in asked.source]
     scores = [0.0] * len(asked.source)
-    for step in sample_steps(model, asked, filters=filters, before=before, generator=generator):
+    for step in sample_steps(model, asked, filters=filters, generator=generator):
         for row, token, gain in zip(step.rows.tolist(), step.tokens.tolist(), step.gains.tolist(), strict=True):
             tokens[row].append(token)
             scores[row] += gain

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,21 +20,17 @@ from regard.tasks.generation.protocol import SearchOf
 from regard.tasks.generation.sampling import sample_steps
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN, Likelihood, likelihoods, together
-from regard.tasks.language_modelling.text_format import DownloadedFormat, TextFormat, TrainedFormat
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.run_folder import RunFolder, load_tokenizer
 from regard.tasks.text.blocks import TextWindow, next_token_windows, window_batches
 from regard.tasks.text.codec import Marks
-from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.pretrained import check_rows
-from regard.tasks.text.running_text import DocumentUnit, TextStream
-from regard.tasks.text.tokenizers import Tokenizer
+from regard.tasks.text.running_text import DocumentUnit, TextStream, encode_text, pieces
+from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
 from regard.tasks.training.checkpoints import filled
 from regard.tasks.training.distributed import find_device
 from regard.tensors.ranges import require_at_least
 
-WINDOW_LINES = 1_024
-"""How many lines are read and scored together."""
 LONGEST_BLOCK = 2_048
 """The most tokens a downloaded model reads at once, even if it has more positions."""
 BATCH_PLACES = 2_048
@@ -64,6 +60,70 @@ class TextEvaluation(NamedTuple):
         return cls(loss, math.exp(min(loss, 700.0)), each, likelihood.tokens, text_bytes, unknown)
 
 
+class Row(NamedTuple):
+    tokens: list[int]
+    text_bytes: int
+
+
+class TrainedFormat:
+    begin_id = BOS
+    """The token that a text begins with."""
+    mark_id: int | None = BOS
+    """The token that only begins documents, and is not predicted; None if every token may be text."""
+    end_ids: Sequence[int] = (EOS,)
+    """The tokens that end a text; the model stops after any of them."""
+
+    def __init__(self, tokenizer: Tokenizer, documents: DocumentUnit) -> None:
+        self.tokenizer = tokenizer
+        self._documents: DocumentUnit = documents
+        self._ends = documents != "file"
+        # The model never writes a second begin mark or an unknown token, and an end mark only if training had any.
+        self.writable = [*([EOS] if self._ends else []), *range(UNK + 1, len(tokenizer))]
+
+    def prompt(self, text: str) -> list[int]:
+        return [BOS, *encode_text(self.tokenizer, text)]
+
+    def row(self, lines: Iterable[str]) -> Row:
+        ids: list[int] = []
+        text_bytes = 0
+        for piece in pieces(lines, self._documents):
+            if piece.begins:
+                ids += [EOS, BOS] if ids and self._ends else [BOS]
+            ids += self.tokenizer.encode(piece.text)
+            text_bytes += len(piece.text.encode()) + (self._ends and piece.begins)
+        return Row([*ids, EOS] if ids and self._ends else ids, text_bytes)
+
+
+class DownloadedFormat:
+    """The format of a downloaded folder, as its tokenizer.json describes it.
+
+    The folder's template makes a prompt from a text: GPT-2's adds nothing, Llama's adds a begin mark. A text that is
+    scored always has the begin mark before it, so that its first token can be predicted too.
+    """
+
+    mark_id: int | None = None
+
+    def __init__(
+        self, tokenizer: Tokenizer, begin_id: int, end_ids: Sequence[int], banned_ids: Sequence[int] = ()
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.begin_id, self.end_ids = begin_id, end_ids
+        self.writable = [token for token in range(len(tokenizer)) if token not in banned_ids]
+
+    def prompt(self, text: str) -> list[int]:
+        """The tokens that the template makes of a text; the begin mark if there is no text."""
+        return self.tokenizer.encode_batch([text])[0] or [self.begin_id]
+
+    def row(self, lines: Iterable[str]) -> Row:
+        """The lines as one text after a begin mark, which is cut into tokens as a whole."""
+        text = "".join(f"{line}\n" for line in lines)
+        ids = self.prompt(text) if text else []
+        return Row(ids if not text or ids[0] == self.begin_id else [self.begin_id, *ids], len(text.encode()))
+
+
+TextFormat = TrainedFormat | DownloadedFormat
+
+
 class LanguageModel:
     """A decoder-only model with its tokenizer, ready to use.
 
@@ -90,9 +150,7 @@ class LanguageModel:
         self.block_length = block_length
 
     @classmethod
-    def load(
-        cls, folder: Path | str, *, device: str = "auto", checkpoint: Literal["best", "last"] = "best"
-    ) -> "LanguageModel":
+    def load(cls, folder: Path | str, *, device: str = "auto") -> "LanguageModel":
         """Read a run folder, or a downloaded folder in Hugging Face's format with a decoder in it.
 
         Raises:
@@ -106,9 +164,9 @@ class LanguageModel:
         run = RunFolder(folder)
         config = run.read_config(LANGUAGE_MODEL, LanguageModelConfig)
         tokenizer = load_tokenizer(run)
-        tensors, size = run.checkpoints.load_model(checkpoint), len(tokenizer)
+        tensors, size = run.checkpoints.load_model("best"), len(tokenizer)
         make = partial(DecoderOnly, config.model, vocab_size=size)
-        model = filled(make, config.model, tensors, source=run.checkpoints.path(checkpoint))
+        model = filled(make, config.model, tensors, source=run.checkpoints.path("best"))
         length, documents = config.block_length, config.documents
         return cls(model.to(find_device(device)), tokenizer, block_length=length, documents=documents)
 
@@ -208,7 +266,7 @@ class LanguageModel:
         texts = {row: list(begun) for row in range(count)}  # the texts that have not ended
         while texts:
             most = len(begun) + max_tokens - len(next(iter(texts.values())))
-            for row, token in self._block(texts, begun[0] == self.language.begin_id, most, filters, generator):
+            for row, token in self._block(texts, most, filters, generator):
                 texts[row].append(token)
                 drawn(token)
                 is_end = token in self.language.end_ids
@@ -224,7 +282,6 @@ class LanguageModel:
     def _block(
         self,
         texts: dict[int, list[int]],
-        has_mark: bool,
         most: int,
         filters: Sequence[Filter],
         generator: torch.Generator,
@@ -238,8 +295,7 @@ class LanguageModel:
         # Of a full block half is kept: the model reads that half again once, and then has room for as much new text.
         kept = length if length <= self.block_length else max(self.block_length // 2, 1)
         most = min(most, self.block_length - kept + 1)
-        whole = torch.tensor([texts[row] for row in rows], device=self.device, dtype=torch.long)
-        context = whole[:, length - kept :]
+        context = torch.tensor([texts[row][length - kept :] for row in rows], device=self.device, dtype=torch.long)
         asked = SearchOf(
             context[:, :-1],
             torch.full((len(rows),), kept - 1, device=self.device),
@@ -248,9 +304,7 @@ class LanguageModel:
             max_steps=most,
             constraints=[Vocabulary.of(self.language.writable, self.model.output.out_features)],
         )
-        before = whole[:, 1:] if has_mark else whole
-        steps = sample_steps(self.model, asked, filters=filters, before=before, generator=generator)
-        for step in steps:
+        for step in sample_steps(self.model, asked, filters=filters, generator=generator):
             for index, token in zip(step.rows.tolist(), step.tokens.tolist(), strict=True):
                 if rows[index] in texts:
                     yield rows[index], token
@@ -283,25 +337,6 @@ class LanguageModel:
             found.append(likelihood)
             tell("blocks of tokens read", len(found), -(-len(ids) // step))
         return TextEvaluation.of(together(found), text_bytes)
-
-    def score(self, lines: Iterable[str]) -> Iterator[Likelihood]:
-        """Say how probable each line is by itself: the sum over its tokens, in nats.
-
-        The end mark counts if documents were lines or paragraphs in training. Lines are read and scored one
-        window after the other, and their likelihoods come in the order of the lines.
-        """
-        for chunk in chunks(lines, WINDOW_LINES):
-            owners: list[int] = []
-            windows: list[TextWindow] = []
-            for owner, ids in enumerate(self.language.wholes(chunk)):
-                row = np.asarray(ids)
-                for window in next_token_windows(row, length=self.block_length, stride=self._half):
-                    owners.append(owner)
-                    windows.append(window)
-            found = [Likelihood(0.0, 0)] * len(chunk)
-            for owner, likelihood in zip(owners, self._likelihoods(windows), strict=True):
-                found[owner] = together([found[owner], likelihood])
-            yield from found
 
     @torch.no_grad()
     def attend(self, sentence: str | Sequence[int]) -> TextAttention:

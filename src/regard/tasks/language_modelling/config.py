@@ -9,7 +9,7 @@ from regard.models.config import DecoderOnlyConfig
 from regard.tasks.config import TrainingConfig
 from regard.tasks.text.lines import BadLines, RunningTextFormat
 from regard.tasks.training.fit_config import FitConfig
-from regard.tensors.ranges import require_at_least, require_share
+from regard.tensors.ranges import require_at_least
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,18 +48,14 @@ class LanguageModelConfig(TrainingConfig):
     """How the learning rate falls afterwards."""
     weight_decay: float = 0.1
     """Weight decay; gains and offsets do not decay."""
-    beta2: float = 0.99
-    """Share of its mean of squared gradients that AdamW keeps from step to step, 0 to 1."""
 
     def __post_init__(self) -> None:
         # super() fails here: `dataclass` replaces a class with slots by a new one, and super() knows the old one.
         TrainingConfig.__post_init__(self)
         require_at_least(1, vocab_size=self.vocab_size)
         require_at_least(2, block_length=self.block_length)
-        require_share(valid_share=self.valid_share, beta2=self.beta2)
-        for name in ("valid_share", "beta2"):
-            if getattr(self, name) in (0.0, 1.0):
-                raise ArgumentError(f"{name} must be above 0 and below 1, got {getattr(self, name)}")
+        if not 0.0 < self.valid_share < 1.0:
+            raise ArgumentError(f"valid_share must be above 0 and below 1, got {self.valid_share}")
         if self.model.positions == "learned" and self.block_length > self.model.max_length:
             raise ArgumentError(
                 f"the model has {self.model.max_length} positions and trains on blocks of {self.block_length} tokens: "

@@ -29,11 +29,7 @@ class Likelihood(NamedTuple):
 def likelihoods(
     logits: Float[Tensor, "B T V"], targets: Integer[Tensor, "B T"], *, unknown: int | None = None
 ) -> list[Likelihood]:
-    """The likelihood of each row's targets, but for those that are UNPREDICTED; `unknown` is the unknown token.
-
-    >>> likelihoods(torch.zeros(2, 2, 4), torch.tensor([[3, 1], [2, UNPREDICTED]]))[1].tokens
-    1
-    """
+    """The likelihood of each row's targets, but for those that are UNPREDICTED; `unknown` is the unknown token."""
     targets = targets.long()
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
     counted = targets != UNPREDICTED
@@ -45,11 +41,6 @@ def likelihoods(
 
 
 def together(parts: Iterable[Likelihood]) -> Likelihood:
-    """The likelihood of independent parts.
-
-    >>> together([Likelihood(-1.0, 2), Likelihood(-2.0, 3)])
-    Likelihood(log_probability=-3.0, tokens=5, unknown=0)
-    """
     total, count, unknown = 0.0, 0, 0
     for part in parts:
         total, count, unknown = total + part.log_probability, count + part.tokens, unknown + part.unknown

@@ -79,14 +79,13 @@ def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) 
         rank=fabric.global_rank,
         world_size=fabric.world_size,
     )
-    optimizer = chosen_optimizer(config, model, model.output, betas=(0.9, config.beta2), eps=1e-8)
+    optimizer = chosen_optimizer(config, model, model.output, betas=(0.9, 0.99), eps=1e-8)
     look = look_at_text(model, corpus, config.pictures, config.block_length)
     validate = _validation(config, model, corpus.valid, fabric)
     return TrainingJob(model, TextBatches(plan), next_token_loss, optimizer, validate, look=look)
 
 
 def _validation(config: LanguageModelConfig, model: DecoderOnly, valid: TextStore, fabric: Any) -> Validate:
-    """Make a function that measures the mean loss on the validation text, and bits per byte if these tell something."""
     length, is_known = config.block_length, valid.unknown <= MOST_UNKNOWN * len(valid)
 
     def validate() -> dict[str, float]:

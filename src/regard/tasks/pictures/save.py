@@ -15,8 +15,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.source import LinearSource
 from regard.tasks.pictures.token_maps import TextMaps
-from regard.tasks.viewing.choice import EVERYTHING, Choice
-from regard.tasks.viewing.places import ForeignAttention, SeenImage
+from regard.tasks.viewing.places import EVERYTHING, Choice, ForeignAttention, SeenImage
 from regard.tasks.viewing.view_input import ViewInput
 from regard.views.drawing import Panel
 from regard.views.figures import save_figure
@@ -106,7 +105,6 @@ def look_at(
 def save_pictures(
     seen: Sequence[SeenText], files: PictureFiles, *, title: str, scale: ScaleName | ColourScale = "sqrt"
 ) -> list[Path]:
-    """Write a picture (one map for each sentence) and a page (every layer and head)."""
     refuse_links(*files.paths)
     for path in files.paths:
         with file_errors(path):

@@ -12,8 +12,8 @@ from regard.tasks.language_modelling.corpus import TextCorpus
 from regard.tasks.pictures.save import Look
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
 from regard.tasks.text.pair_store import TokenStore
-from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import Corpus
+from regard.tasks.translation.results import forced_attention
 from regard.tasks.translation.translation_model import Model
 
 LONGEST_TOKENS = 40

@@ -19,7 +19,6 @@ from regard.tasks.pictures.save import Look, Snapshots
 from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder, check_prepared
 from regard.tasks.runs.serialisation import to_plain
-from regard.tasks.training.bad_batches import bad_batches
 from regard.tasks.training.checkpoints import check_fit, fill_model, made_of, seed_everything
 from regard.tasks.training.distributed import (
     Ranks,
@@ -34,7 +33,7 @@ from regard.tasks.training.interrupts import ending_at_once
 from regard.tasks.training.loop import fit
 from regard.tasks.training.losses import Batches, Loss, Validate
 from regard.tasks.training.optimizers import require_muon
-from regard.tasks.training.reporting import Callback, MetricsFile, PlainLines, TensorBoard, watching
+from regard.tasks.training.reporting import Callback, MetricsFile, PlainLines, TensorBoard, bad_batches, watching
 
 C = TypeVar("C", bound=TrainingConfig)
 Say = Callable[[str], None]
@@ -171,11 +170,6 @@ def recompute_layers(model: nn.Module) -> None:
     The results stay the same to the bit, also with dropout: the second run begins with the random state of the first.
 
     Source: Chen et al. 2016 (arXiv:1604.06174), "gradient checkpointing".
-
-    >>> import torch
-    >>> model = nn.Sequential(nn.ModuleList([nn.Linear(2, 2)]))
-    >>> recompute_layers(model)
-    >>> x = model[0][0](torch.ones(1, 2)).sum().backward()
     """
     stacks = [child for child in model.children() if isinstance(child, nn.ModuleList)]
     found = [layer for stack in stacks for layer in stack]

@@ -25,7 +25,6 @@ from regard.errors import RegardError, RunFolderError
 from regard.files.atomic import (
     checksum_of_file,
     is_file_below,
-    is_temporary,
     read_checksummed,
     refuse_links,
     remove_empty,
@@ -90,7 +89,6 @@ class RunFolder:
         return Checkpoints(self.path)
 
     def is_ours(self) -> bool:
-        """Whether the folder has our marker: a run.toml that names a task."""
         try:
             return self.marker.is_file() and read_toml(self.marker)[0] is not None
         except RegardError:
@@ -121,7 +119,7 @@ class RunFolder:
                 "or name another folder (--out)"
             )
         # A run that ended before it had a config.json has nothing to lose.
-        if self.path.exists() and not self.is_ours() and not all(map(is_temporary, self.path.iterdir())):
+        if self.path.exists() and not self.is_ours() and not all(map(temporary_of, self.path.iterdir())):
             raise RunFolderError(
                 f"{self.path} is not empty and holds no run (no run.toml of regard's): name another folder (--out)"
             )
@@ -149,7 +147,6 @@ class RunFolder:
         self._sweep_temporaries()
 
     def discard(self) -> None:
-        """Undo `begin`: remove the files of the run, and the folder if nothing else is in it."""
         if self.path.is_dir() and not self.path.is_symlink():
             self._clear(*FILES)
             self._sweep_temporaries()
@@ -247,7 +244,6 @@ def _move(source: Path, target: Path) -> None:
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
-    """The versions of Python and of packages, None for those that are not installed."""
     return {"python": platform.python_version()} | {name: installed_version(name) for name in packages}
 
 
@@ -291,7 +287,6 @@ def check_file(path: Path, folder: RunFolder, prepared: Mapping[str, Any]) -> No
 
 
 def load_tokenizer(folder: RunFolder, name: str = "tokenizer.json", key: str = "fingerprint") -> Tokenizer:
-    """A tokenizer of a run; raises RunFolderError for another than the run was trained with."""
     prepared, path = read_prepared(folder), folder.path / name
     check_file(path, folder, prepared)
     tokenizer = Tokenizer.load(path)

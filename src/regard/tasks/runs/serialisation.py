@@ -14,11 +14,6 @@ T = TypeVar("T")
 
 
 def to_plain(value: Any) -> Any:
-    """Turn a dataclass into values for JSON.
-
-    >>> to_plain((Path("a.tsv"), None, 0.5))
-    ['a.tsv', None, 0.5]
-    """
     if is_dataclass(value):
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple | list):

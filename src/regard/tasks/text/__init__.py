@@ -7,7 +7,6 @@ from regard.lazy import on_demand
 if TYPE_CHECKING:
     from regard.tasks.text.batches import Batch as Batch
     from regard.tasks.text.batches import collate as collate
-    from regard.tasks.text.batches import padding_share as padding_share
     from regard.tasks.text.batches import plan_batches as plan_batches
     from regard.tasks.text.codec import Codec as Codec
     from regard.tasks.text.codec import Label as Label

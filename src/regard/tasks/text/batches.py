@@ -3,7 +3,7 @@
 Large corpora are in sections that fit into memory.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,9 +29,6 @@ def sections(count: int, *, seed: int, epoch: int) -> Iterator[Indices]:
     Up to 2**20 rows are one section, in their order. If there are more, runs of 256 neighbours are shuffled, and a
     section consists of many such runs from all parts of the corpus. The memory holds one section, and 8 bytes for
     each run.
-
-    >>> [rows.tolist() for rows in sections(5, seed=0, epoch=0)]
-    [[0, 1, 2, 3, 4]]
     """
     if count <= SECTION_ROWS:
         yield np.arange(count)
@@ -103,16 +100,6 @@ def collate(
     target_output, target_lengths = padded_rows([[*sentence, end] for sentence in targets], pad)
     target_input, _ = padded_rows([[begin, *sentence] for sentence in targets], pad)
     return Batch(source, source_lengths, target_input, target_output, target_lengths)
-
-
-def padding_share(batches: Iterable[Batch]) -> float:
-    """The share of padding in the positions of source and target, 0..1.
-
-    >>> round(padding_share([collate([[7, 8], [9]], [[5], [5, 6]])]), 3)
-    0.167
-    """
-    counts = [(batch.tokens, batch.padded_tokens) for batch in batches]
-    return 1 - sum(tokens for tokens, _ in counts) / sum(padded for _, padded in counts)
 
 
 def plan_batches(

@@ -25,8 +25,6 @@ class TextBatch(NamedTuple):
     """(B, T), padded at the end."""
     targets: Tensor
     """(B, T): the token to be predicted at each position; UNPREDICTED where none is."""
-    lengths: Tensor
-    """(B,): the number of tokens in each row."""
 
 
 class TextWindow(NamedTuple):
@@ -58,10 +56,6 @@ class BlockPlan:
         seed: decides splits and shuffling, together with the epoch.
         rank: the share of every batch to return.
         world_size: the number of shares.
-
-    >>> plan = BlockPlan(np.arange(100), length=10, overlap=1, batch_tokens=30, seed=0)
-    >>> [blocks.tokens.shape for blocks in plan.epoch(0, 0)]
-    [(3, 11), (3, 11), (3, 11)]
     """
 
     def __init__(
@@ -121,15 +115,10 @@ class BlockPlan:
 
 
 def next_tokens(blocks: TextBlocks) -> TextBatch:
-    """All tokens but the last as input, and the token after each of them as target; one block in sixteen gets BOS.
-
-    >>> blocks = TextBlocks(np.array([[5, 6, 7], [8, 9, 4]]), seeds=np.array([1, 32]))
-    >>> next_tokens(blocks).tokens.tolist(), next_tokens(blocks).targets.tolist()
-    ([[5, 6], [1, 9]], [[6, 7], [9, 4]])
-    """
+    """All tokens but the last as input, and the token after each of them as target; one block in sixteen gets BOS."""
     tokens = blocks.tokens[:, :-1].copy()
     tokens[blocks.seeds % BEGIN_ONE_IN == 0, 0] = BOS
-    return _batch(tokens, _without_marks(blocks.tokens[:, 1:], BOS))
+    return TextBatch(torch.from_numpy(tokens), torch.from_numpy(_without_marks(blocks.tokens[:, 1:], BOS)))
 
 
 def next_token_windows(ids: Integers, *, length: int, stride: int, begin_id: int | None = None) -> Iterator[TextWindow]:
@@ -138,9 +127,6 @@ def next_token_windows(ids: Integers, *, length: int, stride: int, begin_id: int
     A window begins `stride` tokens after the last one, and predicts the tokens after the last one's end. A smaller
     stride gives each predicted token more context. `begin_id` is the mark that begins each document in a row of
     several, and that is not predicted; None predicts every token.
-
-    >>> [window.targets.tolist() for window in next_token_windows(np.arange(4, 10), length=4, stride=2)]
-    [[5, 6, 7, 8], [-100, -100, 9]]
     """
     if not 1 <= stride <= length:
         raise ArgumentError(f"the stride must be from 1 to {length}, the length of a window, got {stride}")
@@ -174,15 +160,9 @@ def _padded(rows: list[TextWindow]) -> TextBatch:
     tokens, targets = (np.full((len(rows), width), value, np.int64) for value in (PAD, UNPREDICTED))
     for place, row in enumerate(rows):
         tokens[place, : len(row.tokens)], targets[place, : len(row.targets)] = row
-    batch = _batch(tokens, targets)
-    return batch._replace(lengths=torch.tensor([len(row.tokens) for row in rows]))
+    return TextBatch(torch.from_numpy(tokens), torch.from_numpy(targets))
 
 
 def _without_marks(targets: Integers, begin_id: int | None) -> Integers:
     # The place where a document begins follows from the end of the last document, so there is nothing to learn.
     return targets if begin_id is None else np.where(targets == begin_id, UNPREDICTED, targets)
-
-
-def _batch(ids: Integers, targets: Integers) -> TextBatch:
-    lengths = torch.full((len(ids),), ids.shape[1])
-    return TextBatch(torch.from_numpy(ids), torch.from_numpy(targets), lengths)

@@ -67,7 +67,6 @@ def in_a_row(files: Sequence[Lines]) -> Iterator[Line]:
 
 
 def json_of(line: Line) -> Any:
-    """The value of a line of JSON; raises DataError if it has none."""
     text = decoded(*line)
     try:
         return parse_json(text)
@@ -85,7 +84,6 @@ def shape_of(record: object) -> str:
 
 
 def normalised(place: str, text: str) -> str:
-    """A text in NFC; raises DataError, with its place, if it holds half of a surrogate pair."""
     try:
         return normalise(text)
     except DataError as error:

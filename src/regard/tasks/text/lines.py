@@ -65,7 +65,6 @@ PACKINGS = MappingProxyType(
 
 
 def packing_of(name: str | PathLike[str]) -> Packing | None:
-    """How a file is packed, by the ending of its name; None if it is not."""
     return PACKINGS.get(Path(name).suffix)
 
 
@@ -146,7 +145,6 @@ class Reader(Iterator[T], Generic[T]):
         must_hold: str | None = None,
         files: Sequence["Lines"] = (),
     ) -> None:
-        """Call records lazily. `must_hold` names the content required of an input without any good item."""
         if bad_lines not in get_args(BadLines):
             raise ArgumentError(f"expected bad_lines to be 'stop' or 'skip', got {bad_lines!r}")
         self._bad, self._files = array("q"), files
@@ -213,13 +211,7 @@ def read_lines(path: StrPath = STANDARD_INPUT, *, bad_lines: BadLines = "stop") 
 
 
 def decoded(place: str, raw: bytes) -> str:
-    r"""The text of a line in NFC.
-
-    >>> decoded("notes.txt:7", b"caf\xe9")
-    Traceback (most recent call last):
-    regard.errors.DataError: notes.txt:7: expected UTF-8, got byte 0xe9 at byte 4;
-    convert the text to UTF-8
-    """
+    r"""The text of a line in NFC."""
     if b"\0" in raw:
         at = raw.index(0) + 1
         raise DataError(

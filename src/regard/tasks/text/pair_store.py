@@ -211,7 +211,6 @@ class TokenStore(TokenFolder):
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Items in lists of a size; the last may be shorter."""
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk

@@ -25,11 +25,7 @@ class TextPiece(NamedTuple):
 
 
 def pieces(lines: Iterable[str], documents: DocumentUnit) -> Iterator[TextPiece]:
-    r"""The pieces of documents, from lines without their line feeds.
-
-    >>> [tuple(piece) for piece in pieces(["a", "", "", "b", "c"], "paragraphs")]
-    [('a\n', True), ('b\n', True), ('c\n', False)]
-    """
+    r"""The pieces of documents, from lines without their line feeds."""
     require_one_of("documents", documents, get_args(DocumentUnit))
     begins = True
     for line in lines:
@@ -53,15 +49,6 @@ class TextStore(TokenFolder):
     """The tokens of documents in a row: BOS, document, EOS, BOS, document, EOS, ...; only pages in use are loaded.
 
     If the whole file is one document ("file"), there is no EOS: the text may have been cut, so it has no true end.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from regard.tasks.text.tokenizer_recipes import Characters
-    >>> tokenizer = Characters().train(["abc"])
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store = TextStore.build(Path(folder, "x"), pieces(["ab", "c"], "lines"), tokenizer, is_whole=True)
-    ...     print(store.tokens, store.text_bytes)
-    [1 4 5 2 1 6 2] 5
     """
 
     counts = ("text_bytes", "documents", "unknown")
@@ -103,14 +90,7 @@ class TextStore(TokenFolder):
 
 
 class TextStream:
-    """Text from streamed tokens. Half characters and possible stop strings are held back.
-
-    >>> from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
-    >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
-    >>> stream = TextStream(tokenizer, stop=["END"])
-    >>> [stream.add(token) for token in tokenizer.encode("aéE.")]
-    ['a', '', 'é', '', 'E.']
-    """
+    """Text from streamed tokens. Half characters and possible stop strings are held back."""
 
     def __init__(self, tokenizer: Codec, *, stop: Sequence[str] = ()) -> None:
         if not all(stop):
@@ -123,7 +103,6 @@ class TextStream:
         """True after a stop string. It is not returned, and neither is anything after it."""
 
     def add(self, token: int) -> str:
-        """Add one more token, and return the text that is now certain."""
         return self._hand_out(self._decoder.decode(self._tokenizer.bytes_of(token)), is_last=False)
 
     def finish(self) -> str:

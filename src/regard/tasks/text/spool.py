@@ -22,10 +22,6 @@ class Spool(AbstractContextManager["Spool"]):
     Args:
         records: read once, immediately.
         folder: the file is on the disk of this folder; it needs about as much space as the text.
-
-    >>> with Spool(["one", "two"], Path(".")) as spool:
-    ...     len(spool), list(spool), list(spool)
-    (2, ['one', 'two'], ['one', 'two'])
     """
 
     def __init__(self, records: Iterable[Any], folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Recipes of tokenizers: byte-level BPE, words and characters, learnt from text."""
 
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from regard.errors import ArgumentError, DataError
 from regard.tasks.text.tokenizers import REPLACEMENT, SPECIAL_TOKENS, UNK, Tokenizer, tokenizers_library
 from regard.tasks.text.unicode import MARKS, bounded, has_unspaced, is_word, normalise, segments
+from regard.tasks.training.interrupts import handled
 from regard.tensors.ranges import require_at_least
 
 BYTE_ALPHABET_SIZE = 256
@@ -41,14 +43,11 @@ class ByteLevelBPE:
 
     vocab_size: int = 8000
     """The size of the vocabulary, 2**24 at most: 4 special tokens, 256 bytes, and as many merges as the text allows."""
-    min_count: int = 2
-    """How often two neighbours must occur to be merged."""
     lowercase: bool = False
     """Whether all text is read in lower case."""
 
     def __post_init__(self) -> None:
         require_at_least(BYTE_ALPHABET_SIZE + len(SPECIAL_TOKENS), vocab_size=self.vocab_size)
-        require_at_least(1, min_count=self.min_count)
         if self.vocab_size > MOST_PIECES:
             raise ArgumentError(
                 f"vocab_size of a byte-level BPE must be at most {MOST_PIECES:,}, got {self.vocab_size:,}"
@@ -74,7 +73,7 @@ class ByteLevelBPE:
         backend.decoder = library.decoders.ByteLevel()
         trainer = library.trainers.BpeTrainer(
             vocab_size=self.vocab_size,
-            min_frequency=self.min_count,
+            min_frequency=2,
             special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
@@ -96,14 +95,11 @@ class Words:
 
     vocab_size: int = 30_000
     """The largest size of the vocabulary, including the 4 special tokens; the most frequent words are kept."""
-    min_count: int = 1
-    """How often a word must occur to be in the vocabulary."""
     lowercase: bool = False
     """Whether all text is read in lower case."""
 
     def __post_init__(self) -> None:
         require_at_least(len(SPECIAL_TOKENS) + 1, vocab_size=self.vocab_size)
-        require_at_least(1, min_count=self.min_count)
 
     def normalizer(self) -> Any:
         """Lower case, if that is wanted; one space between words, and one before the first."""
@@ -126,7 +122,7 @@ class Words:
         backend.decoder = decoders.Sequence(
             [decoders.Replace(SPECIAL_TOKENS[UNK], f" {REPLACEMENT}"), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
-        return _trained(backend, _word_level_trainer(library, self.vocab_size, self.min_count), texts)
+        return _trained(backend, _word_level_trainer(library, self.vocab_size), texts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +158,7 @@ class Characters:
         if self.lowercase:
             backend.normalizer = self.normalizer()
         backend.decoder = decoders.Sequence([decoders.Replace(SPECIAL_TOKENS[UNK], REPLACEMENT), decoders.Fuse()])
-        return _trained(backend, _word_level_trainer(library, self.vocab_size, 1), texts)
+        return _trained(backend, _word_level_trainer(library, self.vocab_size), texts)
 
 
 def recipe(name: str, vocab_size: int, *, lowercase: bool = False) -> Recipe:
@@ -172,13 +168,12 @@ def recipe(name: str, vocab_size: int, *, lowercase: bool = False) -> Recipe:
         ArgumentError: there is no such recipe, or the vocabulary is too small for it.
 
     >>> recipe("bpe", 4000)
-    ByteLevelBPE(vocab_size=4000, min_count=2, lowercase=False)
+    ByteLevelBPE(vocab_size=4000, lowercase=False)
     """
-    recipes = {"bpe": ByteLevelBPE, "words": Words, "characters": Characters}
+    recipes: dict[str, Callable[..., Recipe]] = {"bpe": ByteLevelBPE, "words": Words, "characters": Characters}
     if name not in recipes:
         raise ArgumentError(f"expected a tokenizer out of {', '.join(recipes)}, got {name!r}")
-    made: Recipe = recipes[name](vocab_size=vocab_size, lowercase=lowercase)
-    return made
+    return recipes[name](vocab_size=vocab_size, lowercase=lowercase)
 
 
 def _lowercase(is_wanted: bool) -> Any:
@@ -191,9 +186,9 @@ def _word_level(library: ModuleType, pattern: str) -> Any:
     return backend
 
 
-def _word_level_trainer(library: ModuleType, vocab_size: int, min_count: int) -> Any:
+def _word_level_trainer(library: ModuleType, vocab_size: int) -> Any:
     return library.trainers.WordLevelTrainer(
-        vocab_size=vocab_size, min_frequency=min_count, special_tokens=list(SPECIAL_TOKENS), show_progress=False
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False
     )
 
 
@@ -229,18 +224,20 @@ def _some_text(texts: Iterable[str]) -> Iterator[str]:
 
 T = TypeVar("T")
 LOOKING_S = 0.1
-"""Seconds until Windows, where waiting cannot be interrupted, looks for Ctrl-C again."""
+"""Seconds between two looks for a signal."""
 
 
 def in_background(work: Callable[[], T]) -> T:
-    """The result of some work, done in another thread, so that the handler of a signal runs at once.
+    """The result of some work, done in another thread, so that the handler of a signal runs soon.
 
-    If the handler raises, the work is left to itself, and ends with the process.
+    If the handler raises, the work is left to itself, and ends with the process. It is called in this loop: Python may
+    run a handler within a callback of its garbage collection, where the error of a handler is lost.
     """
     if current_thread() is not main_thread():
         return work()
     results: list[T] = []
     errors: list[BaseException] = []
+    signals: list[int] = []
 
     def do() -> None:
         try:
@@ -251,7 +248,11 @@ def in_background(work: Callable[[], T]) -> T:
     thread = Thread(target=do, daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(LOOKING_S)
+        with handled(lambda number, _: signals.append(number), signal.SIGINT, signal.SIGTERM):
+            while thread.is_alive() and not signals:
+                thread.join(LOOKING_S)
+        while signals:
+            signal.raise_signal(signals.pop())
     if errors:
         raise errors[0]
     return results[0]

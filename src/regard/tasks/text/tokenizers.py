@@ -30,7 +30,6 @@ AFFIXES = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix")
 
 
 def tokenizers_library() -> ModuleType:
-    """The `tokenizers` package; raises MissingExtraError if it is not installed."""
     with needs("tokenizers", extra="train"):
         import tokenizers
     return tokenizers

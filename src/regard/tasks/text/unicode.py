@@ -36,11 +36,7 @@ def normalise(text: str) -> str:
 
 
 def bounded(text: str) -> Iterator[str]:
-    """Cut a text into parts of at most 512 characters, before a space if there is one, and never before a mark.
-
-    >>> [len(part) for part in bounded("word " * 200)], [len(part) for part in bounded("-" * 1000)], list(bounded(""))
-    ([509, 491], [512, 488], [''])
-    """
+    """Cut a text into parts of at most 512 characters, before a space if there is one, and never before a mark."""
     begin = 0
     while len(text) - begin > MOST_CHARACTERS:
         end = text.rfind(" ", begin + 1, begin + MOST_CHARACTERS)

@@ -53,16 +53,7 @@ class TrainingState(NamedTuple):
 
 
 class Checkpoints:
-    """The best and the last checkpoint under one folder.
-
-    >>> import tempfile
-    >>> model = nn.Linear(2, 3)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     checkpoints = Checkpoints(Path(folder))
-    ...     checkpoints.save_model("best", model.state_dict(), Position(step=7, best_value=0.5))
-    ...     sorted(checkpoints.load_model("best"))
-    ['bias', 'weight']
-    """
+    """The best and the last checkpoint under one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -109,7 +100,6 @@ class Checkpoints:
             return file.part("model") | file.part("average")
 
     def position(self, which: str) -> Position:
-        """The position of training in a checkpoint; raises RunFolderError as `load_last`."""
         with open_checked(self.path(which)) as file:
             return _position_of(file)
 
@@ -124,7 +114,6 @@ class Checkpoints:
 
 
 def fill_model(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
-    """Copy a checkpoint's tensors into a model; raises RunFolderError as `check_fit`."""
     check_fit(model, tensors, source=source)
     model.load_state_dict(tensors)
 
@@ -200,14 +189,7 @@ def seed_everything(seed: int, *, rank: int = 0) -> None:
 
 
 def get_random_state(device: torch.device) -> dict[str, Tensor]:
-    """The states of the generators of torch, numpy and Python, and of the device if it is a GPU.
-
-    >>> state = get_random_state(torch.device("cpu"))
-    >>> first = torch.rand(1)
-    >>> set_random_state(state, torch.device("cpu"))
-    >>> bool(torch.rand(1) == first)
-    True
-    """
+    """The states of the generators of torch, numpy and Python, and of the device if it is a GPU."""
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     _, words, gauss = random.getstate()
     state = {
@@ -223,7 +205,6 @@ def get_random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Restore the states of `get_random_state`; raises RunFolderError for others."""
     try:
         _set(state, device)
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:

@@ -146,9 +146,6 @@ def choose_precision(wanted: Precision, device: torch.device) -> Literal["float3
     """The precision for a device. "auto" means bf16 on processors with AMX and on newer GPUs, and else float32.
 
     Nothing is timed, so that a machine always chooses the same. A resumed run keeps its precision.
-
-    >>> choose_precision("bf16", torch.device("cpu"))
-    'bf16'
     """
     if wanted != "auto":
         return wanted

@@ -37,13 +37,7 @@ class StopWish:
 
 @contextmanager
 def listening() -> Iterator[StopWish]:
-    """Turn SIGINT and SIGTERM into a wish to stop while the block runs; in other threads than the main one, do nothing.
-
-    >>> with listening() as wish:
-    ...     signal.raise_signal(signal.SIGTERM)
-    ...     wish.signal == signal.SIGTERM
-    True
-    """
+    """Turn SIGINT and SIGTERM into a wish to stop while the block runs, in the main thread alone."""
     wish = StopWish()
     with handled(wish.note, signal.SIGINT, signal.SIGTERM):
         yield wish
@@ -54,13 +48,6 @@ def ending_at_once() -> Iterator[None]:
     """Turn SIGTERM into an `Interrupted` while the block runs, as Python turns SIGINT into a KeyboardInterrupt.
 
     The error lets the program undo half-done work on its way out, and report the reason.
-
-    >>> try:
-    ...     with ending_at_once():
-    ...         signal.raise_signal(signal.SIGTERM)
-    ... except Interrupted as stop:
-    ...     print(stop)
-    stopped by SIGTERM
     """
 
     def end(number: int, _frame: FrameType | None) -> None:

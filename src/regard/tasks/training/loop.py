@@ -14,7 +14,6 @@ from torch.optim.swa_utils import AveragedModel
 
 import regard.call  # noqa: F401 (so that the first exponential is made by one thread)
 from regard.errors import ArgumentError, DataError, NonFiniteError
-from regard.tasks.training.bad_batches import BadBatches, Stop, what_is_wrong
 from regard.tasks.training.checkpoints import (
     Checkpoints,
     Position,
@@ -26,12 +25,13 @@ from regard.tasks.training.checkpoints import (
     unflatten_optimizer,
 )
 from regard.tasks.training.distributed import Ranks
-from regard.tasks.training.fit_config import FitConfig
+from regard.tasks.training.fit_config import FitConfig, Schedule
 from regard.tasks.training.interrupts import StopWish, TrainingInterrupted, listening
 from regard.tasks.training.losses import Batches, Loss, Validate
 from regard.tasks.training.metrics import deciding
 from regard.tasks.training.optimizers import RATE, in_place_of, moving_average
 from regard.tasks.training.reporting import (
+    BadBatches,
     Callback,
     Event,
     Finished,
@@ -39,10 +39,11 @@ from regard.tasks.training.reporting import (
     Skipped,
     Started,
     Stepped,
+    Stop,
     Validated,
     fall_of,
+    what_is_wrong,
 )
-from regard.tasks.training.schedules import Schedule
 from regard.tensors.torch_private import multiply_each_
 
 
@@ -79,7 +80,7 @@ def fit(
             others; a BLEU below 1 tells nothing, and there the loss decides.
         checkpoints: the best and the last checkpoint; training resumes from the last one.
         callbacks: called with every event, on rank 0 only.
-        bad_batches: called when the loss or the gradient is NaN or infinite; see `regard.tasks.training.bad_batches`.
+        bad_batches: called when the loss or the gradient is NaN or infinite; see `regard.tasks.training.reporting`.
 
     Returns:
         The position at the end of training.

@@ -48,14 +48,12 @@ def chrf(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase
 
 
 def sacrebleu_metric(name: str, **settings: Any) -> Any:
-    """A metric of sacrebleu; raises MissingExtraError if it is not installed."""
     with needs("sacrebleu", extra="train"):
         from sacrebleu import metrics
     return getattr(metrics, name)(**settings)
 
 
 def corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]) -> CorpusScore:
-    """The score of a metric of sacrebleu, and its signature; raises ArgumentError for other numbers of references."""
     _check_counts(hypotheses, *references)
     score = metric.corpus_score(list(hypotheses), references).score
     # The score is cut at 100 because sacrebleu's geometric mean can give 100.00000000000004.

@@ -1,7 +1,7 @@
 """The reports of a training: events, as plain values, so that no callback changes a result, and callbacks for them.
 
 The screen has live lines in a terminal, and plain lines in any other file; the logs are a line of JSON for each event,
-and the files of TensorBoard.
+and the files of TensorBoard. A batch whose loss or gradient is NaN or infinite ends the run, or is skipped and counted.
 """
 
 import json
@@ -15,9 +15,10 @@ from typing import IO, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from regard.errors import needs
+from regard.errors import NonFiniteError, needs
 from regard.files.atomic import write_atomically
 from regard.files.untrusted import parse_json
+from regard.tensors.ranges import require_at_least
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +112,66 @@ def describe_bad(bad: Skipped) -> str:
     return f"{bad.reason} at step {bad.step} (epoch {bad.epoch}, {where})"
 
 
+BadBatches = Callable[[Skipped], None]
+"""Called with each impossible update, before anything changes. It raises an error to end the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the run at the first bad batch.
+
+    >>> Stop()(Skipped(step=6, epoch=1, first=2, last=2, reason="the loss is nan", in_a_row=1))
+    Traceback (most recent call last):
+    regard.errors.NonFiniteError: the loss is nan at step 6 (epoch 1, batch 2); lower the learning rate, look at that
+    batch, or have such batches passed over (--bad-batches skip); the last checkpoint is untouched
+    """
+
+    def __call__(self, bad: Skipped) -> None:
+        raise NonFiniteError(
+            f"{describe_bad(bad)}; lower the learning rate, look at that batch, or have such batches passed over "
+            "(--bad-batches skip); the last checkpoint is untouched"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Skip bad batches, until too many come one after the other: then the batches are not the cause.
+
+    >>> Skip(most_in_a_row=2)(Skipped(step=6, epoch=1, first=2, last=3, reason="the loss is nan", in_a_row=3))
+    Traceback (most recent call last):
+    regard.errors.NonFiniteError: the loss is nan at step 6 (epoch 1, batches 2 to 3), and was not a number for the 2
+    updates before; lower the learning rate; the last checkpoint is untouched
+    """
+
+    most_in_a_row: int = 10
+    """The most consecutive skipped updates; one more ends the run."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, most_in_a_row=self.most_in_a_row)
+
+    def __call__(self, bad: Skipped) -> None:
+        if bad.in_a_row > self.most_in_a_row:
+            raise NonFiniteError(
+                f"{describe_bad(bad)}, and was not a number for the {self.most_in_a_row} updates before; "
+                "lower the learning rate; the last checkpoint is untouched"
+            )
+
+
+def bad_batches(name: Literal["stop", "skip"]) -> BadBatches:
+    return Skip() if name == "skip" else Stop()
+
+
+def what_is_wrong(loss: float, norm: float) -> str | None:
+    """The non-finite one of the two in words; None if both are finite.
+
+    >>> what_is_wrong(2.5, float("inf")), what_is_wrong(2.5, 1.0)
+    ("the gradient's length is inf", None)
+    """
+    if not math.isfinite(loss):
+        return f"the loss is {loss}"
+    return None if math.isfinite(norm) else f"the gradient's length is {norm}"
+
+
 LEAST_FALL = 0.05
 """The fall of the loss, in nats per token, at which the end of a training is worth a line: it was too early."""
 
@@ -129,13 +190,7 @@ def watching(file: IO[str]) -> Iterator[Callback]:
 
 
 class PlainLines:
-    """A callback that prints one line for each event.
-
-    >>> import sys
-    >>> show = PlainLines(sys.stdout)
-    >>> show(Validated(step=500, metrics={"loss": 1.25}, is_best=True, patience_used=0))
-    step     500  validation: loss 1.2500 (best so far)
-    """
+    """A callback that prints one line for each event."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -236,11 +291,6 @@ def _longer(event: Finished) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as minutes and seconds, or hours, minutes and seconds.
-
-    >>> clock(75), clock(3_725)
-    ('01:15', '1:02:05')
-    """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"

@@ -82,7 +82,6 @@ class TensorFile:
 
 @contextmanager
 def open_checked(path: Path) -> Iterator[TensorFile]:
-    """Open a file of `write_tensors`."""
     try:
         with open_tensors(path) as file:
             yield TensorFile(path, file)

@@ -6,8 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import DataError
-from regard.tasks.text.codec import Codec
 from regard.tasks.text.pair_store import chunks
 from regard.tasks.translation.options import AlignmentOf
 from regard.tasks.translation.translator import WINDOW_LINES, Translator
@@ -32,14 +30,9 @@ def words_aligned(translator: Translator, pairs: Iterable[tuple[str, str]], alig
 
     Spaces part words. Pairs are read a window at a time, so that memory does not grow with their number.
     """
-    model, codecs = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
     done = 0
     for window in chunks(pairs, WINDOW_LINES):
-        cut = _cut_pairs(window, codecs)
-        for number, (source, target, *_) in enumerate(cut, start=done + 1):
-            longest = max(len(source), len(target)) + 1
-            if model.max_length is not None and longest > model.max_length:
-                raise DataError(f"pair {number}: {longest} tokens, and the model takes {model.max_length} at most")
+        cut = _cut_pairs(translator, window, after=done)
         found: dict[int, Links] = {}
         for rows in chunks(sorted(range(len(cut)), key=lambda n: len(cut[n].source)), TOGETHER_PAIRS):
             found.update(zip(rows, _links_found(translator, [cut[n] for n in rows], alignment), strict=True))
@@ -76,8 +69,9 @@ def word_numbers(surfaces: Sequence[str]) -> list[int]:
     return numbers
 
 
-def _cut_pairs(pairs: Sequence[tuple[str, str]], codecs: tuple[Codec, Codec]) -> list[CutPair]:
-    ids = [codec.encode_batch([pair[side] for pair in pairs]) for side, codec in enumerate(codecs)]
+def _cut_pairs(translator: Translator, pairs: Sequence[tuple[str, str]], *, after: int) -> list[CutPair]:
+    ids = translator.encode_pairs(pairs, after=after)
+    codecs = translator.source_tokenizer, translator.target_tokenizer
     words = [[word_numbers(codec.surfaces(pair[side])) for pair in pairs] for side, codec in enumerate(codecs)]
     return [CutPair(*parts) for parts in zip(*ids, *words, strict=True)]
 

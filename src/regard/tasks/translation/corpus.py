@@ -156,7 +156,6 @@ def _those(pairs: Spool, is_held_out: Callable[[str], bool], *, wanted: bool) ->
 
 
 def _held_out(config: TranslationConfig, pairs: Spool) -> Callable[[str], bool]:
-    """Make a function that says whether the pairs of a source are for validation, whatever the seed."""
     if config.tokenizers_from is None:
         normalizer = recipe(config.tokenizer, config.vocab_size, lowercase=config.lowercase).normalizer()
     else:

@@ -1,8 +1,8 @@
-"""Requests to a translator: sentences, how to translate and align them, and their drafts as tokens."""
+"""Requests to a translator: sentences, how to translate and align them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,9 +10,8 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.text.unicode import is_blank
-from regard.tasks.translation.translation_model import SearchInput, TranslationModel
+from regard.tasks.translation.translation_model import Draft, Request, TranslationModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +63,6 @@ def _index(what: str, index: int, count: int) -> int:
     return index % count
 
 
-class Request(NamedTuple):
-    """A sentence, and the beginning of its translation."""
-
-    source: str
-    prefix: str = ""
-    is_wanted: Callable[[], bool] | None = None
-    """Asked before each step of a search; once it is False, the translation ends where it is."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TranslationOptions:
     """How to translate, as an object that the stages of a `Translator` share."""
@@ -110,20 +100,6 @@ class TranslationOptions:
             "max-length": self.max_length,
             "max-target-length": self.max_target_length,
         }
-
-
-@dataclass(slots=True)
-class Draft:
-    asked: Request
-    ids: list[int]
-    """Its tokens; none if it is blank or cannot be translated."""
-    prefix: list[int]
-    problem: str | None
-    found: list[Hypothesis] = field(default_factory=list)
-
-    @property
-    def search_input(self) -> SearchInput:
-        return SearchInput(self.ids, self.prefix, is_wanted=self.asked.is_wanted)
 
 
 def drafts_of(model: TranslationModel, lines: Sequence[str | Request], options: TranslationOptions) -> list[Draft]:

@@ -11,9 +11,9 @@ from torch import Tensor
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.pictures.token_maps import Axis, axis, merge
 from regard.tasks.text.codec import Codec, finished_text, unknown_texts
-from regard.tasks.translation.options import AlignmentOf, Draft, TranslationOptions
+from regard.tasks.translation.options import AlignmentOf, TranslationOptions
 from regard.tasks.translation.results import Candidate, Translation
-from regard.tasks.translation.translation_model import SearchInput, TranslationModel
+from regard.tasks.translation.translation_model import Draft, TranslationModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Align:
     model: TranslationModel
     options: TranslationOptions
 
-    def __call__(self, begun: Sequence[SearchInput], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    def __call__(self, begun: Sequence[Draft], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         rows = [(n, k) for n, best in enumerate(found) for k, one in enumerate(best) if self._is_due(one)]
         if not rows:
             return found
@@ -53,11 +53,11 @@ class Present:
     model: TranslationModel
     options: TranslationOptions
 
-    def __call__(self, draft: Draft) -> Translation:
+    def __call__(self, draft: Draft, found: Sequence[Hypothesis]) -> Translation:
         tokenizer = self.model.source_tokenizer
         is_labelled = bool(draft.ids) and self.options.has_labels
         source = axis(tokenizer, [*draft.ids, tokenizer.marks.end_id] if is_labelled else [])
-        candidates = [self._candidate(draft, one, source) for one in draft.found] or [self._unsearched(draft)]
+        candidates = [self._candidate(draft, one, source) for one in found] or [self._unsearched(draft)]
         unknown = unknown_texts(tokenizer, draft.asked.source, draft.ids)
         return Translation(draft.asked.source, source.texts, candidates, draft.problem, unknown)
 
@@ -116,11 +116,6 @@ def copies(ids: Sequence[int], unknown_id: int, alignment: Tensor, surfaces: Seq
 
     Source: Luong et al. 2015 (arXiv:1410.8206), section 3.3; Jean et al. 2015 (arXiv:1412.2007), section 4.4,
     who take the alignment from the attention.
-
-    >>> import torch
-    >>> alignment = torch.tensor([[0.1, 0.5, 0.4], [0.3, 0.1, 0.6]])
-    >>> copies([7, 3], 3, alignment, ["Zoë", " sings"])
-    ['Zoë']
     """
     columns = [column for column, surface in enumerate(surfaces) if surface.strip()]
     if not columns:

@@ -50,14 +50,6 @@ class Searcher(Protocol):
 
 
 def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
-    """Find the hypotheses of each sentence, best first.
-
-    >>> from regard.models import RNNConfig, RNNSeq2Seq
-    >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
-    >>> job = SearchJob(sources=[[4, 5, 2], [6, 2]], begin_id=1, end_id=2, max_steps=7, beam=Beam(3, num_best=2))
-    >>> [len(best) for best in search(model, job)]
-    [2, 2]
-    """
     source, lengths = padded_rows(job.sources, 0)
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else torch.device("cpu")
     asked = SearchOf(
@@ -208,13 +200,24 @@ LIMIT_STEP = 32
 """Limits of translations are multiples of it: sentences of one limit are searched together, so that limits are few."""
 
 
-class SearchInput(NamedTuple):
-    ids: Sequence[int]
-    prefix: Sequence[int] = ()
+class Request(NamedTuple):
+    """A sentence, and the beginning of its translation."""
+
+    source: str
+    prefix: str = ""
     is_wanted: Callable[[], bool] | None = None
+    """Asked before each step of a search; once it is False, the translation ends where it is."""
 
 
-AfterSearch = Callable[[Sequence[SearchInput], list[list[Hypothesis]]], list[list[Hypothesis]]]
+class Draft(NamedTuple):
+    asked: Request
+    ids: list[int]
+    """Its tokens; none if it is blank or cannot be translated."""
+    prefix: list[int]
+    problem: str | None
+
+
+AfterSearch = Callable[[Sequence[Draft], list[list[Hypothesis]]], list[list[Hypothesis]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +230,14 @@ class Search:
     longest: int | None = None
     """The most tokens of a translation; None for twice the sentence's and some."""
 
-    def limit_of(self, begun: SearchInput) -> int:
+    def limit_of(self, begun: Draft) -> int:
         """The most tokens of a sentence's translation, end mark counted: a longer one is cut off."""
         # A longer answer is surely wrong.
         own = 2 * (len(begun.ids) + 1) + 50 + len(begun.prefix)
         longest = -(-own // LIMIT_STEP) * LIMIT_STEP if self.longest is None else self.longest
         return min(longest, self.model.limit or longest)
 
-    def __call__(self, begun: Sequence[SearchInput]) -> list[list[Hypothesis]]:
+    def __call__(self, begun: Sequence[Draft]) -> list[list[Hypothesis]]:
         model, found = self.model, list[list[Hypothesis]]([] for _ in begun)
         by_limit: dict[int, list[int]] = {}
         for n, one in enumerate(begun):
@@ -255,8 +258,8 @@ class Search:
                 found[n] = best
         return found
 
-    def _job(self, begun: Sequence[SearchInput]) -> SearchJob:
-        prefixes = [one.prefix for one in begun]
+    def _job(self, begun: Sequence[Draft]) -> SearchJob:
+        prefixes, wanted = [one.prefix for one in begun], [one.asked.is_wanted for one in begun]
         marks, end_id = self.model.target_tokenizer.marks, self.model.source_tokenizer.marks.end_id
         return SearchJob(
             sources=[[*one.ids, end_id] for one in begun],
@@ -265,5 +268,5 @@ class Search:
             max_steps=self.limit_of(begun[0]),
             beam=self.beam,
             prefixes=prefixes if any(prefixes) else (),
-            wanted=[one.is_wanted for one in begun] if any(one.is_wanted for one in begun) else (),
+            wanted=wanted if any(wanted) else (),
         )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -27,13 +27,12 @@ from regard.tasks.text.unicode import normalise
 from regard.tasks.training.checkpoints import filled
 from regard.tasks.training.distributed import find_device
 from regard.tasks.training.metrics import BleuTokenize, bleu, chrf, exact_match
-from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import load_tokenizers
-from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
+from regard.tasks.translation.options import TranslationOptions, drafts_of
 from regard.tasks.translation.presenting import Align, Present
-from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
-from regard.tasks.translation.translation_model import Search, TranslationModel, build_model
+from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation, forced_attention
+from regard.tasks.translation.translation_model import Request, Search, TranslationModel, build_model
 from regard.tensors.ranges import require_at_least
 
 WINDOW_LINES = 1_024
@@ -52,26 +51,28 @@ class Translator(TranslationModel):
     """
 
     @classmethod
-    def load(
-        cls,
-        folder: Path | str,
-        *,
-        device: str = "auto",
-        checkpoint: Literal["best", "last"] = "best",
-    ) -> "Translator":
+    def load(cls, folder: Path | str, *, device: str = "auto") -> "Translator":
         """Read a run folder, or a downloaded folder in Hugging Face's format with a translator in it.
 
         Args:
             folder: the folder.
             device: auto, cpu, cuda, cuda:N or mps.
-            checkpoint: the best or the last checkpoint of a run.
 
         Raises:
             RunFolderError: the folder is neither, is cut short, or its parts do not fit together.
             ArgumentError: this machine does not have the device.
             MissingExtraError: a library that reads the folder's tokenizer is not installed.
         """
-        return _loaded(Path(folder), device, checkpoint)
+        folder = snapshot_of(Path(folder))
+        if is_huggingface(folder):
+            return _downloaded(folder, device)
+        run = RunFolder(folder)
+        config = run.read_config(TRANSLATION, TranslationConfig)
+        source_tokenizer, target_tokenizer = load_tokenizers(config, run)
+        vocabularies = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
+        tensors, make_it = run.checkpoints.load_model("best"), partial(build_model, config.sizes, **vocabularies)
+        model = _frozen(filled(make_it, config.sizes, tensors, source=run.checkpoints.path("best")), device)
+        return Translator(model, source_tokenizer, target_tokenizer, longest=config.max_length)
 
     def translate(
         self,
@@ -117,14 +118,12 @@ class Translator(TranslationModel):
         """
         self.check_options(options)
         drafts = drafts_of(self, lines, options)
-        for draft, best in zip(drafts, self._search(options)([one.search_input for one in drafts]), strict=True):
-            draft.found = best
-        return list(map(Present(self, options), drafts))
+        return list(map(Present(self, options), drafts, self._search(options)(drafts)))
 
     def hypotheses(self, lines: Sequence[str], options: TranslationOptions) -> list[list[Hypothesis]]:
         """What a search finds for each sentence, as tokens, best first; nothing for one that is empty or too long."""
         self.check_options(options)
-        return self._search(options)([one.search_input for one in drafts_of(self, lines, options)])
+        return self._search(options)(drafts_of(self, lines, options))
 
     def check_options(self, options: TranslationOptions) -> None:
         """Refuse options that this translator cannot follow.
@@ -233,7 +232,7 @@ class Translator(TranslationModel):
             (ids,) = self.target_tokenizer.encode_batch([target])
             tokens = [*ids, self.target_tokenizer.marks.end_id]
         else:
-            ((best, *_),) = Search(self, beam)([draft.search_input])
+            ((best, *_),) = Search(self, beam)([draft])
             tokens = best.tokens  # with the end mark, unless the translation was cut off before it
         return forced_attention(
             self.model, self.source_tokenizer, self.target_tokenizer, draft.ids, tokens, alternatives=ALTERNATIVES
@@ -241,19 +240,6 @@ class Translator(TranslationModel):
 
 
 N = TypeVar("N", bound=nn.Module)
-
-
-def _loaded(folder: Path, device: str, checkpoint: Literal["best", "last"]) -> Translator:
-    folder = snapshot_of(folder)
-    if is_huggingface(folder):
-        return _downloaded(folder, device)
-    run = RunFolder(folder)
-    config = run.read_config(TRANSLATION, TranslationConfig)
-    source_tokenizer, target_tokenizer = load_tokenizers(config, run)
-    vocabularies = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
-    tensors, make_it = run.checkpoints.load_model(checkpoint), partial(build_model, config.sizes, **vocabularies)
-    model = _frozen(filled(make_it, config.sizes, tensors, source=run.checkpoints.path(checkpoint)), device)
-    return Translator(model, source_tokenizer, target_tokenizer, longest=config.max_length)
 
 
 def _downloaded(folder: Path, device: str) -> Translator:

@@ -20,7 +20,7 @@ from regard.tasks.generation.downloaded import MapSide, sides_of
 from regard.tasks.text.codec import label_of_each
 from regard.tasks.text.tokenizers import is_byte_level
 from regard.tasks.training.distributed import find_device
-from regard.tasks.translation.attend import probable_others
+from regard.tasks.translation.results import probable_others
 from regard.tasks.viewing.places import ForeignAttention, InputLabels, image_places, of_tokens, sound_places
 from regard.tasks.viewing.proved_places import ClaimedAxes, MapPlace, PlaceProof
 from regard.tasks.viewing.view_input import ViewInput, read_audio, read_image
@@ -57,13 +57,6 @@ class ForeignModel:
     @property
     def _rows(self) -> int:
         return getattr(self._table(), "num_embeddings", 0)
-
-    @property
-    def doubt(self) -> str | None:
-        """A sentence if the tokenizer has fewer than half of the model's tokens."""
-        if not 0 < 2 * self._tokens.size < self._rows:
-            return None
-        return f"the tokenizer has {self._tokens.size:,} tokens, and the model {self._rows:,}: is it another model's?"
 
     tokens = encode
 

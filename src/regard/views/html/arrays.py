@@ -52,11 +52,7 @@ class PackedArray(NamedTuple):
 
 
 def packed(values: npt.NDArray[Any], kind: str) -> PackedArray:
-    """Group the first bytes of all elements before the second bytes, which deflates better, and deflate.
-
-    >>> packed(np.zeros(1000), "f16").size < 150
-    True
-    """
+    """Group the first bytes of all elements before the second bytes, which deflates better, and deflate."""
     narrow = np.ascontiguousarray(values, KINDS[kind]).reshape(-1)
     planes = narrow.view(np.uint8).reshape(-1, narrow.itemsize).T
     return PackedArray(kind, narrow.size, zlib.compress(planes.tobytes(), 6))
@@ -93,7 +89,6 @@ class Arrays:
         return len(self.held) - len(given)
 
     def need(self, what: str, one: PackedArray) -> int:
-        """Add an array that every page needs, or return the index of an equal one; raises TooLargeError if full."""
         if one in self.held:
             return self.held.index(one)
         self.spend(what, one.size)

@@ -87,7 +87,6 @@ class Work(NamedTuple):
     heads: AttentionMap
     mean: AttentionMap | None
     found: list[HeadNumbers]
-    """Of the heads, and of their mean if there is more than one."""
     spans: npt.NDArray[np.integer[Any]] | None
 
     @property
@@ -122,7 +121,6 @@ class Work(NamedTuple):
 
 
 def carry_strongest(work: Work, arrays: Arrays, k: int) -> None:
-    """Carry the k strongest keys of each query for as many heads as fit, replacing shorter lists."""
     if work.is_whole:
         return
     for head in work.order:
@@ -192,7 +190,6 @@ def _all_weights(weights: AttentionMap, scale: float) -> npt.NDArray[np.float16]
 
 @torch.no_grad()
 def _carry_pyramid(work: Work, arrays: Arrays, head: int) -> bool:
-    """Carry complete pictures of more and more blocks; True if one fits."""
     _, queries, keys = work.heads.shape
     grids, least = [], 0.0
     for side in SIDES:

@@ -107,7 +107,6 @@ def layer_names(names: Iterable[str]) -> dict[str, LayerName]:
 def contents(
     examples: Sequence[Example], arrays: Arrays, exact: Sequence[str] | None, factors: Sequence[str]
 ) -> tuple[dict[str, Any], list[Carried]]:
-    """The examples for the page's script, and a report of their content; adds their arrays to `arrays`."""
     shown: list[dict[str, Any]] = []
     works: list[list[Work]] = []
     for example in examples:
@@ -148,7 +147,6 @@ def _first(example: Example, arrays: Arrays) -> tuple[dict[str, Any], list[Work]
 
 
 def example_entry(example: Example, maps: list[dict[str, Any]], labels: TokenLists, first: int) -> dict[str, Any]:
-    """An example for the script; `first` is the index of the map that it shows if the example names none."""
     alternatives: list[list[list[tuple[str, float]]]] = []
     for entry, (name, one) in zip(maps, example.maps.items(), strict=True):
         told = None if one.alternatives is None else alternatives_of(name, one.alternatives, entry["shape"][1])

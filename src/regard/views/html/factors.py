@@ -22,7 +22,6 @@ CHECKED_ROWS = 1024
 """Queries whose weights are compared before factors are written: all of a shorter map."""
 KNOWN = (Causal, Lengths, Padding, Window)
 TOLERANCE = 2e-5
-"""The largest difference taken for rounding."""
 
 
 class PageFactors(NamedTuple):

@@ -57,9 +57,7 @@ class HeadNumbers:
     cells: HeadCells
     top: Top | None
     largest: list[float]
-    """The largest weight of each head."""
     without_sink: list[float]
-    """The same without the first key."""
     statistics: dict[str, list[float | None]]
 
 
@@ -136,7 +134,6 @@ def mean_of_heads(heads: AttentionMap) -> AttentionMap | None:
 
 
 def _without_sink(cells: HeadCells, top: Top | None, largest: list[float]) -> list[float]:
-    """The largest weights without the first key; with it where only the overall maximum was recorded."""
     if cells.grid.is_whole and cells.grid.columns.count > 1:
         values = cells.largest if cells.largest is not None else cells.mean
         return [float(one[:, 1:].max()) for one in cast(Floats, values)]

@@ -66,7 +66,6 @@ class StillView:
         return {**data, **({"text/html": html} if html else {}), "text/plain": f"{self!r}{told}\n{install}"}, metadata
 
     def picture(self) -> str:
-        """The first example as HTML, or of many weights its repr, with a line for notebooks without widgets."""
         few = sum(math.prod(heads.shape) for heads in self.shown[0]) <= MOST_DRAWN
         drawn = bundle(self.examples[0])[0].get("text/html", "") if few else ""
         return f"{drawn or escape(repr(self))}<p>{escape(ELSEWHERE)}</p>"
@@ -156,7 +155,6 @@ def view(
 
 @cache
 def _view_class() -> Any:
-    """The class of views, created on first use: anywidget is optional."""
     import anywidget
     import traitlets
     from IPython.display import display
@@ -220,15 +218,7 @@ SHARE = 0.25
 
 
 def maps_with_factors(examples: Sequence[Example], budget_mb: float) -> list[str]:
-    """The names of maps whose queries and keys a page can carry in a quarter of its budget, first come, first carried.
-
-    >>> import torch, regard
-    >>> from regard.views import Map
-    >>> x = torch.eye(3)
-    >>> maps = {"0": Map(regard.map_of(x, x)), "1": Map(torch.eye(3))}
-    >>> maps_with_factors([Example("", maps)], 8.0)
-    ['0']
-    """
+    """The maps whose queries and keys a page can carry in a quarter of its budget, first come, first carried."""
     left = SHARE * budget_mb * 2**20
     chosen: dict[str, None] = {}
     without: set[str] = set()

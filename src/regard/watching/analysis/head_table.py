@@ -181,7 +181,6 @@ OF_POSITIONS, OF_TOKENS = ("self", "previous", "first"), ("induction", "duplicat
 OF_ONE_SEQUENCE = {"distance", "self", "previous", *OF_TOKENS}
 """Those with no meaning where queries and keys are of two sequences."""
 BY_QUERY = ("distance", "entropy", *OF_POSITIONS, *OF_TOKENS, "top_weight")
-"""The names of `query_values`."""
 
 
 @torch.no_grad()

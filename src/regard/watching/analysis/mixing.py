@@ -125,7 +125,6 @@ class _ChangedRun(_RecordedRun):
         return tree_map(lambda x: next(kept) if _is_dense(x) else x, output) if same else None
 
     def _axes(self, x: Tensor) -> list[int]:
-        """The axes that may be those of tokens."""
         return [axis for axis in range(1, x.dim()) if x.dim() > 2 and x.shape[axis] in self.lengths]
 
     def _changed(self, x: Tensor) -> Tensor:
@@ -149,7 +148,6 @@ class _ChangedRun(_RecordedRun):
 def _told_by(
     run: Callable[[], object], model: nn.Module, modules: dict[str, nn.Module], make: Callable[[], _ChangedRun]
 ) -> dict[str, bool]:
-    """Whether each of these modules mixes positions, without those that do not run with another token."""
     while True:
         changed = make()
         try:

@@ -165,7 +165,6 @@ MODULES: dict[object, ModuleObserver] = {
 
 
 def of_operator(func: Any) -> FunctionObserver:
-    """The observer of one of `torch.ops.*`: torch's own functions under other names, or an operator of others."""
     if not is_own(func):
         return observe_operator
     name = name_of(func)
@@ -235,5 +234,4 @@ def this_thread() -> ThreadState:
 
 
 def known_thread() -> ThreadState | None:
-    """The same; None for a thread that never opened a watch."""
     return getattr(_local, "thread", None)

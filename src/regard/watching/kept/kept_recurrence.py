@@ -184,7 +184,6 @@ def kept_recurrence(
 
 
 def _goes_on(one: Ended, before: Tensor) -> Ended | None:
-    """A call's end, with its rows in the order of this state; None if it is another state."""
     state = one.state.to(before)
     if state.shape[1:] != before.shape[1:]:
         return None

@@ -63,7 +63,6 @@ class CallRebuilding(Rebuilding):
     value: Tensor
     """(B, G or H, S, E)."""
     output: Tensor
-    """(B, H, T, E)."""
     factors: Factors
 
     def some(self, rows: range) -> Rebuilt:
@@ -118,7 +117,6 @@ class RowProof:
         return self.found
 
     def fault(self) -> str | None:
-        """Both elements and the allowed difference, if they differ by more; None if the rows fit."""
         miss, limit, rebuilt, given = self.compared().tolist()
         if not miss > limit:  # (On a GPU, values that are not finite have no limit, and prove nothing.)
             return None
@@ -138,7 +136,6 @@ def prove(rebuilding: Rebuilding, choose: Random) -> RowProof | None:
 
 
 def prove_all(rebuilding: Rebuilding) -> tuple[float, RowProof | None]:
-    """Rebuild the whole output; the error, and the proof if it does not fit."""
     with undisturbed():
         whole = rebuilding.whole()
         proof = _proof(rebuilding, whole, range(rebuilding.queries))

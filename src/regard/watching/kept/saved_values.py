@@ -39,7 +39,6 @@ class ValuesOf:
     fresh: Fresh
 
     def read(self) -> Tensor:
-        """The values; raises OverwrittenError if the model has written to them."""
         self.fresh.check()
         return self.make()
 
@@ -76,7 +75,6 @@ class _Turned:
 
 
 def weights_gradient(policy: RetentionPolicy, name: str, weights: OutputOf) -> Callable[[], Tensor]:
-    """Wait for the gradient of weights the model made itself: `weights` has their tensor, and their layout."""
     gradient = _gradient(policy, name, weights)
     if not isinstance(gradient, GradientOf):
         return gradient
@@ -84,7 +82,6 @@ def weights_gradient(policy: RetentionPolicy, name: str, weights: OutputOf) -> C
 
 
 def _gradient(policy: RetentionPolicy, name: str, output: OutputOf) -> GradientOf | Callable[[], Tensor]:
-    """Wait for the gradient of an output; or a function that explains its absence."""
     assert policy.gradients is not None
     what = called(name)
     if output.dropout > 0:

@@ -39,7 +39,6 @@ class SequenceStep:
     start: int
     """The place of its first key among all keys of the sequence."""
     first: int
-    """The place of its first query among the keys."""
     origins: Tensor | None = None
     """The possible parent rows of each row in the step before, bool (B, C); None: each row its own."""
     alike: Tensor | None = None
@@ -147,7 +146,6 @@ class Sequences:
         self._place(name, waiting.call, prints, waiting.when)
 
     def add(self, name: str, call: int, prints: Prints | None, when: Moment) -> int | None:
-        """Find the place of a call. Returns the number of the call it directly continues, if there is one."""
         self._settle(name)
         return self._place(name, call, prints, when)
 
@@ -174,7 +172,6 @@ class Sequences:
     # -- matching a sequence -----------------------------------------------------------------------------
 
     def _grown(self, prints: Prints, ends: list[_End]) -> _Found | None:
-        """The sequence whose last keys are followed by one new key per query."""
         kept = prints.filled - prints.queries.shape[1]
         for end in ends if kept > 0 else ():
             start = end.known.shape[1] - kept
@@ -185,7 +182,6 @@ class Sequences:
         return None
 
     def _fixed(self, prints: Prints, ends: list[_End], when: Moment) -> tuple[_Found | None, str]:
-        """The sequence with the same keys, or with a cut cache; or why there is none."""
         kept, why = prints.filled - prints.queries.shape[1], ""
         for end in ends:
             if end.sequence.grows or end.known.shape[1] != prints.filled:
@@ -214,7 +210,6 @@ class Sequences:
         return self._cut_back(prints, ends, kept), why
 
     def _told_since(self, end: _End, when: Moment) -> _LastResult | None:
-        """The result of self-attention in the same run of the model, after the last call of a sequence."""
         since = max(when.begun or 0, end.last.when.at if end.last.when.thread == when.thread else 0)
         told = self._told.get(when.thread)
         return told if told is not None and told.at > since else None
@@ -271,7 +266,6 @@ class Sequences:
         return before.call
 
     def _open(self, name: str, sequence: CallSequence, known: Tensor, prints: Prints) -> None:
-        """Keep a sequence open for its next call; beyond the limit, the oldest is closed."""
         self._count += 1
         ends = self._ends[name]
         ends.append(_End(sequence, known, prints.queries, prints.memory, self._count))
@@ -313,7 +307,6 @@ def _is_one_to_one(origins: Tensor) -> bool:
 
 
 def _unless_own(pairs: Tensor) -> Tensor | None:
-    """Pairs of rows, or None if each row is paired with itself alone."""
     rows, columns = pairs.shape
     is_own = rows == columns and torch.equal(pairs, torch.eye(rows, dtype=torch.bool, device=pairs.device))
     return None if is_own else pairs

@@ -38,7 +38,6 @@ class Origins(NamedTuple):
 
     @property
     def crosses(self) -> bool | None:
-        """True if the keys are made of another sequence than the queries; None if one of two is lost."""
         keys = self.keys.own or self.keys
         if self.queries is keys:
             return False
@@ -132,7 +131,6 @@ class Streams:
             self._put(base_of(result), stream, None if made is None else made.channels_last)
 
     def compare(self, scores: Tensor, query: Tensor, key: Tensor) -> None:
-        """Record that a tensor has the scores of queries and keys; or the outputs of queries, if these are weights."""
         if isinstance(weights := self.stream(query), Origins):
             self.carry(scores, weights.queries)
         elif (origins := self.origins(query, key)) is not None:
@@ -147,18 +145,15 @@ class Streams:
                 self.carry(scores, stream._replace(changed=(*stream.changed, *found)))
 
     def origins(self, query: Tensor, key: Tensor) -> Origins | None:
-        """The streams of queries and keys; None if one is unknown."""
         of_queries, of_keys = self.stream(query), self.stream(key)
         are_known = isinstance(of_queries, Stream) and isinstance(of_keys, Stream)
         return Origins(of_queries, of_keys) if are_known else None  # type: ignore[arg-type]
 
     def origins_of_inputs(self, query: Tensor, key: Tensor) -> Origins | None:
-        """The same for the inputs of the projections of queries and keys; those without a known stream begin one."""
         self._continued(query), self._continued(key)
         return self.origins(query, key)
 
     def _continued(self, tensor: Tensor, sort: Sort = "positions") -> "Stream | Origins":
-        """The stream of a tensor, begun by it if there is none."""
         if (stream := self.stream(tensor)) is None:
             made, sort = self._found(tensor), "slots" if is_learned(tensor) else sort
             is_lost = sort != "slots" and (made is None or made.channels_last is not None)

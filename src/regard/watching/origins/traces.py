@@ -72,7 +72,6 @@ def followed(
 
 
 def _is_broadcast(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> bool:
-    """True if a result has the broadcast shape of all tensor arguments, as in arithmetic."""
     shapes = [t.shape for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
     try:
         return torch.broadcast_shapes(*shapes) == result.shape
@@ -139,7 +138,6 @@ def _reduced(
 
 
 def reduced_dims(args: tuple[Any, ...], kwargs: dict[str, Any], dims: int) -> set[int] | None:
-    """The reduced axes of a reduction; None for all."""
     given = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
     if given is None or isinstance(given, Tensor | float):
         return None
@@ -192,7 +190,6 @@ class SoftmaxOrigin:
 
     @property
     def softmax(self) -> Tensor | None:
-        """The softmax's weights; None if the model has overwritten them since."""
         tensor = self.tensor
         return None if tensor is None or counted_version(tensor) != self.version else tensor
 
@@ -224,8 +221,6 @@ class SoftmaxTrace(Trace):
 
 
 class SoftmaxWeights(SoftmaxTrace):
-    """Weights, perhaps changed since their softmax."""
-
     __slots__ = ()
 
     def ends_with(self, depth: int) -> bool:

@@ -217,7 +217,6 @@ def _windows(x: Tensor, width: int, blocks: int, rate: int, fill: float) -> Tens
 def observe_compressor(
     thread: ThreadState, frame: RunningModule, module: Any, args: Args, kwargs: Kwargs, output: Any
 ) -> None:
-    """Hand a compressor that has returned to the thread's watches, and follow its blocks into keys."""
     if not all(hasattr(module, name) for name in COMPRESSOR):
         return
     frame.pending.clear()  # (The softmax over the tokens of each block.)

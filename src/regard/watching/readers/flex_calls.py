@@ -141,7 +141,6 @@ class FlexCall(AttentionCall):
     mask_mod: Function
     scale: float
     captured: tuple[Tensor, ...] = ()
-    """The tensors that torch took out of the closures of its functions."""
     blocks: BlockLists | None = None
     """The block lists that decided; None if the function alone did."""
 
@@ -159,7 +158,6 @@ class FlexCall(AttentionCall):
         return with_snapshot(replace(call, bias=bias, mask=self._mask(call.sizes, query.device)), self.captured)
 
     def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
-        """The mask as a known predicate, or else the function itself."""
         mod = self.mask_mod
 
         def flex_mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -174,7 +172,6 @@ class FlexCall(AttentionCall):
 
 
 def changed_by_score_mod(query: Tensor, key: Tensor) -> Tensor:
-    """Zeros, to which `Modified` adds the scores."""
     return query.new_zeros(*query.shape[:-1], key.shape[-2])
 
 

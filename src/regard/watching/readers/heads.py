@@ -141,7 +141,6 @@ def folded_heads(values: Tensor) -> Heads:
 def found_heads(
     thread: ThreadState, tensors: Sequence[Tensor], leading: Sequence[int], counts: Sequence[int] | None = None
 ) -> Heads:
-    """The heads of a call by evidence alone; `leading` are the sizes before queries and keys."""
     rank = len(leading)
     if counts is None:
         counts = [n for frame in thread.stack[: -MODULES - 1 : -1] for n in inferred_heads(frame.module)]
@@ -327,7 +326,6 @@ def _counts(given: Mapping[str, object]) -> list[int]:
 
 
 def _of_config(config: object, name: str) -> object:
-    """A value of a config; None if it has none, or one per layer."""
     try:
         return getattr(config, name, None)
     except Exception:  # A config of others may raise anything.
@@ -352,7 +350,6 @@ def running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
 
 
 def _arguments(frame: FrameType) -> list[object]:
-    """The arguments of a running function, those of `*args` and `**kwargs` too; [None] for none."""
     code, given = frame.f_code, frame.f_locals
     named = code.co_argcount + code.co_kwonlyargcount
     found = [given.get(name) for name in code.co_varnames[: code.co_argcount]]
@@ -364,6 +361,5 @@ def _arguments(frame: FrameType) -> list[object]:
 
 
 def _is_forward(frame: FrameType, module: nn.Module) -> bool:
-    """True if a function is the forward of a module, under whatever name it was written."""
     forward = getattr(inspect.unwrap(getattr(type(module), "forward", _is_forward)), "__code__", None)
     return frame.f_code.co_name == "forward" or frame.f_code is forward

@@ -27,7 +27,6 @@ NO_WEIGHTS = (
     "max_seqlen", "return_attn_probs", "return_softmax_lse", "return_lse", "return_aux", "enable_gqa", "out",
     "rotary_interleaved",
 )  # fmt: skip
-"""Arguments that choose how a kernel computes, or what it returns."""
 
 
 class KernelArguments:
@@ -44,7 +43,6 @@ class KernelArguments:
         self._asked |= set(names)
 
     def require_read(self) -> None:
-        """Raise ArgumentError for an argument that would change the weights in an unknown way."""
         for name, value in self._arguments.items():
             default = self._defaults.get(name)
             is_default = value is default or (not isinstance(value, Tensor) and value == default)
@@ -236,7 +234,6 @@ def _named(parameters: str, read: ReadKernel) -> NamedFunction:
 
 
 KERNELS = {name: _named(parameters, read) for name, parameters, read in _READERS}
-"""The functions of attention kernels by name."""
 ENGINE = _named(
     "query_layer key_layer value_layer qkv_format", partial(_not_read, "DotProductAttention of TransformerEngine")
 )

@@ -44,7 +44,6 @@ def observe_mixing(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, 
 
 
 def follow_convolution(thread: ThreadState, result: Any, x: Any, *_: object) -> None:
-    """Record the output of a convolution as a projection; that of an image or a video begins patches."""
     if isinstance(x, Tensor) and x.is_floating_point():
         if x.dim() > 3:
             thread.streams.begin(x, "patches")

@@ -256,7 +256,6 @@ def autocast_to(dtype: torch.dtype | None, like: Tensor) -> AbstractContextManag
 
 
 def _added(mask: Tensor) -> Tensor:
-    """Turn a bool mask, in which True drops a key, into an additive one."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)
@@ -265,7 +264,6 @@ def _added(mask: Tensor) -> Tensor:
 def _projected(
     layer: Layer, given: Mapping[str, Any], output: Tensor | None, *, batch_first: bool = False, how: str
 ) -> Projected:
-    """A call of a layer; `given` has the inputs and masks under the common names of torch's function and module."""
     projections = [
         Projection(
             input=given[name], weight=layer.weights[n], bias=layer.biases, part=n, is_packed=layer.is_packed,
@@ -337,7 +335,6 @@ def arguments_by_name(function: Callable[..., Any], args: Args, kwargs: Kwargs) 
 
 
 def observe_function(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run F.multi_head_attention_forward, and hand its arguments to the thread's watches."""
     given = arguments_by_name(func, args, kwargs)
     output, heads = run_with_heads(func, args, kwargs, given)
     thread.try_to(_give, thread, given, output[0], heads)
@@ -351,7 +348,6 @@ def _give(thread: ThreadState, given: Mapping[str, Any], output: Tensor, heads: 
 
 
 def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor | None) -> Projected:
-    """A call of F.multi_head_attention_forward with these arguments; `output` is None before it ran."""
     module = thread.stack[-1].module if thread.stack else None
     is_module = isinstance(module, nn.MultiheadAttention)
     how = "nn.MultiheadAttention" if is_module else "F.multi_head_attention_forward"

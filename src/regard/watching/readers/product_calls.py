@@ -23,7 +23,6 @@ from regard.watching.readers.written_out import ValueProduct, WrittenOut, judged
 from regard.watching.running.thread_state import RunningModule, ThreadState
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
-"""The selecting functions of routers."""
 
 PlacedWeights = list[tuple[int, SoftmaxWeights]]
 """The traces of operands of weights, each with the operand's place."""
@@ -219,7 +218,6 @@ def _heads_of(thread: ThreadState, product: ValueProduct) -> Heads:
 
 
 def _is_repeated(trace: SoftmaxWeights, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:
-    """True if weights multiply a second time (values of relative positions), or in slices (attention in blocks)."""
     origin = trace.origins[0]
     if not origin.calls:
         return False
@@ -230,7 +228,6 @@ def _is_repeated(trace: SoftmaxWeights, product: ValueProduct, contraction: Cont
 
 
 def _softmax_of(trace: SoftmaxWeights, product: ValueProduct) -> Tensor | None:
-    """The softmax behind the weights, in their layout; None if it is the same, or gone."""
     if not trace.is_changed or len(trace.origins) > 1:
         return None
     origin = trace.origins[0]

@@ -30,7 +30,6 @@ class Layer(NamedTuple):
     num_heads: int
     weights: tuple[Tensor | None, ...]
     is_packed: bool
-    """True if all three are one tensor, with the weights of query, key and value as its thirds."""
     biases: Tensor | None
     """The biases of query, key and value as thirds of one tensor."""
     rows: tuple[Tensor | None, ...]
@@ -45,7 +44,6 @@ class Layer(NamedTuple):
 
 
 def layer_of_call(given: Mapping[str, Any]) -> Layer:
-    """The parts of the layer in F.multi_head_attention_forward; `given` has its arguments by name."""
     is_packed = not given["use_separate_proj_weight"]
     names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     return Layer(
@@ -92,14 +90,12 @@ class Projection:
     """None for a static projection."""
     bias: Tensor | None
     part: int
-    """The index of its third in packed weights and biases."""
     is_packed: bool
     norm: "LayerNormArguments | None" = None
     """The layer norm the input goes through first."""
     row: Tensor | None = None
     """A learned row (1, 1, E) after the rows of the input."""
     zero: bool = False
-    """True with a last row of zeros."""
     static: Tensor | None = None
     """Given heads (N * H, S, D) in place of the projection."""
 
@@ -111,7 +107,6 @@ class Projection:
     def keep(
         self, policy: RetentionPolicy, what: str, fresh: Fresh, beside: "SavedProjection | None" = None
     ) -> "Projection":
-        """The same projection with saved tensors; those shared with `beside`, another projection, are saved once."""
         shared = {} if beside is None else dict(zip(map(id, beside[0].tensors()), beside[1].tensors(), strict=True))
 
         def saved(tensor: Any, save: Callable[[Tensor, str, Fresh], Tensor], name: str) -> Any:
@@ -156,7 +151,6 @@ class Projection:
 
 
 SavedProjection = tuple[Projection, Projection]
-"""A projection of the model, and its saved form."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

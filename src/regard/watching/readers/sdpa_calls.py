@@ -105,7 +105,6 @@ def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tens
 
 
 def observe_sdpa(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run F.scaled_dot_product_attention, and hand its arguments and its kernel's lse to the thread's watches."""
     output, kernel = run_with_lse(func, args, kwargs)
     thread.try_to(lambda: thread.give(laid_out_by_heads(thread, args, kwargs, output, kernel)))
     return output
@@ -190,8 +189,6 @@ def _not_repeated(call: Sdpa, group: int) -> Sdpa:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RegardCall(AttentionCall):
-    """One call of `regard.attention`, after it ran."""
-
     is_editable: ClassVar[bool] = True
     made: Call
     """Its call, with the graph of the model,"""
@@ -221,7 +218,6 @@ class RegardCall(AttentionCall):
 
 
 def observe_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run `regard.attention` with its weights, and hand these to the thread's watches."""
     # A call that also returns the weights runs in the same kernel and gives the same bits.
     attended = attention(*args, **{**kwargs, "return_weights": True})
     # (The first three can be given by name only where a model does not call it so.)

@@ -23,7 +23,6 @@ def _calls_super(function: object) -> bool:
 
 
 FUSED_LAYERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
-"""The modules torch may run fused."""
 
 FUSED_FORWARDS = frozenset(kind.forward for kind in FUSED_LAYERS)
 """Their forward functions: a subclass with a forward of its own differs from its base."""
@@ -52,7 +51,6 @@ PLAIN = frozenset({
 
 
 def has_no_attention(module: nn.Module) -> bool:
-    """True for a module without observed functions, which can run without our mode."""
     return type(module) in PLAIN and not has_pre_hooks(module) and "forward" not in module.__dict__
 
 

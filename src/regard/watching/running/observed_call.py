@@ -52,7 +52,6 @@ class Observation:
     stored: Source | None = None
     """The weights themselves, if the model computed them."""
     softmax: Source | None = None
-    """The softmax before the model's changes to the weights, if any."""
     evidence: AnyEvidence | None = None
     """The vectors that identify the next call of a generation."""
     dimensions: Dimensions | None = None
@@ -84,15 +83,11 @@ class ObservedCall(ABC):
     origins: Origins | None = None
     """The sequences of its queries and its keys; None if unknown."""
     token: object = None
-    """Identifies the call later, should it turn out to be no attention."""
     arguments: tuple[ModuleArguments, ...] = ()
     """The small integer arguments of the running modules, the outermost first."""
     is_over_queries: bool = False
-    """True if the weights of each key sum to 1, over queries of its own sequence."""
     is_part: bool = False
-    """True if the softmax was over more keys than the weights have, as with a sink beside them."""
     dropped: float = 0.0
-    """The share of the weights that were dropped."""
 
     @abstractmethod
     def read(self, policy: RetentionPolicy, name: str) -> Observation:
@@ -110,7 +105,6 @@ class Interceptor:
     is_compiled: bool = False
     """True if the model, or a part of it, is compiled: it runs uncompiled while the interceptor is open."""
     keeps_graph: bool = False
-    """True if its maps carry gradients."""
     changes: Mapping[object, Callable[..., Any]] = {}
     """The functions with changeable calls, each with its replacement."""
     unfused: frozenset[int] = frozenset()

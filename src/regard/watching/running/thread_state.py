@@ -152,7 +152,6 @@ class ThreadState:
         return may_run_fused(module)
 
     def begun(self, watch: Interceptor) -> int | None:
-        """The number of observed calls at the start of the watch's model; None while another model runs."""
         return next((frame.taken for frame in self.stack if watch.paths.get(id(frame.module)) == ""), None)
 
     def path(self, watch: Interceptor) -> str | None:
@@ -179,7 +178,6 @@ class ThreadState:
         return found
 
     def give(self, source: ObservedCall, module: nn.Module | None = None) -> None:
-        """Hand a call to every interceptor, as a call of the running module or of `module`."""
         self.taken += 1
         source.arguments = tuple(running_arguments(self.stack))
         self.meant, self.is_reading = module, True
@@ -199,17 +197,14 @@ class ThreadState:
             self.unread(f"{type(error).__name__}: {error}")
 
     def unread(self, reason: str, module: nn.Module | None = None) -> None:
-        """Notify every watch of an unreadable call, in the running module or in `module`."""
         for watch, path in self._where(module):
             watch.unread(path, reason)
 
     def refuse(self, frame: RunningModule, reason: str) -> None:
-        """Notify every watch that the weights of the running module's calls so far are parts of its attention."""
         for watch in self.watches:
             watch.refuse(frame.module, frame.taken, reason)
 
     def other(self, reason: str, module: nn.Module | None = None) -> None:
-        """Notify every watch of a lookalike of attention, in the running module or in `module`."""
         for watch, path in self._where(module):
             watch.other(path, reason)
 
@@ -263,7 +258,6 @@ def _frame_of_model(running: FrameType | None) -> FrameType | None:
 
 
 def _owner(running: FrameType) -> object:
-    """The module whose method runs, whatever it calls its first argument, or a function inside of one."""
     code, given = running.f_code, running.f_locals
     if "self" in given or not (code.co_argcount or code.co_flags & CO_VARARGS):
         return given.get("self")

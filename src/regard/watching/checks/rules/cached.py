@@ -54,8 +54,25 @@ def own_keys_rule(call: AuditedCall) -> Iterator[Finding]:
             f"{queries} quer{'y' if queries == 1 else 'ies'} and {keys} keys, and the causal mask aligns the "
             f"first with the first: no query sees the last {keys - queries} keys",
         )
-    elif call.offset is not None and _is_causal(call):
-        yield from _own(call)
+    else:
+        is_told = call.offset is not None and _is_causal(call)
+        yield from (list(_own(call)) if is_told else []) or _own_of_a_few(call)
+
+
+def _own_of_a_few(call: AuditedCall) -> Iterator[Finding]:
+    """Queries that see neither their own position nor a later one, where most do. (Padding is of a known kind.)"""
+    seen = call.facts.seen
+    if call.facts.mask.pattern != "dense of no known kind":
+        return
+    own = torch.arange(call.sizes.queries, device=seen.last.device) + call.facts.mask.offset
+    short, live = int((seen.live & (seen.last < own)).sum()), int(seen.live.sum())
+    if 0 < short < live / 2:
+        yield Finding(
+            "itself hidden", "warning", f"{short} of {live} queries see no key from their own position on, as most do",
+            numbers={"rows": float(short), "of": float(live)},
+            cause="a token added at the end has no column of its own in the mask, or the mask is shifted",
+            remedy="let each query see itself",
+        )  # fmt: skip
 
 
 def _own(call: AuditedCall) -> Iterator[Finding]:

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from regard.cli.engines import CTranslate2Search, EngineFlags, OwnSearch
+from regard.cli.engines import CTranslate2Search, OwnSearch
 from regard.cli.main import run_command
+from regard.cli.translate import TranslateCommand
 from regard.errors import ArgumentError
 from regard.tasks.exports import engine, kept_export
 from regard.tasks.exports.engine import refuse_run, searching_by_ctranslate2
@@ -104,13 +105,15 @@ def test_an_export_that_cannot_be_made_goes_by_ours_unless_it_is_insisted_on(
 
 def test_other_devices_are_ours_unless_it_is_insisted_on(run: Path, capsys: Capture) -> None:
     cuda, check = torch.device("cuda"), lambda: refuse_run(run)
-    own = EngineFlags(None, None).chosen(cuda, check)
+    own = TranslateCommand(Path("run")).chosen_search(cuda, check)
     assert own == OwnSearch("CTranslate2 searches on cuda only by --engine ctranslate2")
     with own.searching(Translator.load(run, device="cpu"), run):
         assert capsys.readouterr().err == f"{SAYS}CTranslate2 searches on cuda only by --engine ctranslate2\n"
-    chosen = EngineFlags("ctranslate2", None).chosen(cuda, check)
+    chosen = TranslateCommand(Path("run"), engine="ctranslate2").chosen_search(cuda, check)
     assert chosen == CTranslate2Search("float32", insists=True)
-    assert EngineFlags(None, None).chosen(torch.device("cpu"), check) == CTranslate2Search("float32", insists=False)
+    assert TranslateCommand(Path("run")).chosen_search(torch.device("cpu"), check) == CTranslate2Search(
+        "float32", insists=False
+    )
 
 
 def test_one_thread_for_each_core_with_one_batch_each(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

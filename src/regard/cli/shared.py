@@ -105,9 +105,9 @@ def _snapshot(value: object) -> object:
     return snapshot_of(value) if isinstance(value, Path) else value
 
 
-def below(flag: str, value: int | None, least: int = 1) -> tuple[bool, str]:
-    """A check for `refuse_first`: a number must be at least so large, if it was given."""
-    return value is not None and value < least, f"{flag} must be at least {least}, got {value}"
+def below(flag: str, value: int | None) -> tuple[bool, str]:
+    """A check for `refuse_first`: a number must be at least 1, if it was given."""
+    return value is not None and value < 1, f"{flag} must be at least 1, got {value}"
 
 
 def refuse_first(*wrongs: tuple[bool, str]) -> None:

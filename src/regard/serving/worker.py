@@ -118,11 +118,6 @@ class Worker:
 
     >>> worker = Worker("one", most_waiting=3)
     >>> worker.close()
-
-    Args:
-        name: of the model.
-        most_waiting: further works are refused.
-        searches: how many works, or groups that run together, are done at a time.
     """
 
     def __init__(self, name: str, *, most_waiting: int, searches: int = 1) -> None:

@@ -34,13 +34,7 @@ class CTranslate2Engine:
     wide, where ours goes on until no other can win. Scores are on our scale, sums of log-probabilities divided by
     length ** length_penalty, the end mark counted; with a prefix its tokens' log-probabilities are added, which
     CTranslate2 leaves out.
-
-    Args:
-        folder: an export of `to_ctranslate2`; it may be removed once the engine is made.
-        trained: the exported model.
-        device: where the engine computes; a GPU needs a build of CTranslate2 for it.
-        precision: of the matrix products, the embeddings and the output layer.
-        threads: how many batches are searched at a time, with one thread each.
+    The folder of the export may be removed once the engine is made. `threads` batches are searched at a time.
     """
 
     def __init__(
@@ -79,12 +73,10 @@ class CTranslate2Engine:
 
     def why_not(self, job: SearchJob) -> str | None:
         longest = max(job.max_steps, *map(len, job.sources))
-        reasons = {
-            f"takes and writes {self.longest} tokens at most": self.longest is not None and longest > self.longest,
-        }
-        if not any(reasons.values()) and self._plain is not None and (changed := self._plain.why_changed()):
-            reasons[changed] = True
-        return next((f"CTranslate2 {reason}" for reason, is_so in reasons.items() if is_so), None)
+        if self.longest is not None and longest > self.longest:
+            return f"CTranslate2 takes and writes {self.longest} tokens at most"
+        changed = None if self._plain is None else self._plain.why_changed()
+        return changed and f"CTranslate2 {changed}"
 
     def _begin(self, job: SearchJob) -> Sequence[Any]:
         size = job.beam.size

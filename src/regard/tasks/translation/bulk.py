@@ -190,12 +190,7 @@ class Unfinished:
 def opened(target: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> Iterator[Unfinished | None]:
     """Open a file of answers to write to, new or unfinished; None if there is nothing left to write.
 
-    Args:
-        target: the file to make; it has that name once it is whole. If it is a link, it stays one, and the file to
-            which it leads is made; the unfinished file is then beside that one.
-        settings: all that decides the answers, as values for JSON; only with the same can work go on.
-        resume: go on with an unfinished file; start one if there is none.
-        overwrite: replace the target when the new file is whole, and an unfinished file at once.
+    If the target is a link, the file to which it leads is made, and the unfinished file is beside that one.
     """
     target = Path(realpath(target)) if target.is_symlink() else target
     if target.exists() and not target.is_file():

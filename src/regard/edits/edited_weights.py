@@ -135,7 +135,6 @@ class EditedCall:
     output: Tensor
     """(batch..., H, T, E)"""
     weights: AttentionMap
-    """The weights before the product with the values."""
     softmax: AttentionMap
     plan: str
     hides_keys: bool

@@ -12,7 +12,6 @@ from regard.errors import TooLargeError
 
 Floats = npt.NDArray[np.floating[Any]]
 KINDS = {"f16": "<f2", "f32": "<f4", "u8": "u1", "u16": "<u2", "u32": "<u4"}
-"""The types of arrays in a page, and their names in NumPy."""
 
 
 HALF_LARGEST = 60_000.0

@@ -199,7 +199,6 @@ class _Memory(NamedTuple):
 
 
 MOST_MADE = 4096
-"""The fewest recorded tensors before dead ones are cleared."""
 
 
 def base_of(tensor: Tensor) -> Tensor:

@@ -184,13 +184,11 @@ class Present:
         tokenizer = self.model.source_tokenizer
         is_labelled = bool(draft.ids) and self.options.has_labels
         source = axis(tokenizer, [*draft.ids, tokenizer.marks.end_id] if is_labelled else [])
-        candidates = [self._candidate(draft, one, source) for one in found] or [self._unsearched(draft)]
+        candidates = [self._candidate(draft, one, source) for one in found]
+        # A blank line stays as it is; one that cannot be translated is answered by nothing.
+        candidates = candidates or [Candidate("" if draft.problem else draft.asked.source, 0.0, [], None)]
         unknown = unknown_texts(tokenizer, draft.asked.source, draft.ids)
         return Translation(draft.asked.source, source.texts, candidates, draft.problem, unknown)
-
-    def _unsearched(self, draft: Draft) -> Candidate:
-        """A blank line as it is; nothing for a line that cannot be translated."""
-        return Candidate("" if draft.problem else draft.asked.source, 0.0, [], None)
 
     def _candidate(self, draft: Draft, one: Hypothesis, source: Axis) -> Candidate:
         tokenizer = self.model.target_tokenizer

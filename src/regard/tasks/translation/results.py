@@ -16,8 +16,7 @@ from regard.tasks.pictures.token_maps import Alternative, Axis, LabelsEach, axis
 from regard.tasks.text.batches import collate
 from regard.tasks.text.codec import Codec, finished_text, unknown_texts
 from regard.tasks.training.metrics import CorpusScore
-from regard.tasks.translation.options import AlignmentOf, TranslationOptions
-from regard.tasks.translation.translation_model import Draft, Model, TranslationModel
+from regard.tasks.translation.translation_model import AlignmentOf, Draft, Model, TranslationModel, TranslationOptions
 
 
 @displayed

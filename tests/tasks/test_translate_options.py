@@ -17,7 +17,7 @@ from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.text.tokenizers import EOS, UNK
 from regard.tasks.training.metrics import exact_match
 from regard.tasks.translation.options import AlignmentOf
-from regard.tasks.translation.presenting import copies
+from regard.tasks.translation.results import copies
 from regard.tasks.translation.translation_model import Request
 from regard.tasks.translation.translator import Translator
 

@@ -95,7 +95,6 @@ class Arrays:
         return len(self.held) - 1
 
     def spend(self, what: str, size: float) -> None:
-        """Spend bytes on a required part; raises TooLargeError if they do not fit."""
         self.used_bytes += size
         if self.left_bytes < 0:
             raise TooLargeError(

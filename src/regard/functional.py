@@ -225,7 +225,6 @@ def make_call(
     dropout: float,
     state: State | None = None,
 ) -> tuple[Call, Tensor]:
-    """Check everything once and freeze the call. Also returns the canonical value."""
     if not isinstance(dropout, float | int) or not 0.0 <= dropout < 1.0:
         raise ArgumentError(f"dropout must be a number in [0, 1), got {dropout!r}")
     state = run_state(query) if state is None else state

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from regard.cli.engines import CTranslate2Search, EngineFlags, OwnSearch
+from regard.cli.engines import CTranslate2Search, OwnSearch
 from regard.cli.main import run_command
+from regard.cli.translate import TranslateCommand
 from regard.errors import ArgumentError
-from regard.tasks.exports import engine, kept_export
+from regard.tasks.exports import engine
 from regard.tasks.exports.engine import refuse_run, searching_by_ctranslate2
 from regard.tasks.generation.config import Beam
 from regard.tasks.runs.run_folder import ENGINE
@@ -97,20 +98,22 @@ def test_an_export_that_cannot_be_made_goes_by_ours_unless_it_is_insisted_on(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(kept_export, "_make", fail)
+    monkeypatch.setattr(engine, "_make", fail)
     assert answered(capsys, "translate", run, "1 times 2") == (expected, [f"{SAYS}{error}"])
     assert run_command(["translate", str(run), "1 times 2", "--engine", "ctranslate2", "--device", "cpu"]) != 0
 
 
 def test_other_devices_are_ours_unless_it_is_insisted_on(run: Path, capsys: Capture) -> None:
     cuda, check = torch.device("cuda"), lambda: refuse_run(run)
-    own = EngineFlags(None, None).chosen(cuda, check)
+    own = TranslateCommand(Path("run")).chosen_search(cuda, check)
     assert own == OwnSearch("CTranslate2 searches on cuda only by --engine ctranslate2")
     with own.searching(Translator.load(run, device="cpu"), run):
         assert capsys.readouterr().err == f"{SAYS}CTranslate2 searches on cuda only by --engine ctranslate2\n"
-    chosen = EngineFlags("ctranslate2", None).chosen(cuda, check)
+    chosen = TranslateCommand(Path("run"), engine="ctranslate2").chosen_search(cuda, check)
     assert chosen == CTranslate2Search("float32", insists=True)
-    assert EngineFlags(None, None).chosen(torch.device("cpu"), check) == CTranslate2Search("float32", insists=False)
+    assert TranslateCommand(Path("run")).chosen_search(torch.device("cpu"), check) == CTranslate2Search(
+        "float32", insists=False
+    )
 
 
 def test_one_thread_for_each_core_with_one_batch_each(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,3 +257,83 @@ def test_a_chunk_that_nothing_names_is_passed() -> None:
     for size in (16, 64):
         found = regard.check(Chunks(size).eval(), ids()).faults
         assert {one.reason for one in found} >= {"future"}, size
+
+
+class Returns(nn.Module):
+    """A recurrence that hands over its state (layers, B, D), or one number for each class."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.read = nn.Embedding(WORDS, WIDTH), nn.GRU(WIDTH, WIDTH, 2, batch_first=True)
+        self.head, self.classes = nn.Linear(WIDTH, classes or WORDS), classes
+
+    def forward(self, ids: Tensor) -> Any:
+        found, state = self.read(self.tokens(ids))
+        return self.head(found[:, -1]) if self.classes else (self.head(found), state)
+
+
+@pytest.mark.parametrize("classes", [0, LENGTH], ids=["a state of two layers", "as many classes as positions"])
+def test_sizes_that_are_equal_by_chance_are_no_axes(classes: int) -> None:
+    """Layers as many as rows, and classes as many as positions."""
+    assert not regard.check(Returns(classes).eval(), ids(), causal=True).faults
+
+
+class Pair(nn.Module):
+    """A target over a source, each padded with token 0, and told by it; `leaks` looks ahead in the target."""
+
+    def __init__(self, *, leaks: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.places = nn.Embedding(WORDS, WIDTH, padding_idx=0), nn.Embedding(200, WIDTH)
+        self.head, self.leaks = nn.Linear(WIDTH, WORDS), leaks
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        a, b = (self.tokens(one) + self.places(torch.arange(one.shape[1])) for one in (src, tgt))
+        seen = (tgt != 0)[:, None] & torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).tril(int(self.leaks))
+        b = b + F.scaled_dot_product_attention(b, b, b, attn_mask=seen)
+        scores = (b @ a.mT).masked_fill((src == 0)[:, None], -torch.inf)
+        return self.head(b + scores.softmax(-1) @ a)
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_a_source_as_long_as_its_target_is_another_sequence(leaks: bool) -> None:
+    """Its keys are no later positions of the target, and its padding is its own."""
+    source, target = (ids().masked_fill(torch.arange(LENGTH) >= torch.tensor(n)[:, None], 0)
+                      for n in ([LENGTH, 8, 5], [6, LENGTH, 9]))  # fmt: skip
+    checked = regard.check(Pair(leaks=leaks).eval(), {"src": source, "tgt": target}, causal=True)
+    assert {one.reason for one in checked.errors} == ({"future"} if leaks else set()), str(checked)
+
+
+def test_a_model_of_equal_lengths_is_audited_on_its_batch() -> None:
+    """The trials take the padding off, and the lengths are unlike then."""
+
+    class OfOneLength(Pair):
+        def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+            return super().forward(src, tgt + 0 * src)
+
+    given = {"src": ids().index_fill(1, torch.tensor([10, 11]), 0), "tgt": ids()}
+    checked = regard.check(OfOneLength(leaks=True).eval(), given, causal=True)
+    assert {one.reason for one in checked.errors} == {"future"}
+    assert any(
+        one.startswith("no trial was run: OfOneLength does not run on src (1, 10), tgt (1, 12)")
+        for one in checked.unknown
+    )
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attention_runs_on_after_a_check() -> None:
+    """torch's counter of operations breaks its later calls, so a check counts without one."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    class Flexible(Returns):
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.tokens(ids)[:, None]
+            size = ids.shape[1]
+            mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, size, size, device="cpu")
+            return self.head(flex_attention(x, x, x, block_mask=mask)[:, 0])
+
+    model = Flexible(0).eval()
+    assert not regard.check(model, ids(), causal=True).faults
+    with torch.no_grad():
+        assert model(ids()).shape == (3, LENGTH, WORDS)

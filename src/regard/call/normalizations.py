@@ -32,7 +32,6 @@ def coarse_rows(state: Tensor) -> Tensor:
 
 
 def any_coarse(state: Tensor) -> bool:
-    """Whether any row is coarse; False if values cannot be read."""
     if not has_values(state) or in_transform("Vmap"):
         return False
     return bool(coarse_rows(state.detach()).any())
@@ -387,7 +386,6 @@ class Entmax15(_Threshold):
 
 
 def as_normalization(normalization: object) -> Normalization:
-    """The caller's normalization: an object, its class, or its name ("sparsemax")."""
     if isinstance(normalization, Normalization):
         return normalization
     named = (Softmax, SoftmaxWithSink, Sparsemax, Entmax15, Sigmoid, Unnormalized, Softpick)

@@ -94,7 +94,6 @@ class Dimensions:
 
     @classmethod
     def unknown(cls, count: int, why: str) -> "Dimensions":
-        """`count` dimensions without a name."""
         return cls(UNKNOWN * count, why)
 
     @property
@@ -111,7 +110,6 @@ class Dimensions:
         return self.leading[-1:] == ("head",)
 
     def require_heads(self, asked: str, shape: Sequence[int]) -> None:
-        """Check that it is known which dimension has the heads, if any has."""
         if "head" not in self.leading and "unknown" in self.leading:
             raise ShapeError(f"{asked} needs to know the heads of a map {tuple(shape)} {self}: {self.why}")
 
@@ -158,11 +156,6 @@ def canonical(
 
 
 def sizes_from_shapes(query: Dims, key: Dims, value: Dims) -> Sizes:
-    """The sizes of a call, from the shapes of its tensors.
-
-    >>> sizes_from_shapes((2, 4, 5, 8), (2, 1, 7, 8), (2, 1, 7, 3)).map_shape
-    (2, 4, 5, 7)
-    """
     rank = len(query)
     if not len(key) == len(value) == rank or rank < 2:
         raise ShapeError(
@@ -286,7 +279,6 @@ def take(tensor: Tensor, rows: Rows) -> Tensor:
 
 
 def take_rows(tensor: Tensor, rows: Rows) -> Tensor:
-    """The same of the last dimension."""
     if not isinstance(rows, range):
         return tensor[..., rows]
     return tensor if len(rows) == tensor.shape[-1] else tensor[..., rows.start : rows.stop]

@@ -1,7 +1,5 @@
 """`regard check`: whether a model attends as it should."""
 
-import importlib
-import sys
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +9,7 @@ import tyro
 from regard.cli.loading import loading
 from regard.cli.progress import reading
 from regard.cli.shared import Command, Device
+from regard.corpus.settings import named_function
 from regard.errors import ArgumentError
 from regard.files.model_folder import OnProgress, is_huggingface, snapshot_of
 from regard.tasks.registry import task_of
@@ -89,14 +88,10 @@ def _target(words: str, folder: Path, tell: OnProgress) -> Target:
 
 
 def _of_function(words: str) -> Target:
-    """The model, or (model, batch), of "module:function", imported as by Python, from the working directory too."""
     from torch import nn
 
-    name, _, function = words.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(name), function)()
+        found = named_function(words)()
     except Exception as error:
         raise ArgumentError(f"{words} gave no model: {type(error).__name__}: {error}") from error
     model, batch = found if isinstance(found, tuple) and len(found) == 2 else (found, None)

@@ -64,12 +64,7 @@ class Defaults:
 def settings_as_flags(
     defaults: Callable[[type[TrainingConfig]], Defaults], *, shown: Container[str] | None = None
 ) -> ConstructorRegistry:
-    """Make the rule by which tyro turns the settings of a run into flags.
-
-    Args:
-        defaults: returns the defaults of a class of settings; called once tyro knows of which class it needs flags.
-        shown: the names of the settings that are flags; None for all. The parts of a model then are none.
-    """
+    """Make the rule by which tyro turns the settings in `shown` into flags; None for all, with the parts of a model."""
     registry = ConstructorRegistry()
 
     @registry.struct_rule

@@ -72,18 +72,40 @@ class CTranslate2Search:
 SearchBy = OwnSearch | CTranslate2Search
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFlags:
+def _say(reason: str | None) -> None:
+    if reason is not None and speaks():
+        print(f"regard's own search: {reason}", file=sys.stderr)
+
+
+class SearchCommand(Command):
+    __slots__ = ()
+    beam: int | None
+    nbest: int = 1
+    length_penalty: float
     engine: Engine | None
     """None for CTranslate2 where it is installed and can."""
     precision: SearchPrecision | None
     """None for float32."""
 
-    def refuse(self) -> None:
+    @property
+    def size(self) -> int:
+        return Beam().size if self.beam is None else self.beam
+
+    @property
+    def search(self) -> Beam:
+        return Beam(self.size, num_best=self.nbest, length_penalty=self.length_penalty)
+
+    def refuse_search(self) -> None:
+        penalty = self.length_penalty
+        refuse_first(
+            below("--beam", self.size),
+            (not 0 <= penalty < inf, f"--length-penalty must be at least 0, got {penalty}"),
+            (penalty > LARGEST, f"--length-penalty must be at most {LARGEST}, got {penalty}"),
+        )
         if self.engine == "regard" and self.precision == "int8":
             raise ArgumentError("--precision int8 is CTranslate2's, and --engine regard searches in float32")
 
-    def chosen(self, device: "torch.device", check: Callable[[], None]) -> SearchBy:
+    def chosen_search(self, device: "torch.device", check: Callable[[], None]) -> SearchBy:
         """The one who searches; if it is regard, where CTranslate2 is installed, it says why on standard error."""
         if self.engine == "regard":
             return OwnSearch()
@@ -101,36 +123,3 @@ class EngineFlags:
         if device.type != "cpu":
             return OwnSearch(f"CTranslate2 searches on {device} only by --engine ctranslate2")
         return by_ctranslate2
-
-
-def _say(reason: str | None) -> None:
-    if reason is not None and speaks():
-        print(f"regard's own search: {reason}", file=sys.stderr)
-
-
-class SearchCommand(Command):
-    __slots__ = ()
-    beam: int | None
-    nbest: int = 1
-    length_penalty: float
-
-    @property
-    def size(self) -> int:
-        return Beam().size if self.beam is None else self.beam
-
-    @property
-    def search(self) -> Beam:
-        return Beam(self.size, num_best=self.nbest, length_penalty=self.length_penalty)
-
-    @property
-    def engine_flags(self) -> EngineFlags:
-        return self.part(EngineFlags)
-
-    def refuse_search(self) -> None:
-        penalty = self.length_penalty
-        refuse_first(
-            below("--beam", self.size),
-            (not 0 <= penalty < inf, f"--length-penalty must be at least 0, got {penalty}"),
-            (penalty > LARGEST, f"--length-penalty must be at most {LARGEST}, got {penalty}"),
-        )
-        self.engine_flags.refuse()

@@ -27,7 +27,7 @@ def evaluate(asked: Any) -> None:
     task = asked.task
     search_by: SearchBy = OwnSearch()
     if task == TRANSLATION:
-        search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
+        search_by = asked.chosen_search(find_device(asked.device), partial(refuse_run, asked.run))
     load: Any = TASKS[task].load
     model = load(asked.run, device=asked.device)
     with showing_progress() as tell:

@@ -18,7 +18,7 @@ from regard.tasks.text.forms import RunningText
 from regard.tasks.text.lines import BadLines, DataFormat, Reader
 
 if TYPE_CHECKING:
-    from regard.tasks.translation.options import AlignmentOf
+    from regard.tasks.translation.translation_model import AlignmentOf
 
 Mean = Literal["mean"]
 """Stands for all layers or heads, where else one is named by its number."""
@@ -105,9 +105,9 @@ def _snapshot(value: object) -> object:
     return snapshot_of(value) if isinstance(value, Path) else value
 
 
-def below(flag: str, value: int | None, least: int = 1) -> tuple[bool, str]:
-    """A check for `refuse_first`: a number must be at least so large, if it was given."""
-    return value is not None and value < least, f"{flag} must be at least {least}, got {value}"
+def below(flag: str, value: int | None) -> tuple[bool, str]:
+    """A check for `refuse_first`: a number must be at least 1, if it was given."""
+    return value is not None and value < 1, f"{flag} must be at least 1, got {value}"
 
 
 def refuse_first(*wrongs: tuple[bool, str]) -> None:
@@ -117,7 +117,7 @@ def refuse_first(*wrongs: tuple[bool, str]) -> None:
 
 
 def alignment_of(layer: int | Mean | None, head: int | Mean | None) -> "AlignmentOf":
-    from regard.tasks.translation.options import AlignmentOf
+    from regard.tasks.translation.translation_model import AlignmentOf
 
     chosen = AlignmentOf().layer if layer is None else layer
     return AlignmentOf(layer=None if chosen == "mean" else chosen, head=None if head == "mean" else head)

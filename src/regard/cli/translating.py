@@ -28,13 +28,13 @@ from regard.tasks.translation.bulk import (
     sentence_and_prefix,
     whole_line,
 )
-from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Candidate, Translation
+from regard.tasks.translation.translation_model import TranslationOptions
 from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
 
 def translate(asked: Any) -> None:
-    search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
+    search_by = asked.chosen_search(find_device(asked.device), partial(refuse_run, asked.run))
     translator = Translator.load(asked.run, device=asked.device)
     options = _options(asked)
     translator.check_options(options)  # before the engine exports the model into the run folder

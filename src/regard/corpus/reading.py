@@ -1,7 +1,5 @@
 """A model reads documents, one forward pass each, and its heads become numbers."""
 
-import importlib
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -15,7 +13,7 @@ from torch import Tensor
 from regard.corpus.documents import Document
 from regard.corpus.examples import STRONGEST, Examples
 from regard.corpus.measured_document import LayerNumbers, MeasuredDocument
-from regard.corpus.settings import MEANS, ONE_AT_A_TIME, MeasureSettings, Own
+from regard.corpus.settings import MEANS, ONE_AT_A_TIME, MeasureSettings, Own, named_function
 from regard.errors import ArgumentError, DataError, MissingExtraError, NotSeenError, RegardError, RunFolderError
 from regard.files.model_folder import is_huggingface
 from regard.maps.attention_map import AttentionMap
@@ -148,12 +146,8 @@ def _numbers(
 
 @lru_cache
 def own_function(words: str) -> Own:
-    """The function of "module:function", imported as by Python, from the working directory too."""
-    name, _, function = words.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Own = getattr(importlib.import_module(name), function)
+        found: Own = named_function(words)
     except Exception as error:
         raise ArgumentError(f"statistics: {words} is no function ({type(error).__name__}: {error})") from error
     return found

@@ -1,5 +1,6 @@
 """The settings of `Measure` and of a corpus: names and numbers, read without torch."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
@@ -142,6 +143,14 @@ class CorpusJob:
 def _refuse_below(name: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
         raise ArgumentError(f"{name} must be at least {least}, got {value}")
+
+
+def named_function(words: str) -> Any:
+    """The function of "module:function", imported as by Python, from the working directory too."""
+    name, _, function = words.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return getattr(import_module(name), function)
 
 
 def extra_package(name: str, *, extra: str) -> Any:

@@ -166,7 +166,6 @@ def where(edit: Edit) -> str:
 
 
 def number_or_tensor(value: float | Tensor, what: str, *, least: float | None = None) -> None:
-    """Check that every value is finite and at least `least`; raises ArgumentError otherwise."""
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             raise ArgumentError(f"{what} is a number or a tensor of floating point, got a tensor of {value.dtype}")
@@ -184,14 +183,12 @@ def number_or_tensor(value: float | Tensor, what: str, *, least: float | None = 
 
 
 def is_all(value: float | Tensor, number: float) -> bool:
-    """True if every value equals `number`, and none takes a gradient."""
     if isinstance(value, Tensor):
         return not value.requires_grad and bool((value == number).all())
     return value == number
 
 
 def indicator(chosen: Chosen1D | None, length: int, device: torch.device) -> Tensor | None:
-    """The chosen ones of `length` positions, bool; None for all."""
     if chosen is None:
         return None
     found = torch.zeros(length, dtype=torch.bool, device=device)

@@ -63,7 +63,6 @@ class EditReport(Displayed):
 
 
 def times(counts: Counter[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """(path, reason) with how often it was seen."""
     return tuple((path, reason if n == 1 else f"{reason} ({n} times)") for (path, reason), n in counts.items())
 
 
@@ -82,7 +81,6 @@ class EditsOfName:
 
     @classmethod
     def of(cls, name: Any, edits: Any, modules: Mapping[str, nn.Module]) -> "EditsOfName":
-        """Check a name and its edits; raises ArgumentError for an unknown module, or anything but an edit."""
         path, call = name if isinstance(name, tuple) and len(name) == 2 else (name, None)
         if not isinstance(path, str) or isinstance(call, bool) or not (call is None or isinstance(call, int)):
             raise ArgumentError(f"edits are named by a path, or by (path, number of the call); got {name!r}")
@@ -122,8 +120,6 @@ class EditRun(Interceptor):
         self._lock = RLock()
         self._open_in = OpenThreads()
 
-    # -- entering ----------------------------------------------------------------------------------------
-
     def __enter__(self) -> "EditRun":
         self._open_in.enter(self)
         return self
@@ -146,8 +142,6 @@ class EditRun(Interceptor):
         """
         with self._open_in.attach(self, "regard.edit"):
             yield self
-
-    # -- calls -------------------------------------------------------------------------------------------
 
     def entered(self, module: nn.Module) -> None:
         if self.paths.get(id(module)) == "":
@@ -222,8 +216,6 @@ class EditRun(Interceptor):
                 if state is not None and made.hides_keys:
                     self._no_key.setdefault(at.name, []).append((state.detach() == -float("inf")).sum())
 
-    # -- calls outside the edits -------------------------------------------------------------------------
-
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
         if path is None or call.is_editable or path not in self.wanted or self.refusal is not None:
             return
@@ -240,8 +232,6 @@ class EditRun(Interceptor):
     def mixed(self, path: str, how: str, positions: int | None) -> None:
         if path in self.wanted:
             self._mixed[path] += 1
-
-    # -- reading -----------------------------------------------------------------------------------------
 
     def report(self) -> EditReport:
         """Report the plans of edited calls, and the calls out of reach; print it."""
@@ -302,7 +292,6 @@ RUN_BY = ("sdpa", "regard")
 
 
 def refuse_edits(modules: dict[str, nn.Module], wanted: Set[str]) -> None:
-    """Raise ArgumentError for a model, or a module of the wanted paths, without editable attention."""
     around = with_parents(wanted)
     for path, module in modules.items():
         if path not in around:

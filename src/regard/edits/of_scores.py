@@ -136,7 +136,6 @@ class Reweight(Edit):
 
 
 def bias_of(value: float | Tensor, edit: "AddBias | Reweight", at: CallPlace, what: str) -> Bias | None:
-    """The bias of the chosen pairs, or None if the call has none of them."""
     queries = at.chosen(edit.queries, "query")
     numbers = of_keys(value, at, edit.keys, edit.heads, edit.batch, what)
     if numbers is None or (queries is not None and not len(queries.local)):
@@ -211,7 +210,6 @@ class Knockout(Edit):
         return weights.masked(mask, f"cut{shown}{where(self)}, by a mask")
 
     def _product(self, at: CallPlace) -> Mask | None:
-        """The mask without the chosen queries on the chosen keys; None if the call has none of them."""
         queries = at.chosen(self.queries, "query")
         numbers = of_keys(1.0, at, self.keys, self.heads, self.batch, "mask")
         if numbers is None or (queries is not None and not len(queries.local)):

@@ -115,12 +115,10 @@ def temporary_of(path: Path) -> str | None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` as indented JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object written by `write_json`."""
     try:
         value = parse_json(path.read_bytes())
     except FileNotFoundError:
@@ -191,7 +189,6 @@ _CHUNK_BYTES = 2**20
 
 
 def write_checksummed(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` as `write_json` does, with the checksum of its content."""
     write_json(path, {**value, CHECKSUM: _checksum(value)})
 
 
@@ -200,15 +197,6 @@ def read_checksummed(path: Path) -> dict[str, Any]:
 
     Raises:
         RunFolderError: the file is absent, cut short, altered, or holds something other than a JSON object.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "x.json")
-    ...     write_checksummed(path, {"step": 100})
-    ...     _ = path.write_text(path.read_text().replace("100", "108"))  # a bit has flipped
-    ...     read_checksummed(path)
-    Traceback (most recent call last):
-    regard.errors.RunFolderError: ...x.json was altered: its checksum is not the one written with it; copy it again
     """
     value = read_json(path)
     seal = value.pop(CHECKSUM, None)

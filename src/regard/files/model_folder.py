@@ -41,7 +41,6 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def family_of(folder: Path) -> object:
-    """The `model_type` of a Hugging Face folder."""
     return read_json(folder / "config.json").get("model_type")
 
 
@@ -65,7 +64,6 @@ def snapshot_of(folder: Path) -> Path:
 
 
 def refuse_other_kinds(folder: Path) -> None:
-    """Check that a folder is of no kind that is known and not read."""
     for evidence, describe in KINDS.items():
         if found := sorted(folder.glob(evidence)):
             raise RunFolderError(f"{folder} {describe(found[0])}")

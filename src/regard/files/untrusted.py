@@ -32,12 +32,6 @@ def parse_json(content: bytes | str) -> Any:
     Raises:
         DataError: the JSON is incomplete, nested more than `DEEPEST` levels deep, repeats a name in one object, has a
             number that is not finite or needs more than 64 bits, or half of a surrogate pair.
-
-    >>> parse_json(b'{"heads": [8, 0.5, null]}')
-    {'heads': [8, 0.5, None]}
-    >>> parse_json('{"heads": 8, "heads": 4}')
-    Traceback (most recent call last):
-    regard.errors.DataError: not JSON: it has the name 'heads' twice in one object
     """
     with _refusing("JSON"):
         value = json.loads(
@@ -52,9 +46,6 @@ def parse_toml(content: bytes | str) -> dict[str, Any]:
 
     Raises:
         DataError: the TOML is incomplete, or breaks a limit of `parse_json`.
-
-    >>> parse_toml("task = 'translation'\n[fit]\nsteps = 10")
-    {'task': 'translation', 'fit': {'steps': 10}}
     """
     import tomllib  # attention alone does not need it
 
@@ -76,7 +67,6 @@ def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def check_tensors(path: str | os.PathLike[str]) -> None:
-    """Check the header of a safetensors file, without torch."""
     try:
         import safetensors
     except ImportError:
@@ -122,7 +112,6 @@ def _require_file(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def tensor_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of safetensors about the file at `path` into a DataError."""
     library = safetensors_library()
     try:
         yield
@@ -131,7 +120,6 @@ def tensor_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def safetensors_library() -> Any:
-    """The `safetensors` package, with its functions for torch."""
     try:
         import safetensors.torch
     except ImportError:

@@ -150,7 +150,6 @@ def load_folder(folder: Path, tell: OnProgress = no_progress) -> Loaded:
 
 
 def transformers_library() -> Any:
-    """The package `transformers`; raises ArgumentError where it is not installed."""
     try:
         import transformers
     except ImportError:

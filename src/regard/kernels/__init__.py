@@ -72,7 +72,6 @@ def row_state(call: Call) -> Tensor:
 
 
 def choose_backend(call: Call, name: BackendName | None, state: State | None = None) -> Backend:
-    """The named backend, or the first one able to run the call in this state, by default that of its query."""
     if call.normalization.has_base:
         call = replace(call, normalization=call.normalization.base)
     if name is not None and not (isinstance(name, str) and name in BACKENDS):

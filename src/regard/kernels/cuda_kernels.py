@@ -73,7 +73,6 @@ def cuda_kernel(query: Tensor, *, width: int, covering: Plan | None) -> Kernel |
 
 
 def _is_for_cudnn(covering: Plan) -> bool:
-    """Whether cuDNN's kernel pays for its plan, and torch itself prefers it on this GPU."""
     block, *others = covering.every
     if others or len(block.rows) < FEWEST_OF_CUDNN or len(block.columns) < 2:
         return False
@@ -197,7 +196,6 @@ def _require_square(query: Tensor, key: Tensor, block: OneBlock) -> None:
 
 
 def _goes_back(query: Tensor) -> bool:
-    """Whether flash has a backward for this width, perhaps with extra columns for the gradient of the log-sum-exp."""
     width = query.shape[-1]
     if width not in BACKWARD_OF_DATA_CENTRES:
         return width <= WIDEST_FLASH

@@ -128,7 +128,6 @@ def _with_lost_nan(call: Call, output: Tensor, lse: Tensor) -> tuple[Tensor, Ten
 
 
 def kernel_for(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | None:
-    """The kernel for a device and dtype; None if no kernel of torch returns its log-sum-exp."""
     if query.is_cpu:
         return CPU_FLASH if query.dtype in CPU_DTYPES else None
     return cuda_kernel(query, width=width, covering=covering) if query.device.type == "cuda" else None

@@ -180,11 +180,7 @@ class Plan:
 
 
 def excluding(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 for allowed pairs, and -inf for the others.
-
-    >>> excluding(torch.tensor([True, False]), torch.bfloat16)
-    tensor([0., -inf], dtype=torch.bfloat16)
-    """
+    """0 for allowed pairs, and -inf for the others."""
     if dtype == torch.get_default_dtype():
         return torch.where(allowed, 0.0, -torch.inf)  # A tensor for the 0 would take a third of the time.
     return torch.where(allowed, torch.zeros((), dtype=dtype, device=allowed.device), -torch.inf)
@@ -261,7 +257,6 @@ def are_numbers(factors: tuple[Mask, ...]) -> bool:
 
 
 def _limits() -> tuple[object, ...]:
-    """The constants of the block layout: part of the key of a cached layout."""
     return BLOCK_ELEMENTS, BLOCK_ROWS, CUT_ROWS, MOST_JOINED, FEW, PAIRS_A_CALL
 
 
@@ -317,7 +312,6 @@ def _reduced(call: Call, factors: tuple[Mask, ...]) -> tuple[Bias | None, Tensor
 
 
 def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> tuple[Block, ...]:
-    """The cheapest layout of blocks, by its pairs and a fixed cost of each kernel call."""
     mask = None if not factors else And(factors)
     fewest, *steps = BLOCK_ROWS
     most = fewest * fitting(BLOCK_ELEMENTS, _breadth(mask, bias, sizes) * sizes.keys * fewest)
@@ -372,7 +366,6 @@ def _moved(where: range, by: int) -> range:
 
 
 def _rows(cuts: list[int], length: int, step: int) -> Iterator[range]:
-    """Ranges of at most `step` rows; a range ends earlier at the first cut that leaves it at least CUT_ROWS rows."""
     start = 0
     while start < length:
         limit = min(start + step, length)

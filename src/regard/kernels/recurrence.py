@@ -240,7 +240,6 @@ def _chunks(of: Recurrence) -> Chunks:
 
 
 def fault_of(recurrence: Recurrence, values: Tensor | None = None, state: Tensor | None = None) -> RegardError | None:
-    """The first range that is not kept, found with one answer of the device; None if all are."""
     most = 2.0 if recurrence.by_delta else torch.finfo(recurrence.dtype).max
     pair = recurrence.removal or (None, None)
     ranges: tuple[tuple[str, Tensor | None, float, float], ...] = (

@@ -115,7 +115,6 @@ class Tiling:
         self.call = replace(call, query=nothing, key=nothing)
 
     def tiles(self) -> Iterator[Tile]:
-        """All tiles. If all flat_heads and rows do not fit into one, a tile has few flat_heads and many rows."""
         sizes = self.call.sizes
         flat_heads, (few, rows) = sizes.flat_batch * sizes.heads, self._extent()
         for some in ranges(flat_heads, few):
@@ -200,7 +199,6 @@ class Tiling:
         return self.assemble(outputs), self.assemble(states)
 
     def assemble(self, pieces: list[tuple[Tile, Tensor]]) -> Tensor:
-        """The results of all tiles, in the order of `tiles`, concatenated along rows and flat_heads."""
         if len(pieces) == 1:
             return pieces[0][1]
         by_flat_heads: dict[int, list[Tensor]] = {}

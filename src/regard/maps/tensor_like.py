@@ -65,7 +65,6 @@ def strict_maps() -> Iterator[None]:
 
 
 def refuse_if_strict(asked: str, shape: tuple[int, ...]) -> None:
-    """Raise inside `strict_maps`."""
     if _strict.get():
         instead = LAZILY.get(asked.removesuffix("()"), "ask the map (docs/maps.md lists what it answers)")
         raise TooLargeError(
@@ -295,7 +294,6 @@ def _source(one: Any) -> Any:
 
 
 def as_matrix(one: Any, asked: str) -> Any:
-    """A map's matrix, unless maps are strict; anything else unchanged."""
     if not isinstance(one, TensorLike):
         return one
     if one.shape.numel():

@@ -109,7 +109,6 @@ def _over_last(source: Source, dims: set[int]) -> Tensor:
 
 
 def _dimensions(dim: Any, rank: int) -> list[int] | None:
-    """The dimensions of `dim`, in ascending order; None if torch refuses it."""
     given = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     found = sorted({d % rank for d in given if -rank <= d < rank})
     return None if len(found) < len(given) else found or list(range(rank))

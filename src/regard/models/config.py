@@ -53,7 +53,6 @@ class StackConfig:
     """The probability of dropping an attention weight; above 0 the fused kernels cannot run."""
 
     def __post_init__(self) -> None:
-        """Refuse unknown names, and impossible sizes."""
         require_one_of("activation", self.activation, ACTIVATIONS)
         require_one_of("norm", self.norm, NORMS)
         require_one_of("norm_position", self.norm_position, NORM_POSITIONS)
@@ -219,7 +218,6 @@ class RNNConfig:
 
 
 ModelConfig = StackConfig | RNNConfig
-"""The settings of any model."""
 
 
 RECURRENT = ("gated_delta", "mamba2", "lightning")

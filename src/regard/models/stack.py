@@ -36,7 +36,6 @@ from regard.tensors.guards import is_function_observed, is_recorded, may_be_kept
 from regard.tensors.ranges import require_sizes
 
 Maker = Callable[[], nn.Module]
-"""A function that makes one module, called once for each place in the model."""
 MakeAttention = Callable[[], MultiHeadAttention | LatentAttention | RecurrentMixer]
 """A function that makes the attention of one layer, or its linear attention. Attention to a source needs the multi-head
 one.
@@ -54,7 +53,6 @@ class StackParts:
     positions: Maker
     """Makes the module of positions, (B, T, D) to (B, T, D) with an `offset`."""
     final_norm: Maker = nn.Identity
-    """Makes the norm after the last layer."""
 
     @property
     def num_layers(self) -> int:
@@ -198,7 +196,6 @@ def recorded_attention(
     mask: Mask | None,
     past: Past | None = None,
 ) -> Tensor:
-    """Run an attention module; if there is a record, call it with the name and the map."""
     later: dict[str, Any] = {} if past is None else {"past": past}
     attended = attention(*inputs, mask=mask, return_weights=record is not None, **later)
     if not isinstance(attended, Attended):
@@ -220,7 +217,6 @@ def padding_mask(valid: Integer[Tensor, " B"], sequences: Tensor, record: Record
 
 
 def _are_whole(valid: Tensor, sequences: Tensor) -> bool:
-    """Whether no sequence is padded, where values are readable; False for anything but lengths."""
     is_one_each = valid.shape == sequences.shape[:1] and valid.dtype in (torch.int64, torch.int32)
     if not is_one_each or 0 in sequences.shape[:2] or type(valid) is not Tensor or not may_be_kept(valid):
         return False

@@ -40,7 +40,6 @@ class NormAcrossHeads(nn.Module):
 
 
 def norm_of_heads(maker: HeadNorm | AcrossHeads | None, heads: int, width: int) -> nn.Module | None:
-    """The norm of so many heads of a width; None without a maker."""
     if isinstance(maker, AcrossHeads):
         return NormAcrossHeads(maker.norm(heads * width))
     return None if maker is None else maker(width)

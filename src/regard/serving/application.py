@@ -14,12 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from regard.serving import shapes
+from regard.serving.addresses import CompletionsApi, OwnApi, TranslateApi
 from regard.serving.asking import Desk
-from regard.serving.completions_api import CompletionsApi
 from regard.serving.guard import Guard, refusal
-from regard.serving.own_api import OwnApi
 from regard.serving.settings import Entrance
-from regard.serving.translate_api import TranslateApi
 from regard.serving.worker import Refused
 from regard.views.html.page import one_module, resource, script
 from regard.views.widget.skeleton import live_sources

@@ -34,16 +34,7 @@ class Ending:
 
 
 class HttpAnswer:
-    """An answer as an ASGI application.
-
-    Args:
-        ticket: of the work, which has been submitted.
-        render: makes a whole answer of its events.
-        event: makes a stream of them instead.
-        seconds: until the answer is whole.
-        ending: the end of the server.
-        openai: whether errors have OpenAI's form.
-    """
+    """An answer as an ASGI application: whole by `render`, or a stream by `event`."""
 
     def __init__(
         self, ticket: Ticket, *, render: Render | None = None, event: ToEvents | None = None, seconds: float,

@@ -23,9 +23,9 @@ MOST_WEIGHTS = 2**20
 
 
 class RecentViews:
-    def __init__(self, models: Mapping[str, Served], kept: int = 16) -> None:
+    def __init__(self, models: Mapping[str, Served]) -> None:
         self._models = models
-        self._seen, self._views = lru_cache(kept)(self._look), lru_cache(kept)(self._drawn)
+        self._seen, self._views = lru_cache(16)(self._look), lru_cache(16)(self._drawn)
 
     def seen(self, asked: LookedAt) -> TextMaps:
         one = LookedAt(text=asked.text, model=asked.model, tokens=asked.tokens, target=asked.target, edits=asked.edits)

@@ -24,12 +24,6 @@ class Fingerprint:
 
     A version counter alone would not do: torch's fused optimizers, writes through `.data` and writes through numpy
     count no version, FSDP resizes the memory to 0, and hooks put a tensor of device "meta" in its place.
-
-    >>> weight = torch.zeros(2)
-    >>> fingerprint = Fingerprint(weight)
-    >>> weight.data[1] = 1.0
-    >>> weight._version, first_changed([(fingerprint, weight)])
-    (0, 0)
     """
 
     __slots__ = ("_form", "_kept", "_tensor", "_version", "is_exact")
@@ -72,14 +66,7 @@ def first_changed(pairs: Sequence[tuple[Fingerprint, Any]]) -> int | None:
 
 
 class Fingerprints:
-    """Tensors, and those of modules and of closures of functions, by name, as they were.
-
-    >>> held = Fingerprints({"score": nn.Linear(2, 1), "bias": (bias := torch.zeros(3))})
-    >>> held.changed()
-    >>> _ = bias.add_(1)
-    >>> held.changed()
-    'the tensor `bias` (3,)'
-    """
+    """Tensors, and those of modules and of closures of functions, by name, as they were."""
 
     __slots__ = ("_named", "_then")
 
@@ -91,7 +78,6 @@ class Fingerprints:
                 self._then = {name: Fingerprint(tensor) for name, tensor in _tensors(named)}
 
     def changed(self) -> str | None:
-        """The first change since, in words; None if there is none. It synchronizes once, at most, on each device."""
         if not self._then:
             return None
         now = dict(_tensors(self._named))

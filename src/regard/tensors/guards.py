@@ -94,17 +94,14 @@ def run_state(tensor: Tensor) -> State:
 
 
 def is_observed() -> bool:
-    """Whether a dispatch mode intercepts the operators."""
     return bool(count_dispatch_modes())
 
 
 def is_function_observed() -> bool:
-    """Whether a mode intercepts torch functions, as a watch does."""
     return get_function_mode() is not None
 
 
 def is_transformed() -> bool:
-    """Whether the code runs inside torch.vmap or a transform of torch.func."""
     return peek_interpreter_stack() is not None
 
 

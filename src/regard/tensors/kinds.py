@@ -52,7 +52,6 @@ def refuse_wrong_kinds(public: Public) -> Public:
 
 
 def _wrong(signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-    """The first argument of another kind, in words; empty if there is none, or the call lacks an argument."""
     try:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError:

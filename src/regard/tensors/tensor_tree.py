@@ -47,7 +47,6 @@ def tensors_of_tree(*trees: Any) -> list[Tensor]:
 
 
 def rebuilt(kind: type, values: dict[str, Any]) -> Any:
-    """A dataclass from the values of its fields, without `__init__` or checks."""
     made: Any = object.__new__(kind)
     for name, value in values.items():
         object.__setattr__(made, name, value)

@@ -36,11 +36,6 @@ def is_interpreted() -> bool:
 
 
 def runs_triton(device: torch.device, kernel: str) -> bool:
-    """Whether a kernel can run on a device.
-
-    >>> runs_triton(torch.device("meta"), "statistics")
-    False
-    """
     # A cached function cannot be traced: check for compiling first.
     if is_compiling() or not has_triton() or kernel in _FAILED:
         return False

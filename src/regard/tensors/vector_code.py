@@ -56,7 +56,6 @@ class VectorCode:
         return ir.Constant(LONG, value)
 
     def at(self, address: Any, offset: Any) -> Any:
-        """The address `offset` elements further on."""
         offset = self.long(offset) if isinstance(offset, int) else offset
         return self.builder.add(address, self.builder.mul(offset, self.long(4)))
 
@@ -67,7 +66,6 @@ class VectorCode:
         return self.builder.shuffle_vector(first, nothing, self.ints(0))
 
     def compressed(self, values: Any, chosen: Any) -> Any:
-        """The chosen elements of a vector, packed, and then zeros; only if HAS_COMPRESS."""
         kind = ir.FunctionType(FLOATS, [FLOATS, FLOATS, chosen.type])
         name = f"llvm.x86.avx512.mask.compress.v{LANES}f32"
         found = cgutils.get_or_insert_function(self.builder.module, kind, name)

@@ -31,11 +31,7 @@ _OPEN_AT_MOST = 63
 
 
 def levels(text: str, base: int) -> list[int]:
-    """The level of each character: even runs left to right, odd runs right to left.
-
-    >>> levels("אב 12", 1), levels("אב 12", 0)
-    ([1, 1, 1, 2, 2], [1, 1, 1, 2, 2])
-    """
+    """The level of each character: even runs left to right, odd runs right to left."""
     original = [_class(char) for char in text]
     types = list(original)
     edge = "R" if base else "L"
@@ -47,11 +43,7 @@ def levels(text: str, base: int) -> list[int]:
 
 
 def reordered(found: Sequence[int]) -> list[int]:
-    """The displayed order from the left, as positions in the text (rule L2).
-
-    >>> reordered([1, 1, 1, 2, 2])
-    [3, 4, 2, 1, 0]
-    """
+    """The displayed order from the left, as positions in the text (rule L2)."""
     order = list(range(len(found)))
     odd = [level for level in found if level % 2]
     for level in range(max(found, default=0), min(odd, default=1) - 1, -1):

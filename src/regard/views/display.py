@@ -65,13 +65,6 @@ class BiasScale(LinearScale):
 
 
 def bundle(shown: Any) -> Bundle:
-    """The display of an object, by MIME type, with its metadata. An error while drawing becomes a line below the repr.
-
-    >>> import regard
-    >>> data, _ = bundle(regard.causal())
-    >>> sorted(data)
-    ['image/png', 'text/html', 'text/plain']
-    """
     plain = repr(shown)
     try:
         data, metadata = display_of(shown)
@@ -114,7 +107,6 @@ def picture_bundle(figure: "Figure | None") -> Bundle:
 
 @display_of.register
 def _(shown: AttentionMap) -> Bundle:
-    """The heads of the first sequence: a few with labels, many side by side without."""
     require_matplotlib()
     if len(shown.shape) == 2:
         return picture_bundle(heatmap(shown, max_cells=4 * CELLS).get_figure(root=True))
@@ -272,7 +264,6 @@ def table_html(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def record_html(fields: Mapping[str, Any]) -> str:
-    """A line for each field, and of each tensor its shape and its numbers, or their range."""
     return table_html(["", ""], [(name.replace("_", " "), _said(value)) for name, value in fields.items()])
 
 

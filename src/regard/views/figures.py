@@ -37,7 +37,6 @@ def require_matplotlib() -> None:
 
 
 def require_axes(ax: object) -> None:
-    """Raise MissingExtraError without matplotlib, and ArgumentError if `ax` is given and can draw no picture."""
     require_matplotlib()
     if ax is not None and not hasattr(ax, "imshow"):
         raise ArgumentError(f"ax must be axes of matplotlib, such as figure.add_subplot(); got {type(ax).__name__}")

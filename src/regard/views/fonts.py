@@ -30,7 +30,6 @@ class Lettering(NamedTuple):
     """The label, with missing characters replaced by their code points."""
     faces: tuple[Face, ...]
     missing: str
-    """The characters without a font; usually empty."""
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -41,11 +40,7 @@ class Lettering(NamedTuple):
 
 
 def letter(labels: Sequence[str]) -> list[Lettering]:
-    """Choose fonts for all labels of one axis together: if there is kana, Han characters are drawn as Japanese.
-
-    >>> [lettering.text for lettering in letter(["2026年", "月"])]
-    ['2026年', '月']
-    """
+    """Choose fonts for all labels of one axis together: if there is kana, Han characters are drawn as Japanese."""
     script = _east_asian("".join(labels))
     return [_letter(label, script) for label in labels]
 
@@ -115,7 +110,6 @@ def _faces(script: str) -> Iterator[Face]:
 
 @cache
 def _packaged(manager: Any) -> list[Face]:
-    """The Noto fonts of the extra `view`, registered with matplotlib's font manager."""
     from matplotlib.font_manager import ttfFontProperty
     from matplotlib.ft2font import FT2Font
 

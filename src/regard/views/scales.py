@@ -182,11 +182,6 @@ SCALES: dict[str, ColourScale] = {
 
 
 def scale_of(scale: ScaleName | ColourScale) -> ColourScale:
-    """The named scale, or the scale itself.
-
-    >>> scale_of("sqrt")
-    SquareRootScale()
-    """
     if isinstance(scale, ColourScale):
         return scale
     if scale not in SCALES:
@@ -195,7 +190,6 @@ def scale_of(scale: ScaleName | ColourScale) -> ColourScale:
 
 
 def checked_limits(limits: Any, scale: ColourScale) -> Limits:
-    """Check a caller's limits: two finite values in order, valid on the scale; raises ArgumentError otherwise."""
     try:
         low, high = (float(limit) for limit in limits)
     except (TypeError, ValueError):

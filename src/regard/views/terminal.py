@@ -151,10 +151,6 @@ def printing_of(stream: Any = None) -> Printing:
     """The printing for a stream: half-blocks for a terminal, a table for pipes, files and `NO_COLOR`.
 
     Source: https://no-color.org.
-
-    >>> import io
-    >>> printing_of(io.StringIO())
-    Table(most=64)
     """
     stream = sys.stdout if stream is None else stream
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"

@@ -31,7 +31,6 @@ class Picture(NamedTuple):
     rows: list[str]
     columns: list[str]
     grid: Grid
-    """The queries and keys of each value."""
 
     @property
     def block(self) -> tuple[int, int]:
@@ -40,7 +39,6 @@ class Picture(NamedTuple):
 
     @property
     def is_even(self) -> bool:
-        """True if all blocks have exactly that size."""
         return all(bins.length % bins.count == 0 for bins in (self.grid.rows, self.grid.columns))
 
 
@@ -55,9 +53,6 @@ def picture(
     """One map (T, S) in the dtype of its weights (float32 for bf16 and fp16), pooled if a side is over `max_cells`.
 
     Of a map with statistics only, the finest recorded picture is read.
-
-    >>> picture(torch.eye(4), ["a", "b", "c", "d"], max_cells=2).rows
-    ['a…b', 'c…d']
     """
     if max_cells < 1:
         raise ArgumentError(f"max_cells must be at least 1; got {max_cells}")

@@ -38,12 +38,10 @@ class _Piece:
     weights: AttentionMap
     start: int
     first: int
-    """The place of the first of these queries among the keys."""
     rows: range
 
 
 def joined_map(name: str, sequence: CallSequence, maps: Mapping[int, AttentionMap], others: "OfRuns") -> AttentionMap:
-    """Concatenate the maps of a sequence's calls by rows; raises ShapeError for an ambiguous order of the batch."""
     steps = sequence.steps
     if len(steps) == 1:
         return _without_room(maps[steps[0].call], steps[0])

@@ -124,7 +124,6 @@ class WorstHead(Displayed):
 
 
 def largest_of(measured: Mapping[str, MeasuredHeads]) -> tuple[float, int, int] | None:
-    """The largest logit of all heads, with the numbers of its layer and its head; None if no head has one."""
     worst = (-math.inf, 0, 0)
     for number, heads in enumerate(measured.values()):
         largest, head = heads.largest_logit.nan_to_num(nan=-math.inf).max(0)

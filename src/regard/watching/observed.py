@@ -49,7 +49,6 @@ class BlockKeys(NamedTuple):
 
     @property
     def source(self) -> "Compression | None":
-        """The shares of tokens in the blocks; None if they are not kept."""
         from regard.maps.sources.compression import Compression  # (few models need it)
 
         source = None if self.made is None or self.made.map is None else self.made.map.source
@@ -81,7 +80,6 @@ class EmbeddedIds(NamedTuple):
     ids: Tensor
     fresh: Fresh
     table: int
-    """The id of the table, which the model holds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +88,6 @@ class Observed:
     index: int
     how: str
     made: AttentionMap | None
-    """The map before its proof; None if it could not be read."""
     factors: Factors | None = None
     """The source tensors of the map; None for statistics only, or for an unreadable call."""
     softmax: AttentionMap | None = None
@@ -105,7 +102,6 @@ class Observed:
     at: int = 0
     """How many calls its thread had observed until then, this one included."""
     run: int | None = None
-    """The run of the model; None outside of one."""
     token: object = None
     crosses: bool | None = None
     """True if its keys are made of another sequence than its queries; None if that is not known."""
@@ -130,7 +126,6 @@ class Observed:
 
     @property
     def map(self) -> AttentionMap | None:
-        """The map; None if the call could not be read, or if its output is not that of the map."""
         if self.proof is not None:
             fault, self.proof = self.proof.fault(), None
             if fault is not None:

@@ -90,9 +90,6 @@ def log_bucket(distance: Integer[Tensor, "*shape"], *, reach: int, max_distance:
 
     Source: the authors' `make_log_bucket_position`, in float32 there and here, so the buckets match those of
     checkpoints.
-
-    >>> log_bucket(torch.tensor([-20, -9, -4, 0, 5, 31]), reach=8, max_distance=32)
-    tensor([-7, -6, -4,  0,  5,  7])
     """
     exact, away = reach // 2, distance.abs()
     steps = torch.log(away.clamp(min=exact) / exact) / math.log((max_distance - 1) / exact) * (exact - 1)

@@ -105,11 +105,7 @@ class Diagonals(Bias):
 
 
 def diagonal_sums(block: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch diagonals"]:
-    """The sum of each diagonal, from the bottom left corner to the top right: (..., t + s - 1).
-
-    >>> diagonal_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    tensor([3., 5., 2.])
-    """
+    """The sum of each diagonal, from the bottom left corner to the top right: (..., t + s - 1)."""
     *batch, t, s = block.shape
     width = t + s - 1
     # Row i is shifted by t - 1 - i, which turns diagonals into columns.

@@ -198,7 +198,6 @@ class Rotary(Displayed):
         return self.turn(x, *(t.unsqueeze(-3) if has_heads else t for t in (cos, sin)))
 
     def _cos_sin_of(self, x: Tensor, offset: int | Tensor, length: int | Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """The cached cosine and sine of all layers, for queries or keys; None if not cached."""
         # In a traced graph, comparing a length would fix it.
         if not isinstance(offset, int) or isinstance(length, Tensor) or x.dim() < 2:
             return None

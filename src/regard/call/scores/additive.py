@@ -127,9 +127,7 @@ class Additive(Score):
             )
         return vectors if weight is None else torch.nn.functional.linear(vectors, weight)
 
-    def block(
-        self, query: Float[Tensor, "*batch t A"], key: Float[Tensor, "*batch s A"]
-    ) -> Float[Tensor, "*batch t s"]:
+    def block(self, query: Tensor, key: Tensor) -> Tensor:
         takes_gradient = is_recorded() and any(x.requires_grad for x in (query, key, self.vector))
         if not takes_gradient and has_additive_kernel(query):
             return or_else(KERNEL, lambda: scores_by_kernel(query, key, self.vector), lambda: self._block(query, key))

@@ -85,9 +85,7 @@ class ScaledDot(Score):
     def dot_scale(self, dim: int) -> float:
         return dim**-0.5 if self.scale is None else self.scale
 
-    def block(
-        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
-    ) -> Float[Tensor, "*batch t s"]:
+    def block(self, query: Tensor, key: Tensor) -> Tensor:
         return (query * self.dot_scale(query.shape[-1])) @ key.mT
 
     def __str__(self) -> str:
@@ -111,9 +109,7 @@ class PreparedDot(Score):
     def dot_scale(self, dim: int) -> float:
         return 1.0
 
-    def block(
-        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
-    ) -> Float[Tensor, "*batch t s"]:
+    def block(self, query: Tensor, key: Tensor) -> Tensor:
         return query @ key.mT
 
 
@@ -213,9 +209,7 @@ class SoftCapped(Score):
 
         return self.cap * capped, pull
 
-    def block(
-        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
-    ) -> Float[Tensor, "*batch t s"]:
+    def block(self, query: Tensor, key: Tensor) -> Tensor:
         return self.cap * torch.tanh(self.score.block(query, key) / self.cap)
 
     def __str__(self) -> str:

@@ -36,9 +36,7 @@ class Custom(Score):
     def pair_width(self, dim: int) -> int:
         return dim
 
-    def block(
-        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
-    ) -> Float[Tensor, "*batch t s"]:
+    def block(self, query: Tensor, key: Tensor) -> Tensor:
         scores = self.function(query, key)
         expected = (*query.shape[:-1], key.shape[-2])
         if not isinstance(scores, Tensor) or tuple(scores.shape) != expected:

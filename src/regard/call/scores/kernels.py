@@ -77,9 +77,7 @@ class DistanceKernel(Score):
     def pair_width(self, dim: int) -> int:
         return dim
 
-    def block(
-        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
-    ) -> Float[Tensor, "*batch t s"]:
+    def block(self, query: Tensor, key: Tensor) -> Tensor:
         squared = (query[..., :, None, :] - key[..., None, :, :]).square().sum(-1)
         return self.log_kernel(squared / per_head(self.width, query).to(squared.dtype) ** 2)
 

@@ -140,7 +140,6 @@ class _LoopAnswers:
 
 
 def _read(source: Source, scores: DotScores, wanted: Asked) -> _LoopAnswers | None:
-    """The answers; None if an element is not finite."""
     from regard.maps.loop.row_loop import prepare, read_rows
     from regard.tensors.vector_code import PANEL
 
@@ -244,7 +243,6 @@ def run_in_threads(function: Any, argument: int, threads: int) -> None:
 
 @cache
 def openmp() -> Any:
-    """The function of torch's OpenMP that starts its threads; None if it is absent."""
     try:
         found = ctypes.CDLL(None).GOMP_parallel
     except (AttributeError, OSError, TypeError):

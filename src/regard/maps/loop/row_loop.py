@@ -84,7 +84,6 @@ class _Scratch(NamedTuple):
     held: Any
     """(width,), the sums by key of at most FLUSHED rows."""
     room: int
-    """The address of the memory for ranking."""
 
 
 class _Bins(NamedTuple):
@@ -95,8 +94,6 @@ class _Bins(NamedTuple):
 
 
 class _Answers(NamedTuple):
-    """The answers of one flat_head; the sums by key are those of one piece."""
-
     received: Any
     entropy: Any
     distance: Any

@@ -17,7 +17,6 @@ SCANNED = tl.constexpr(1024)
 
 @triton.jit
 def _edge(number, length, count):
-    """Where a bin begins, as in `regard.maps.statistics.pooling.Bins`."""
     return number * (length // count) + tl.minimum(number, length % count)
 
 

@@ -170,8 +170,6 @@ def _of_flat_heads(statistic: Statistic, flat_heads: range) -> Statistic:
 
 @dataclass(frozen=True, eq=False)
 class SumSource(SeveralSource):
-    """The sum of several sources of one shape."""
-
     parts: tuple[Source, ...]
 
     @property

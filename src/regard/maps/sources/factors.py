@@ -179,7 +179,6 @@ class Factors:
 
     @property
     def call(self) -> Call:
-        """The call; raises OverwrittenError if its tensors have been written to."""
         (self._at_first if self.keys is None else self._held()).check()
         if self._make is None:
             self.form.require_same("a map", self._state)
@@ -213,18 +212,15 @@ class Factors:
         return state
 
     def known_state_of(self, call: Call) -> Tensor | None:
-        """The same; None if it is not computed yet."""
         if self._of_kernel is not None and self._state is not None:
             self._verify(call, self._state)
         return self._state
 
     def verify(self) -> None:
-        """Check a kernel's row state now, if it can still be read."""
         if self._of_kernel is not None and not self.is_stale:
             self.known_state_of(self.call)
 
     def _verify(self, call: Call, state: Tensor) -> None:
-        """Drop a kernel's row state if it is inexact, or wrong (with a note)."""
         operator, self._of_kernel = self._of_kernel, None
         with undisturbed():
             miss = row_sum_error(call, state)
@@ -273,7 +269,6 @@ class Factors:
 
 
 def _takes_graph(call: Call) -> bool:
-    """Whether a tensor takes a gradient that took none when the call ran."""
     if not is_recorded():
         return False
     for name, tensor in (("queries", call.query), ("keys", call.key)):

@@ -69,8 +69,6 @@ class TensorSource(NamedSource):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenSource(TensorSource):
-    """The caller's weights, laid out as `layout`."""
-
     given: Tensor
     layout: tuple[int, ...]
     names: Dimensions

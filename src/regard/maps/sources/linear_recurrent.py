@@ -101,8 +101,6 @@ class LinearRecurrent(LinearSource):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenRecurrence(LinearRecurrent):
-    """The weights of a call of `regard.linear_attention`."""
-
     given: Recurrence
     layout: tuple[int, ...]
     names: Dimensions

@@ -137,7 +137,6 @@ class SummarySource(NamedSource):
         return max(found, key=lambda grid: grid.rows.count * grid.columns.count, default=wanted)
 
     def refuse(self, asked: str) -> NoReturn:
-        """Name the kept statistics."""
         raise NotKeptError(
             f"{asked} cannot be told: of this call only statistics were kept, by {self.what!r}: ask for one of these, "
             "name what you need in watch(..., keep=regard.Summarize(...)), or watch with keep='factors', which can be "

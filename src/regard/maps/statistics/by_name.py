@@ -42,8 +42,6 @@ def by_name(
     how: How,
     distance: Statistic | None = None,
 ) -> dict[str, Statistic]:
-    """The statistics of those names, for a map of so many queries and keys. See `AttentionMap.summary`."""
-
     def picture(kind: How) -> Statistic:
         return pooled(rows, columns, queries, keys, kind)
 

@@ -170,11 +170,10 @@ def recipe(name: str, vocab_size: int, *, lowercase: bool = False) -> Recipe:
     >>> recipe("bpe", 4000)
     ByteLevelBPE(vocab_size=4000, lowercase=False)
     """
-    recipes = {"bpe": ByteLevelBPE, "words": Words, "characters": Characters}
+    recipes: dict[str, Callable[..., Recipe]] = {"bpe": ByteLevelBPE, "words": Words, "characters": Characters}
     if name not in recipes:
         raise ArgumentError(f"expected a tokenizer out of {', '.join(recipes)}, got {name!r}")
-    made: Recipe = recipes[name](vocab_size=vocab_size, lowercase=lowercase)
-    return made
+    return recipes[name](vocab_size=vocab_size, lowercase=lowercase)
 
 
 def _lowercase(is_wanted: bool) -> Any:

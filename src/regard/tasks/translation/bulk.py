@@ -26,9 +26,8 @@ from regard.files.locks import lock
 from regard.tasks.text.forms import text_of_json
 from regard.tasks.text.lines import BadLines, Line, Lines, RunningTextFormat, decoded
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation
-from regard.tasks.translation.translation_model import Request
+from regard.tasks.translation.translation_model import Request, TranslationOptions
 from regard.tasks.translation.translator import Translator
 
 FORMAT = 1
@@ -190,12 +189,7 @@ class Unfinished:
 def opened(target: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> Iterator[Unfinished | None]:
     """Open a file of answers to write to, new or unfinished; None if there is nothing left to write.
 
-    Args:
-        target: the file to make; it has that name once it is whole. If it is a link, it stays one, and the file to
-            which it leads is made; the unfinished file is then beside that one.
-        settings: all that decides the answers, as values for JSON; only with the same can work go on.
-        resume: go on with an unfinished file; start one if there is none.
-        overwrite: replace the target when the new file is whole, and an unfinished file at once.
+    If the target is a link, the file to which it leads is made, and the unfinished file is beside that one.
     """
     target = Path(realpath(target)) if target.is_symlink() else target
     if target.exists() and not target.is_file():

@@ -58,13 +58,6 @@ class ForeignModel:
     def _rows(self) -> int:
         return getattr(self._table(), "num_embeddings", 0)
 
-    @property
-    def doubt(self) -> str | None:
-        """A sentence if the tokenizer has fewer than half of the model's tokens."""
-        if not 0 < 2 * self._tokens.size < self._rows:
-            return None
-        return f"the tokenizer has {self._tokens.size:,} tokens, and the model {self._rows:,}: is it another model's?"
-
     tokens = encode
 
     @property
@@ -117,12 +110,9 @@ class ForeignModel:
             raise DataError("there is nothing to look at in an empty sentence")
         self._check(ids)
         places.text = of_tokens(self._tokens.label_of_each(ids), "input_ids")
-        return self._of_tokens(ids), places
-
-    def _of_tokens(self, ids: Sequence[int]) -> dict[str, Any]:
         rows = torch.tensor([ids])
         mask = {"attention_mask": torch.ones_like(rows)} if "attention_mask" in self._takes else {}
-        return {"input_ids": rows} | mask
+        return {"input_ids": rows} | mask, places
 
     def _table(self) -> Any:
         try:

@@ -21,8 +21,6 @@ class OwnModel:
             return self.model.language.prompt(text)
         raise ArgumentError("a translator of a run reads pairs: name a language model, or a folder of transformers")
 
-    doubt: str | None = None
-
     @property
     def unknown_id(self) -> int | None:
         return self._tokenizer.unknown_id
@@ -37,9 +35,9 @@ class OwnModel:
 
     def attend(self, asked: ViewInput) -> TextMaps:
         if isinstance(self.model, Translator):
-            if not asked.is_text:
+            if asked.text is None or any(one is not None for one in (asked.tokens, asked.image, asked.audio)):
                 raise ArgumentError("a translator of a run reads text: give a sentence")
-            found: TextMaps = self.model.attend(asked.text or "", target=asked.target)
+            found: TextMaps = self.model.attend(asked.text, target=asked.target)
             return found
         if asked.target is not None:
             raise ArgumentError("--target is for a translator; this is a language model")

@@ -12,7 +12,6 @@ from regard.errors import TooLargeError
 
 Floats = npt.NDArray[np.floating[Any]]
 KINDS = {"f16": "<f2", "f32": "<f4", "u8": "u1", "u16": "<u2", "u32": "<u4"}
-"""The types of arrays in a page, and their names in NumPy."""
 
 
 HALF_LARGEST = 60_000.0
@@ -52,11 +51,7 @@ class PackedArray(NamedTuple):
 
 
 def packed(values: npt.NDArray[Any], kind: str) -> PackedArray:
-    """Group the first bytes of all elements before the second bytes, which deflates better, and deflate.
-
-    >>> packed(np.zeros(1000), "f16").size < 150
-    True
-    """
+    """Group the first bytes of all elements before the second bytes, which deflates better, and deflate."""
     narrow = np.ascontiguousarray(values, KINDS[kind]).reshape(-1)
     planes = narrow.view(np.uint8).reshape(-1, narrow.itemsize).T
     return PackedArray(kind, narrow.size, zlib.compress(planes.tobytes(), 6))
@@ -93,7 +88,6 @@ class Arrays:
         return len(self.held) - len(given)
 
     def need(self, what: str, one: PackedArray) -> int:
-        """Add an array that every page needs, or return the index of an equal one; raises TooLargeError if full."""
         if one in self.held:
             return self.held.index(one)
         self.spend(what, one.size)
@@ -101,7 +95,6 @@ class Arrays:
         return len(self.held) - 1
 
     def spend(self, what: str, size: float) -> None:
-        """Spend bytes on a required part; raises TooLargeError if they do not fit."""
         self.used_bytes += size
         if self.left_bytes < 0:
             raise TooLargeError(

@@ -24,7 +24,6 @@ SIDES = (128, 256, 512, 1024, 2048, 4096)
 TILE = 128
 """The side of a tile of such a picture, in blocks."""
 NAMED = 6
-"""The most names of maps in a line of a report."""
 
 ROWS = 512
 """The queries whose weights are read together."""
@@ -82,7 +81,6 @@ def _named(maps: list[str]) -> str:
 
 class Work(NamedTuple):
     entry: dict[str, Any]
-    """The map's entry for the page's script."""
     carried: Carried
     heads: AttentionMap
     mean: AttentionMap | None
@@ -121,7 +119,6 @@ class Work(NamedTuple):
 
 
 def carry_strongest(work: Work, arrays: Arrays, k: int) -> None:
-    """Carry the k strongest keys of each query for as many heads as fit, replacing shorter lists."""
     if work.is_whole:
         return
     for head in work.order:
@@ -191,7 +188,6 @@ def _all_weights(weights: AttentionMap, scale: float) -> npt.NDArray[np.float16]
 
 @torch.no_grad()
 def _carry_pyramid(work: Work, arrays: Arrays, head: int) -> bool:
-    """Carry complete pictures of more and more blocks; True if one fits."""
     _, queries, keys = work.heads.shape
     grids, least = [], 0.0
     for side in SIDES:

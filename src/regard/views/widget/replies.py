@@ -37,12 +37,6 @@ def recomputed(heads: AttentionMap, temperature: float, mask: str) -> AttentionM
     r"""The map $\mathrm{softmax}(c \, q_i \cdot k_j / \tau)$ of the same queries and keys, deferred until it is read.
 
     The temperature $\tau$ is from 0.05 to 20. A causal mask has the last query at the last key.
-
-    >>> import torch, regard
-    >>> x = torch.eye(2) * 3
-    >>> recomputed(regard.map_of(x, x).with_heads(), 2.0, "causal").dense()[0]
-    tensor([[1.0000, 0.0000],
-            [0.0398, 0.9602]], dtype=torch.float64)
     """
     source = heads.source
     if (reason := why_no_softmax(heads)) or not isinstance(source, CallSource):

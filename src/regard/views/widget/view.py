@@ -218,15 +218,7 @@ SHARE = 0.25
 
 
 def maps_with_factors(examples: Sequence[Example], budget_mb: float) -> list[str]:
-    """The names of maps whose queries and keys a page can carry in a quarter of its budget, first come, first carried.
-
-    >>> import torch, regard
-    >>> from regard.views import Map
-    >>> x = torch.eye(3)
-    >>> maps = {"0": Map(regard.map_of(x, x)), "1": Map(torch.eye(3))}
-    >>> maps_with_factors([Example("", maps)], 8.0)
-    ['0']
-    """
+    """The maps whose queries and keys a page can carry in a quarter of its budget, first come, first carried."""
     left = SHARE * budget_mb * 2**20
     chosen: dict[str, None] = {}
     without: set[str] = set()

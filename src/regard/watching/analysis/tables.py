@@ -134,7 +134,6 @@ class HeadTable(Displayed):
 
 
 def table(layers: list[str], rows: list[dict[str, Tensor]], given_up: tuple[str, ...]) -> HeadTable:
-    """Make a table from each layer's values (heads,)."""
     heads = max(len(numbers) for row in rows for numbers in row.values())
 
     def column(name: str) -> Tensor:

@@ -148,10 +148,12 @@ class Arguments:
         if (by := self._lengths(of)) is not None:
             self.tells[by] = TellsPadding(of, None, self.tensors[by].dtype)
             return torch.arange(ids.shape[1], device=ids.device) < self.tensors[by][:, None]
-        token = None if ids.is_floating_point() else PadToken.of(dict(self.model.named_modules()))
-        runs, is_sure = (None, False) if token is None or of != self.ahead else token.found(ids)
-        if runs is not None and is_sure:
-            self.is_told = self.is_by_token = True
+        are_tokens = not ids.is_floating_point() and (of == self.ahead or of in IDS)
+        token = PadToken.of(dict(self.model.named_modules())) if are_tokens else None
+        runs, is_sure = (None, False) if token is None else token.found(ids)
+        if runs is not None and is_sure and not bool(runs.all(-1).any()):
+            self.is_by_token = True
+            self.is_told |= of == self.ahead
             return ~runs
         return torch.ones(ids.shape[:2], dtype=torch.bool, device=ids.device)
 

@@ -1,6 +1,6 @@
 """One call under audit: its facts, the positions of its queries, and what its model was told of its sequences."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -38,6 +38,8 @@ class UserTold:
     """The real tokens among the keys, bool (B, S)."""
     documents: Tensor | None = None
     """The document of each position, (B, S)."""
+    crossing: Container[tuple[str, int]] = ()
+    """Calls whose keys are of another sequence, by module and number."""
 
 
 @dataclass(eq=False)
@@ -65,7 +67,8 @@ class AuditedCall:
 
     @cached_property
     def crosses(self) -> bool:
-        return self.call.crosses is True or reads_memory(self.modules, self.name)
+        is_told = (self.name, self.call.index) in self.user.crossing
+        return is_told or self.call.crosses is True or reads_memory(self.modules, self.name)
 
     @property
     def sizes(self) -> Any:
@@ -142,9 +145,11 @@ class AuditedCall:
         return padding_of(self)
 
     def _by_user(self, given: Tensor, source: str) -> Told | None:
-        """What the user says of each key; None for a call of another shape."""
+        """What the user says of each key; None for a call of another shape, and for the source of a pair whose target
+        has that shape too."""
         shape = (self.sizes.flat_batch, self.sizes.keys)
-        fits = given.shape in (shape, (1, self.sizes.keys))
+        is_of_target = self.key_part == "source" and self.ids("target", self.sizes.keys) is not None
+        fits = given.shape in (shape, (1, self.sizes.keys)) and not is_of_target
         return Told(given.to(self.device).expand(shape), source) if fits else None
 
     @property

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.tensors.kinds import refuse_wrong_kinds
 from regard.tensors.undisturbed import evaluated
+from regard.watching.checks.audit import audit
+from regard.watching.checks.audited_call import UserTold
 from regard.watching.checks.finding import Checked, as_one
 from regard.watching.checks.made_up import made_up
 from regard.watching.checks.reference import compared, like, on_batch
@@ -56,7 +58,7 @@ def check(
         buffers and the random state are restored afterwards.
 
     Raises:
-        ArgumentError: the model or the reference does not run on the inputs, nothing can be made up for it, or `causal`
+        ArgumentError: the model or the reference does not run on the batch, nothing can be made up for it, or `causal`
             is no bool.
         ShapeError: `padding` is no bool tensor (B, L), or `documents` no integer tensor (B, L).
 
@@ -85,10 +87,11 @@ def check(
         raise ArgumentError("padding= and documents= describe a batch: check(model, batch, padding=...)")
     with evaluated(model):
         trials = Trials(_subject(model, batch, causal, told))
-        trials.run()
+        _run_trials(trials, batch)
         audits = [trials.audited(seen, keep) for seen, keep in trials.seen]
         if batch is not None:
-            audits.insert(0, _run_on(model, batch).audit(causal=causal, **told, skip="*"))
+            user = UserTold(causal, padding, documents, crossing=trials.crossing)
+            audits.insert(0, audit(_run_on(model, batch).record, user))
     if reference is not None:
         if batch is None:
             pair = like(trials.subject, reference)
@@ -101,6 +104,20 @@ def check(
         *trials.unknown,
     ]
     return as_one(type(model).__name__, audits, trials.found, trials.tried, unknown)
+
+
+def _run_trials(trials: Trials, batch: Any) -> None:
+    """A model that runs on its batch, and on no single sequence of it, is audited on the batch alone."""
+    try:
+        trials.run()
+    except ArgumentError as error:
+        if batch is None:
+            raise
+        try:
+            output_of(trials.subject.model, batch)
+        except Exception:
+            raise error from None
+        trials.unknown.append(f"no trial was run: {error}"[:300])
 
 
 def _run_on(model: nn.Module, batch: Any) -> Seen:

@@ -1,6 +1,6 @@
 """The rows that a check hands to a model, and the outputs of a run, row by row, without padding."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -81,20 +81,26 @@ def output_of(model: Any, batch: Any, **more: Any) -> Any:
     return model(*map(fitted, batch if isinstance(batch, list | tuple) else (batch,)), **more)
 
 
-def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor], *, has_pooled: bool = True) -> SubjectRun:
+def by_row(
+    found: Mapping[str, Tensor], keeps: Mapping[str, Tensor], *, has_pooled: bool = True,
+    fixed: Container[tuple[str, str]] = (),
+) -> SubjectRun:  # fmt: skip
     """The outputs of each row, without padding. `keeps` has the real positions of each sequence, bool (B, L), that of a
     decoder first.
 
-    An output belongs to the sequence of the width of its second dimension. Outputs that mix sequences by design are
-    left out, and without `has_pooled` those without positions: a model may take them from the first one.
+    An output belongs to the sequence of the width of its second dimension, unless it is `fixed` there. Outputs that mix
+    sequences by design are left out, and without `has_pooled` those without positions: a model may take them from the
+    first one.
     """
     batch = len(next(iter(keeps.values())))
     rows: list[Outputs] = [{} for _ in range(batch)]
     for name, tensor in found.items():
-        if not tensor.dim() or len(tensor) != batch or not set(ACROSS).isdisjoint(name.split(".")):
+        is_across = (name, ROWS) in fixed or not set(ACROSS).isdisjoint(name.split("."))
+        if not tensor.dim() or len(tensor) != batch or is_across:
             continue
         order = [*keeps.items()][:: -1 if name.startswith("encoder_") else 1]
-        of = next((n for n, keep in order if tensor.dim() > 1 and tensor.shape[1] == keep.shape[1]), None)
+        own = [(n, keep) for n, keep in order if (name, n) not in fixed]
+        of = next((n for n, keep in own if tensor.dim() > 1 and tensor.shape[1] == keep.shape[1]), None)
         for number, row in enumerate(rows) if has_pooled or of is not None else ():
             row[name] = Output(tensor[number] if of is None else tensor[number][keeps[of][number]], of)
     at: list[Places] = [

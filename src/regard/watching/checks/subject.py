@@ -7,7 +7,7 @@ gives each row its own outputs back.
 import copy
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Self
 
 import torch
@@ -38,6 +38,7 @@ from regard.watching.checks.runs import (
     tensors_of,
 )
 from regard.watching.checks.told import DOCUMENTS, ENDS, MASKS
+from regard.watching.interference import ROWS
 
 IGNORED = -100
 """The label of positions without a loss."""
@@ -67,6 +68,8 @@ class Subject:
         if self.causal is None and self.made_up is not None:
             self.causal = bool(self.made_up.causal)
         self.told_causal = causal or (not is_huggingface_model(model) and self.causal) or None
+        self._fixed = set[tuple[str, str]]()
+        """The outputs, and the sequences (`ROWS` for the rows) of which they have no axis."""
         self._make_rows()
 
     def _make_rows(self) -> None:
@@ -246,7 +249,20 @@ class Subject:
         is_padded = any(not bool(keep.all()) for keep in keeps.values())
         # (A model of transformers may take its one result from a place that is padding, by design: as SigLIP's.)
         is_pooled = side == self.own_side and not is_huggingface_model(self.model)
-        return by_row(found, keeps, has_pooled=is_pooled or not is_padded)
+        return by_row(found, keeps, has_pooled=is_pooled or not is_padded, fixed=self._fixed)
+
+    def prove_axes(self) -> None:
+        """Learn which outputs have no axis of rows, or of a sequence: its size is another one for two rows, or for a
+        sequence that is one position shorter."""
+        row = self.rows.long
+        shorter = [[self.cut(row, slice(len(row[of]) - 1), of)] for of in self.sequences]
+        for rows in ([row, self.rows.other], *shorter):
+            with suppress(Exception):  # of a model of one length, or of one row
+                batch, keeps = self.together(rows, "right")
+                sizes = {ROWS: (0, len(rows)), **{of: (1, keep.shape[1]) for of, keep in keeps.items()}}
+                for name, tensor in tensors_of(self.fresh().called(batch)):
+                    shape = dict(enumerate(tensor.shape))
+                    self._fixed |= {(name, of) for of, (axis, size) in sizes.items() if shape.get(axis) != size}
 
     def together(
         self, rows: Sequence[Sample], side: Side, filler: int = 0, width: int = 0

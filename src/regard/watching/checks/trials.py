@@ -1,13 +1,15 @@
 """The trials of a check: runs of a model whose results must agree, by what it promises, and their audits."""
 
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, RegardError
-from regard.watching.checks.audit import CAUSAL_UNKNOWN
+from regard.watching.checks.audit import CAUSAL_UNKNOWN, audit
 from regard.watching.checks.audited_call import UserTold, run_of
 from regard.watching.checks.differences import Promise, Same, apart, largest_difference
 from regard.watching.checks.finding import Checked, Finding
@@ -60,6 +62,7 @@ class Trials(PromisedTrials):
             self.found.append(Finding("random", "info", "its output is random in evaluation mode too: not compared"))
             self.unknown.append("its output is random, so no results were compared: set dropout to 0 in evaluation")
         else:
+            subject.prove_axes()
             self._infer_causality()
             self._compare()
 
@@ -163,6 +166,17 @@ class Trials(PromisedTrials):
                     says = f"its learned sinks change no result: {SINK_CHANGE:g} was added to them"
                     self.found.append(Finding("sink", "error", says, path, cause=NO_SINK, remedy=HAND_SINKS))
 
+    @cached_property
+    def crossing(self) -> Container[tuple[str, int]]:
+        """The calls between two sequences of one length, by a run in which one of them is shorter."""
+        subject, row = self.subject, self.subject.rows.long
+        if len({len(row[of]) for of in subject.sequences}) == len(subject.sequences):
+            return ()
+        with suppress(Exception), watch(subject.model) as seen:  # of a model that runs on equal lengths alone
+            subject.fresh().run([subject.cut(row, slice(len(row[subject.sequences[0]]) - 1), subject.sequences[0])])
+        read = [one for one in seen.calls if one.map is not None]
+        return {(one.name, one.index) for one in read if one.sizes.queries != one.sizes.keys}
+
     def audited(self, seen: Seen, keep: Tensor | None) -> Checked:
-        found = seen.audit(causal=self.subject.told_causal, padding=keep, skip="*")
+        found = audit(seen.record, UserTold(self.subject.told_causal, keep, crossing=self.crossing))
         return replace(found, findings=(*found.faults, *(one for one in found.infos if one.reason in SHOWN)))

@@ -91,7 +91,6 @@ def _takes(function: Any, parameters: frozenset[str]) -> bool:
 
 
 def replace_functions(modules: Iterable[nn.Module]) -> list[Home]:
-    """Replace the functions that modules may call; return their places."""
     found = []
     with _lock:
         for home, observe in _places(list(modules)).items():

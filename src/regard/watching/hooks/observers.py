@@ -135,7 +135,6 @@ BY_NAME: dict[str, FunctionObserver] = {
     **dict.fromkeys(WRITES, observe_written),
     **dict.fromkeys(MIXING, observe_mixing),
 }
-"""The observers of the functions of written-out attention, by name."""
 
 
 def _written_out() -> dict[object, FunctionObserver]:
@@ -161,11 +160,9 @@ MODULES: dict[object, ModuleObserver] = {
     nn.MultiheadAttention.forward: observe_module,
     nn.TransformerEncoderLayer.forward: observe_encoder_layer,
 }
-"""The observer of each module torch may run fused, by its forward function."""
 
 
 def of_operator(func: Any) -> FunctionObserver:
-    """The observer of one of `torch.ops.*`: torch's own functions under other names, or an operator of others."""
     if not is_own(func):
         return observe_operator
     name = name_of(func)
@@ -235,5 +232,4 @@ def this_thread() -> ThreadState:
 
 
 def known_thread() -> ThreadState | None:
-    """The same; None for a thread that never opened a watch."""
     return getattr(_local, "thread", None)

@@ -43,7 +43,6 @@ class KeptArguments:
         return cls(path, {name: kept(tensor) for name, tensor in given.tensors.items()}, given.flags)
 
     def read(self, name: str) -> Tensor | None:
-        """An argument; None if there was none of that name, or if the model has overwritten it since."""
         held = self.tensors.get(name)
         return None if held is None or held[1].changed() is not None else held[0]
 

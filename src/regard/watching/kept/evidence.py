@@ -134,7 +134,6 @@ def _filled(keys: Tensor) -> int:
 
 
 def _close(one: Tensor, other: Tensor) -> Tensor:
-    """Equality of fingerprints (..., n) up to rounding."""
     size = one.abs().amax(-1)
     # A vector may by chance be nearly orthogonal to all directions; its fingerprint then has the rounding of others.
     return (one - other).abs().amax(-1) <= SAME * size + SAME / 100 * (size.mean() if size.numel() else 0.0)

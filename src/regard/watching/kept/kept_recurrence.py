@@ -20,7 +20,6 @@ from regard.watching.kept.retention import RetentionPolicy
 PROVED = 16
 """How many of the first rows are rebuilt for all heads."""
 OPEN = 16
-"""How many calls of a module may still go on."""
 
 
 class Shared(NamedTuple):
@@ -184,7 +183,6 @@ def kept_recurrence(
 
 
 def _goes_on(one: Ended, before: Tensor) -> Ended | None:
-    """A call's end, with its rows in the order of this state; None if it is another state."""
     state = one.state.to(before)
     if state.shape[1:] != before.shape[1:]:
         return None

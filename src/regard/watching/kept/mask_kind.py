@@ -102,16 +102,6 @@ def kind_of(seen: RowSpans) -> MaskKind:
     """Infer the kind of a mask. Rows without a key, and rows with uniform weights from the model, do not count.
 
     Of several fitting patterns, as for a single query, the simplest is returned.
-
-    >>> from regard.call.masks import causal, chosen, lengths, prefix
-    >>> def told(mask):
-    ...     return str(kind_of(RowSpans.read(lambda rows: (mask.to_tensor(5)[None, None, rows], None), 5, 5)))
-    >>> told(causal()), told(window(2)), told(prefix(3))
-    ('causal', 'window of 2', 'prefix of 3')
-    >>> told(causal() & lengths(torch.tensor(3)))
-    'causal, padding right (2 keys)'
-    >>> told(~causal()), told(chosen(torch.tensor([[0, -1], [0, 1], [0, 2], [1, 3], [0, 4]])))
-    ('inverted', '2 of the causal keys, chosen for each query')
     """
     queries, keys = seen.first.shape[-1], seen.keys.shape[-1]
     if not bool(seen.live.any()):
@@ -157,7 +147,6 @@ Fit = tuple[Pattern, int, int | None, int, int]
 
 
 def _fitting(seen: RowSpans) -> Iterator[Fit]:
-    """The patterns that fit, the simplest first; the last one always does."""
     keys = seen.keys.shape[-1]
     whole, end, is_whole = (0, keys), keys - seen.first.shape[-1], seen.all(seen.is_whole)
     sees_first, sees_last = seen.all(seen.low == 0), seen.all(seen.high == seen.rank[:, -1:])

@@ -56,15 +56,6 @@ def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False, is_learned: 
 
     Raises:
         ShapeError: the mask does not broadcast.
-
-    >>> sizes = Sizes((1,), 2, 2, 3, 3, True)
-    >>> read_mask(torch.ones(3, 3, dtype=torch.bool).tril(), sizes).mask
-    causal
-    #...........
-    ...
-    >>> read_mask(torch.tensor([0.0, 0.0, torch.finfo().min]), sizes).mask
-    a dense mask
-    >>> read_mask(torch.zeros(3, 3), sizes).mask
     """
     rank = len(sizes.map_shape)
     tensor = canonical_pairwise(tensor[(None,) * (rank - tensor.dim())], sizes, "the model's mask")
@@ -86,7 +77,6 @@ def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False, is_learned: 
 
 
 def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
-    """The conjunction of two masks; None if one is additive or has uniform rows."""
     if any(given.bias is not None or given.even is not None for given in (one, other)):
         return None
     dense = one.dense if one.dense is not None else other.dense

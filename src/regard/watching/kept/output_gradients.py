@@ -52,7 +52,6 @@ class GradientOf:
         return self._fresh.tensors()
 
     def read(self) -> Tensor:
-        """The gradient; raises GradientError unless one backward pass came, OverwrittenError after a write."""
         if self._passes > 1:
             raise GradientError(
                 f"{self._passes} backward passes went through {self.what}, and it cannot be told of which the gradient "
@@ -78,7 +77,6 @@ class GradientLog:
         self._waiting: list[GradientOf] = []
 
     def of(self, tensor: Tensor, what: str) -> GradientOf:
-        """Wait for the gradient of a tensor of the running model; raises GradientError if it will get none."""
         if not tensor.requires_grad:
             raise GradientError((FROZEN if self.is_recording else NO_GRAPH).format(what))
         found = GradientOf(what, self)

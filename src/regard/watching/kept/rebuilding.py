@@ -117,7 +117,6 @@ class RowProof:
         return self.found
 
     def fault(self) -> str | None:
-        """Both elements and the allowed difference, if they differ by more; None if the rows fit."""
         miss, limit, rebuilt, given = self.compared().tolist()
         if not miss > limit:  # (On a GPU, values that are not finite have no limit, and prove nothing.)
             return None

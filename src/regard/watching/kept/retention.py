@@ -117,7 +117,6 @@ class RetentionPolicy:
 
     @property
     def dense_masks(self) -> list[GivenMask]:
-        """The masks held in full, each once."""
         return list({id(g.dense): g for g in self._masks.values() if g.dense is not None}.values())
 
 

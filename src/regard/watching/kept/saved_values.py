@@ -39,7 +39,6 @@ class ValuesOf:
     fresh: Fresh
 
     def read(self) -> Tensor:
-        """The values; raises OverwrittenError if the model has written to them."""
         self.fresh.check()
         return self.make()
 

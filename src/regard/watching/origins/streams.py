@@ -38,7 +38,6 @@ class Origins(NamedTuple):
 
     @property
     def crosses(self) -> bool | None:
-        """True if the keys are made of another sequence than the queries; None if one of two is lost."""
         keys = self.keys.own or self.keys
         if self.queries is keys:
             return False
@@ -49,8 +48,6 @@ class Streams:
     def __init__(self) -> None:
         self._made: dict[int, _Memory] = {}
         self._most = MOST_MADE
-
-    # -- projections -------------------------------------------------------------------------------------
 
     def projected(self, output: Tensor, *, channels_last: bool, of: object = None) -> None:
         """Record that a tensor is the output of a projection `of` another one, with channels on its last axis or its
@@ -81,8 +78,6 @@ class Streams:
         else:
             shape = tuple(base.shape) if channels_last is not None and base.is_contiguous() else None
             self._made[_number(base)] = _Memory(StorageWeakRef(base.untyped_storage()), shape, channels_last, stream)
-
-    # -- streams -----------------------------------------------------------------------------------------
 
     def stream(self, tensor: Tensor) -> "Stream | Origins | None":
         """The sequence whose positions a tensor has; of scores, the pair of those of its queries and keys. None if
@@ -146,7 +141,6 @@ class Streams:
                 self.carry(scores, stream._replace(changed=(*stream.changed, *found)))
 
     def origins(self, query: Tensor, key: Tensor) -> Origins | None:
-        """The streams of queries and keys; None if one is unknown."""
         of_queries, of_keys = self.stream(query), self.stream(key)
         are_known = isinstance(of_queries, Stream) and isinstance(of_keys, Stream)
         return Origins(of_queries, of_keys) if are_known else None  # type: ignore[arg-type]
@@ -201,7 +195,6 @@ class _Memory(NamedTuple):
 
 
 MOST_MADE = 4096
-"""The fewest recorded tensors before dead ones are cleared."""
 
 
 def base_of(tensor: Tensor) -> Tensor:

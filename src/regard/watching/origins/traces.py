@@ -138,7 +138,6 @@ def _reduced(
 
 
 def reduced_dims(args: tuple[Any, ...], kwargs: dict[str, Any], dims: int) -> set[int] | None:
-    """The reduced axes of a reduction; None for all."""
     given = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
     if given is None or isinstance(given, Tensor | float):
         return None
@@ -175,7 +174,6 @@ class SoftmaxOrigin:
     """True after any product, attention or not."""
     is_refused: bool = False
     is_over_another_axis: bool = False
-    """True if values were multiplied over another axis than that of the softmax."""
     went_into: str = ""
     """The last function of the trace."""
 
@@ -191,7 +189,6 @@ class SoftmaxOrigin:
 
     @property
     def softmax(self) -> Tensor | None:
-        """The softmax's weights; None if the model has overwritten them since."""
         tensor = self.tensor
         return None if tensor is None or counted_version(tensor) != self.version else tensor
 
@@ -200,7 +197,6 @@ class SoftmaxOrigin:
 class Trace:
     origins: tuple[SoftmaxOrigin, ...] = ()
     depth: int = 0
-    """How many modules ran when it was made."""
 
     def ends_with(self, depth: int) -> bool:
         return self.depth >= depth
@@ -209,7 +205,6 @@ class Trace:
 @dataclass(slots=True, kw_only=True, eq=False)
 class SoftmaxTrace(Trace):
     key: AxisNumber
-    """The axis of the keys."""
     other: AxisNumber
     """The axis of the queries, as far as it is known before the product."""
     is_changed: bool = False
@@ -223,8 +218,6 @@ class SoftmaxTrace(Trace):
 
 
 class SoftmaxWeights(SoftmaxTrace):
-    """Weights, perhaps changed since their softmax."""
-
     __slots__ = ()
 
     def ends_with(self, depth: int) -> bool:

@@ -72,7 +72,6 @@ class AttentionCall(ObservedCall):
         return lambda output: (output if layout is None else layout.unfolded(output)).reshape(rows)
 
     def under_masks(self, call: Call, policy: RetentionPolicy) -> tuple[Call, GivenMask]:
-        """The call of `call_of` under the model's masks."""
         given, beside = self.mask_of(call.sizes, policy)
         return masked(call, given, beside), given
 
@@ -99,7 +98,6 @@ class AttentionCall(ObservedCall):
         )  # fmt: skip
 
     def state(self, call: Call, given: GivenMask, policy: RetentionPolicy, fresh: Fresh) -> Tensor | None:
-        """The kernel's log-sum-exp in our convention; None if there is none to use."""
         lse, shape = self.kernel.lse, call.query.shape[:-1]
         # The kernel's lse has no gradient: one with a gradient is computed when the map is read. For uniform rows the
         # kernel gives finfo.min. With a mask and the causal flag, rows without keys are unknown.
@@ -112,7 +110,6 @@ class AttentionCall(ObservedCall):
         return policy.keep(lse, "log-sum-exp", fresh)
 
     def evidence(self, call: Call, fresh: Fresh | None) -> Evidence | None:
-        """The vectors that identify the next call of a generation; `call` is that of `call_of`."""
         return Evidence(call.query, call.key, self.key, fresh)
 
     def rebuilding(self, call: Call, factors: Factors) -> CallRebuilding | str:

@@ -46,7 +46,6 @@ def sum_of_products(operands: Sequence[Tensor], labels: Sequence[Labels], output
 
 
 def read_contraction(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Contraction | None:
-    """The contraction a call computes, or None if it is not a supported contraction."""
     if (reader := READERS.get(name)) is None:
         return None
     named = sorted((key for key in kwargs if key in OPERANDS), key=OPERANDS.index)

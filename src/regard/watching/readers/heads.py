@@ -191,7 +191,6 @@ def _told_apart(tensors: Sequence[Tensor]) -> list[int]:
 
 
 SAMPLES = 4
-"""How many rows are looked for in the module's arguments."""
 CLOSE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """How far two computations of one vector may be apart, relative to its largest number; 1e-4 in other dtypes."""
 
@@ -326,7 +325,6 @@ def _counts(given: Mapping[str, object]) -> list[int]:
 
 
 def _of_config(config: object, name: str) -> object:
-    """A value of a config; None if it has none, or one per layer."""
     try:
         return getattr(config, name, None)
     except Exception:  # A config of others may raise anything.
@@ -351,7 +349,6 @@ def running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
 
 
 def _arguments(frame: FrameType) -> list[object]:
-    """The arguments of a running function, those of `*args` and `**kwargs` too; [None] for none."""
     code, given = frame.f_code, frame.f_locals
     named = code.co_argcount + code.co_kwonlyargcount
     found = [given.get(name) for name in code.co_varnames[: code.co_argcount]]
@@ -363,6 +360,5 @@ def _arguments(frame: FrameType) -> list[object]:
 
 
 def _is_forward(frame: FrameType, module: nn.Module) -> bool:
-    """True if a function is the forward of a module, under whatever name it was written."""
     forward = getattr(inspect.unwrap(getattr(type(module), "forward", _is_forward)), "__code__", None)
     return frame.f_code.co_name == "forward" or frame.f_code is forward

@@ -148,7 +148,6 @@ class KernelForm:
         return replace(call, mask=mask, bias=bias)
 
     def _offset(self, rows: KernelRows, columns: KernelRows) -> int | Tensor:
-        """The position of the first query among the keys, of each sequence if they differ."""
         if rows.counts is columns.counts and rows.length == columns.length:
             return 0
         if rows.counts is None and columns.counts is None:

@@ -28,7 +28,6 @@ def decided(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_memory(mask: Tensor) -> Tensor:
-    """A mask as a plain tensor."""
     kind = type(mask)
     if kind in PLAIN:
         return mask
@@ -58,13 +57,7 @@ dimension, and is None without gradients."""
 
 
 class KernelLse:
-    """One call of F.scaled_dot_product_attention as it ran: the operator, its inputs, and its lse.
-
-    >>> query = torch.ones(1, 1, 2, 4)
-    >>> output, kernel = run_with_lse(torch.nn.functional.scaled_dot_product_attention, (query, query, query), {})
-    >>> kernel.operator, kernel.lse
-    ('aten._scaled_dot_product_flash_attention_for_cpu', tensor([[[2.6931, 2.6931]]]))
-    """
+    """One call of F.scaled_dot_product_attention as it ran: the operator, its inputs, and its lse."""
 
     __slots__ = ("key", "lse", "operator", "query")
 
@@ -75,7 +68,6 @@ class KernelLse:
         self.key: Tensor | None = None
 
     def ran(self, operator: Any, query: Tensor, key: Tensor, lse: Tensor | None) -> None:
-        """Store the operator; `lse` is as the operator gave it."""
         self.operator = _name_of(operator)
         self.query, self.key = query, key
         self.lse = None if lse is None else KERNELS[operator](lse, query.shape[-2])
@@ -104,7 +96,6 @@ def sdpa_arguments(
 def run_with_lse(
     func: Callable[..., Tensor], args: Args, kwargs: Kwargs
 ) -> tuple[Tensor, KernelLse]:  # fmt: skip
-    """Run F.scaled_dot_product_attention, and return its operator and the operator's log-sum-exp too."""
     kernel = KernelLse()
     if func is F.scaled_dot_product_attention and _runs_written_out(args, kwargs):
         return func(*args, **kwargs), kernel

@@ -101,7 +101,6 @@ class Projected(ObservedCall):
     key_padding_mask: Tensor | None
     attn_mask: Tensor | None
     is_causal: bool
-    """True if the kernel got the causal flag in place of a mask."""
     dropped: float
     output: Tensor | None
     rest: EncoderLayerRest | None = None
@@ -256,7 +255,6 @@ def autocast_to(dtype: torch.dtype | None, like: Tensor) -> AbstractContextManag
 
 
 def _added(mask: Tensor) -> Tensor:
-    """Turn a bool mask, in which True drops a key, into an additive one."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)
@@ -336,7 +334,6 @@ def arguments_by_name(function: Callable[..., Any], args: Args, kwargs: Kwargs) 
 
 
 def observe_function(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run F.multi_head_attention_forward, and hand its arguments to the thread's watches."""
     given = arguments_by_name(func, args, kwargs)
     output, heads = run_with_heads(func, args, kwargs, given)
     thread.try_to(_give, thread, given, output[0], heads)
@@ -350,7 +347,6 @@ def _give(thread: ThreadState, given: Mapping[str, Any], output: Tensor, heads: 
 
 
 def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor | None) -> Projected:
-    """A call of F.multi_head_attention_forward with these arguments; `output` is None before it ran."""
     module = thread.stack[-1].module if thread.stack else None
     is_module = isinstance(module, nn.MultiheadAttention)
     how = "nn.MultiheadAttention" if is_module else "F.multi_head_attention_forward"

@@ -228,7 +228,6 @@ def _is_repeated(trace: SoftmaxWeights, product: ValueProduct, contraction: Cont
 
 
 def _softmax_of(trace: SoftmaxWeights, product: ValueProduct) -> Tensor | None:
-    """The softmax behind the weights, in their layout; None if it is the same, or gone."""
     if not trace.is_changed or len(trace.origins) > 1:
         return None
     origin = trace.origins[0]

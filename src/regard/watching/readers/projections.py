@@ -31,7 +31,6 @@ class Layer(NamedTuple):
     weights: tuple[Tensor | None, ...]
     is_packed: bool
     biases: Tensor | None
-    """The biases of query, key and value as thirds of one tensor."""
     rows: tuple[Tensor | None, ...]
     """Learned rows (1, 1, E) appended to query, key and value; None for the query."""
     has_zero_row: bool
@@ -44,7 +43,6 @@ class Layer(NamedTuple):
 
 
 def layer_of_call(given: Mapping[str, Any]) -> Layer:
-    """The parts of the layer in F.multi_head_attention_forward; `given` has its arguments by name."""
     is_packed = not given["use_separate_proj_weight"]
     names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     return Layer(

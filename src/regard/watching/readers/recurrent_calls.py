@@ -276,7 +276,6 @@ observe_lightning: FunctionObserver = partial(observe_recurrence, _lightning)
 
 @after
 def observe_linear_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
-    """A call of `regard.linear_attention`, handed to the thread's watches."""
     query, key, value = args[:3]
     decay, beta, removal = (kwargs.get(name) for name in ("decay", "beta", "removal"))
     if query.dim() != 4:

@@ -105,7 +105,6 @@ def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tens
 
 
 def observe_sdpa(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run F.scaled_dot_product_attention, and hand its arguments and its kernel's lse to the thread's watches."""
     output, kernel = run_with_lse(func, args, kwargs)
     thread.try_to(lambda: thread.give(laid_out_by_heads(thread, args, kwargs, output, kernel)))
     return output
@@ -190,8 +189,6 @@ def _not_repeated(call: Sdpa, group: int) -> Sdpa:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RegardCall(AttentionCall):
-    """One call of `regard.attention`, after it ran."""
-
     is_editable: ClassVar[bool] = True
     made: Call
     """Its call, with the graph of the model,"""

@@ -51,8 +51,6 @@ FunctionObserver = Callable[[ThreadState, Func, Args, Kwargs], Any]
 
 
 class NamedFunction(NamedTuple):
-    """A function of another package, by the names of its parameters."""
-
     parameters: frozenset[str]
     observe: FunctionObserver
 

@@ -45,7 +45,6 @@ class ValueProduct:
 
     @classmethod
     def of(cls, contraction: Contraction, place: int, key: object) -> "ValueProduct | None":
-        """Read the layout; None if the labels do not fit weights."""
         labels = contraction.labels[place]
         beside = {label for m, own in enumerate(contraction.labels) if m != place for label in own}
         shared = [n for n, label in enumerate(labels) if label != key and label in beside]
@@ -74,7 +73,6 @@ class ValueProduct:
 
     @property
     def query_label(self) -> object | None:
-        """The label of the queries; None for one query."""
         return self.contraction.labels[self.place][self.order[-2]] if self.has_queries else None
 
     @property
@@ -340,7 +338,6 @@ class WrittenOut(ObservedCall):
         return weights_gradient(policy, name, output)
 
     def _evidence(self, weights: Tensor, values: Tensor | None) -> Evidence | None:
-        """The values, which a cache passes on like keys; None if their layout differs from that of keys."""
         expected = (*weights.shape[:-2], weights.shape[-1])
         if values is None or not 3 <= weights.dim() <= 4 or values.shape[:-1] != expected:
             return None

@@ -152,7 +152,6 @@ class ThreadState:
         return may_run_fused(module)
 
     def begun(self, watch: Interceptor) -> int | None:
-        """The number of observed calls at the start of the watch's model; None while another model runs."""
         return next((frame.taken for frame in self.stack if watch.paths.get(id(frame.module)) == ""), None)
 
     def path(self, watch: Interceptor) -> str | None:

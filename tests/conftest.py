@@ -5,6 +5,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -19,6 +20,11 @@ def pytest_sessionstart() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def standard_input(content: bytes, encoding: str = "utf-8") -> io.TextIOWrapper:
+    raw: Any = io.BytesIO(content)
+    return io.TextIOWrapper(io.BufferedReader(raw), encoding=encoding)
+
+
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """Run a command in this process: (status, standard output, standard error)."""
@@ -28,7 +34,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
     def run_here(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["regard", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        monkeypatch.setattr(sys, "stdin", standard_input(stdin))
         status = 0
         try:
             program.main()

@@ -15,7 +15,7 @@ import pytest
 
 from regard.cli import main as program
 from regard.cli import progress
-from regard.cli.help import EXAMPLES
+from regard.cli.arguments import EXAMPLES
 from regard.tasks.config import make_schedule
 from regard.tasks.registry import TASKS
 from regard.tasks.runs.run_folder import RunFolder

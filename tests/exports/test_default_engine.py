@@ -15,7 +15,7 @@ from regard.cli.engines import CTranslate2Search, OwnSearch
 from regard.cli.main import run_command
 from regard.cli.translate import TranslateCommand
 from regard.errors import ArgumentError
-from regard.tasks.exports import engine, kept_export
+from regard.tasks.exports import engine
 from regard.tasks.exports.engine import refuse_run, searching_by_ctranslate2
 from regard.tasks.generation.config import Beam
 from regard.tasks.runs.run_folder import ENGINE
@@ -98,7 +98,7 @@ def test_an_export_that_cannot_be_made_goes_by_ours_unless_it_is_insisted_on(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(kept_export, "_make", fail)
+    monkeypatch.setattr(engine, "_make", fail)
     assert answered(capsys, "translate", run, "1 times 2") == (expected, [f"{SAYS}{error}"])
     assert run_command(["translate", str(run), "1 times 2", "--engine", "ctranslate2", "--device", "cpu"]) != 0
 

@@ -14,14 +14,13 @@ import torch
 from regard.cli.main import run_command
 from regard.errors import RunFolderError
 from regard.tasks.config import TRANSLATION
-from regard.tasks.exports import kept_export
+from regard.tasks.exports import engine
 from regard.tasks.exports.engine import searching_by_ctranslate2
 from regard.tasks.generation.config import Beam
 from regard.tasks.runs.run_folder import ENGINE, RunFolder
 from regard.tasks.translation.bulk import Unfinished
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.options import AlignmentOf
-from regard.tasks.translation.translation_model import Request, SearchJob, search
+from regard.tasks.translation.translation_model import AlignmentOf, Request, SearchJob, search
 from regard.tasks.translation.translator import Translator
 from tests.exports.exported_runs import LINES, TINY, Runs
 
@@ -170,7 +169,7 @@ def test_a_full_disk_or_ctrl_c_leaves_nothing_half(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept_export, step, fail)
+        patch.setattr(engine, step, fail)
         with pytest.raises(type(error)):
             use(run)
     left = run / ENGINE
@@ -185,7 +184,7 @@ def test_a_run_that_may_only_be_read_is_searched_all_the_same(run: Path, monkeyp
     def refuse(*arguments: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(kept_export, "_make", refuse)
+    monkeypatch.setattr(engine, "_make", refuse)
     job = SearchJob(sources=[[5, 6, 2]], begin_id=1, end_id=2, max_steps=9)
     assert use(run).search([job])
     assert not (run / ENGINE).exists()

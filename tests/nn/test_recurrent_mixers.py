@@ -33,7 +33,7 @@ def inputs(batch: int = 2, length: int = LENGTH) -> Tensor:
 def test_the_map_times_the_values_is_the_output(layer: RecurrentMixer) -> None:
     x = inputs()
     output, weights = layer(x, return_weights=True)
-    mixed, rest = layer.project(x)
+    mixed, rest = layer.inputs(x).split(layer.sizes, -1)
     made = layer.heads(mixed if layer.conv is None else layer.conv(mixed, None)[0], rest)
     exact = weights.dense() @ made.value
     torch.testing.assert_close(layer.read_out(exact, made), output)

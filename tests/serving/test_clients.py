@@ -12,7 +12,7 @@ from libretranslatepy import LibreTranslateAPI
 
 from regard.serving.served import ServedLanguageModel, ServedTranslator
 from regard.tasks.generation.filters import TopK
-from regard.tasks.translation import presenting
+from regard.tasks.translation import results
 from tests import ROOT
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
 
@@ -50,7 +50,7 @@ def test_lists_lines_and_alternatives_keep_their_places(server: Running) -> None
 
 
 def test_text_that_the_vocabulary_lacks_is_told(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presenting, "unknown_texts", lambda _, text, ids: ["six"] if "six" in text else [])
+    monkeypatch.setattr(results, "unknown_texts", lambda _, text, ids: ["six"] if "six" in text else [])
     question = {"q": [SENTENCE, "we see six trees\nsix"], "source": "en", "target": "fr"}
     assert server.json("/translate", question)["unknown"] == [[], ["six", "six"]]
     assert server.json("/translate", question | {"q": "six"})["unknown"] == ["six"]

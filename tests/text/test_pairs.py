@@ -17,6 +17,7 @@ from regard.tasks.text import lines as lines_module
 from regard.tasks.text.lines import read_lines
 from regard.tasks.text.pairs import Pair, read_pairs
 from regard.tasks.text.unicode import normalise
+from tests.conftest import standard_input
 
 GOOD = b"a cat\teine Katze\n"
 
@@ -170,7 +171,7 @@ def test_a_file_without_line_ends_does_not_fill_the_memory(tmp_path: Path, monke
 
 def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def typed(content: bytes) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
+        monkeypatch.setattr(sys, "stdin", standard_input(content, "ascii"))
 
     typed(b"\xef\xbb\xbfcaf\xc3\xa9\r\n\n\xe2\x80\xa8x")
     assert list(read_lines()) == ["café", "", "\u2028x"]

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from regard.tasks.training import tensor_files
+from regard.tasks.training import checkpoints
 from regard.tasks.training.distributed import start_fabric
 from regard.tasks.training.fit_config import FitConfig
 from tests.training.toy_training import VOCAB, ToyBatch, ToyBatches, train_toy
@@ -62,7 +62,7 @@ def train_on_a_full_disk(folder: Path, **options: Any) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     try:
-        with patch.object(tensor_files, "replacing", replacing):
+        with patch.object(checkpoints, "replacing", replacing):
             train(folder, **options)
     except OSError as error:
         (folder / f"told-{here}.txt").write_text(str(error))

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.tasks.training.checkpoints import Checkpoints
-from regard.tasks.training.tensor_files import open_checked
+from regard.tasks.training.checkpoints import Checkpoints, open_checked
 from tests.forked import run_ranks
 from tests.training.many_ranks import train
 

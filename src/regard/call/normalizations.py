@@ -32,7 +32,6 @@ def coarse_rows(state: Tensor) -> Tensor:
 
 
 def any_coarse(state: Tensor) -> bool:
-    """Whether any row is coarse; False if values cannot be read."""
     if not has_values(state) or in_transform("Vmap"):
         return False
     return bool(coarse_rows(state.detach()).any())

@@ -9,14 +9,13 @@ from typing import Any, cast, get_origin, get_type_hints
 import tyro
 
 from regard.cli.align_pairs import AlignCommand
-from regard.cli.arguments import Known, refuse_bare_lists, told_in_one_line, with_flags
+from regard.cli.arguments import EXAMPLES, Known, described, documented, refuse_bare_lists, told_in_one_line, with_flags
 from regard.cli.check import CheckCommand
 from regard.cli.defaults import FIRST, Beginning, settings_as_flags
 from regard.cli.demo import DemoCommand
 from regard.cli.evaluate import EvaluateCommand
 from regard.cli.export import ExportCommand
 from regard.cli.generate import GenerateCommand
-from regard.cli.help import EXAMPLES, described, documented
 from regard.cli.measure import AtlasCommand, MeasureCommand
 from regard.cli.serve import ServeCommand
 from regard.cli.shared import Command

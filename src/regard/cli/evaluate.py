@@ -66,13 +66,6 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
         for flag in self.given(*TASK_OF):
             if TASK_OF[flag] != task:
                 raise ArgumentError(f"{flag} is not for a run of the task {task}: leave it out")
-        self._refuse_contradictions()
-        self.refuse_search()
-        refuse_first(below("--stride", self.stride), below("--max-length", self.max_length))
-        require_files(self.data, setting="--data")
-        require_files(self.references, setting="--references")
-
-    def _refuse_contradictions(self) -> None:
         references = bool(self.references)
         refuse_first(
             (references and bool(self.data_format), "--references are files of lines: leave out --data-format"),
@@ -81,6 +74,10 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
                 f"with --references, --data is one file of sources, got {len(self.data)}",
             ),
         )
+        self.refuse_search()
+        refuse_first(below("--stride", self.stride), below("--max-length", self.max_length))
+        require_files(self.data, setting="--data")
+        require_files(self.references, setting="--references")
 
     def work(self) -> None:
         with loading():

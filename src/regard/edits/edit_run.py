@@ -120,8 +120,6 @@ class EditRun(Interceptor):
         self._lock = RLock()
         self._open_in = OpenThreads()
 
-    # -- entering ----------------------------------------------------------------------------------------
-
     def __enter__(self) -> "EditRun":
         self._open_in.enter(self)
         return self
@@ -144,8 +142,6 @@ class EditRun(Interceptor):
         """
         with self._open_in.attach(self, "regard.edit"):
             yield self
-
-    # -- calls -------------------------------------------------------------------------------------------
 
     def entered(self, module: nn.Module) -> None:
         if self.paths.get(id(module)) == "":
@@ -220,8 +216,6 @@ class EditRun(Interceptor):
                 if state is not None and made.hides_keys:
                     self._no_key.setdefault(at.name, []).append((state.detach() == -float("inf")).sum())
 
-    # -- calls outside the edits -------------------------------------------------------------------------
-
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
         if path is None or call.is_editable or path not in self.wanted or self.refusal is not None:
             return
@@ -238,8 +232,6 @@ class EditRun(Interceptor):
     def mixed(self, path: str, how: str, positions: int | None) -> None:
         if path in self.wanted:
             self._mixed[path] += 1
-
-    # -- reading -----------------------------------------------------------------------------------------
 
     def report(self) -> EditReport:
         """Report the plans of edited calls, and the calls out of reach; print it."""

@@ -58,8 +58,6 @@ class EditedWeights:
     def with_heads(self, replaced: Replaced, word: str) -> "EditedWeights":
         return replace(self, replaced=(*self.replaced, replaced), words=(*self.words, word))
 
-    # -- replaced weights --------------------------------------------------------------------------------
-
     def _rendered(self, mask: Mask) -> Tensor:
         sizes, device = self.call.sizes, self.call.query.device
         return mask.block(range(sizes.queries), range(sizes.keys), sizes=sizes, device=device).to(torch.float32)
@@ -87,8 +85,6 @@ class EditedWeights:
         """A tensor (B or 1, n or 1, t, s) with one row per flat head of the replaced heads."""
         lead = (self.call.sizes.flat_batch, len(one.heads))
         return tensor.expand(*lead, *tensor.shape[2:]).flatten(0, 1).to(one.weights.dtype)
-
-    # -- running -----------------------------------------------------------------------------------------
 
     def run(self, values: Tensor, backend: BackendName | None = None) -> "EditedCall":
         chosen = choose_backend(self.call, backend)
@@ -135,7 +131,6 @@ class EditedCall:
     output: Tensor
     """(batch..., H, T, E)"""
     weights: AttentionMap
-    """The weights before the product with the values."""
     softmax: AttentionMap
     plan: str
     hides_keys: bool

@@ -37,12 +37,10 @@ from regard.watching.running.thread_state import ThreadState
 class CallEdits:
     edits: tuple[Edit, ...]
     policy: RetentionPolicy
-    """It reads the masks of the model, each once."""
     placed: Callable[[Call, Tensor, bool | None, str], CallPlace]
     """The place of a call, from the call, its keys as the model gave them, a flag for keys of another sequence, and the
     reason for unknown heads (empty otherwise)."""
     tried: Callable[[int, CallPlace], None]
-    """Called with the number of an edit, and the place of a call with positions of its choice."""
     ran: Callable[[CallPlace, EditedCall | None], None]
     """Called with the result of the call, or None if the edits changed nothing."""
 

@@ -23,7 +23,6 @@ from regard.tensors.fresh import copied, may_be_overwritten
 from regard.watching.checks.roles import nested_configs
 
 NAME = "regard"
-"""The name of this implementation among those of transformers."""
 ADDED = "regard_added"
 """The same for models limited to eager attention: their masks are additive."""
 DENSE = {NAME: "regard_dense", ADDED: "regard_added_dense"}

@@ -196,7 +196,6 @@ def _require_square(query: Tensor, key: Tensor, block: OneBlock) -> None:
 
 
 def _goes_back(query: Tensor) -> bool:
-    """Whether flash has a backward for this width, perhaps with extra columns for the gradient of the log-sum-exp."""
     width = query.shape[-1]
     if width not in BACKWARD_OF_DATA_CENTRES:
         return width <= WIDEST_FLASH

@@ -218,7 +218,6 @@ class RNNConfig:
 
 
 ModelConfig = StackConfig | RNNConfig
-"""The settings of any model."""
 
 
 RECURRENT = ("gated_delta", "mamba2", "lightning")

@@ -106,20 +106,12 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
 
     def predict(self, X: ArrayLike) -> NDArray[np.floating[Any]]:
         """The regression function at X (m, features): (m,) or (m, outputs), like y in `fit`."""
-        return self._shaped(self._attend(self._queries(X), self._score(self.width_))[0])
+        output = self._attend(self._queries(X), self._score(self.width_))[0].numpy()
+        return output[:, 0] if self._one_output else output
 
     def attention_map(self, X: ArrayLike) -> AttentionMap:
         """The weight of each training point in each prediction: a lazy map (m, n)."""
         return self._attend(self._queries(X), self._score(self.width_))[1]
-
-    def leave_one_out(self) -> NDArray[np.floating[Any]]:
-        r"""The prediction of each training point from all the others: attention in which no query sees its own key.
-
-        It is `predict` of the model without the point, and exact where the point has no near neighbour. If the weight
-        of a sample is above 1, only a weight of 1 is left out.
-        """
-        check_is_fitted(self)
-        return self._shaped(self._leave_one_out(self.width_))
 
     def _queries(self, X: ArrayLike) -> torch.Tensor:
         check_is_fitted(self)
@@ -139,6 +131,7 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
         return torch.where(weights.lse[:, None] == -torch.inf, self._mean, output), weights
 
     def _leave_one_out(self, width: float) -> torch.Tensor:
+        """The prediction of each training point from all others, (n, outputs): exact also without a near neighbour."""
         others = ~window(1, offset=0)
         output, weights = self._attend(self._keys, self._score(width), others)
         far = weights.lse[:, None] == -torch.inf
@@ -170,9 +163,6 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
         errors = [(weight * (self._leave_one_out(float(w)) - self._values).square()).sum() for w in candidates]
         self.loo_scores_ = np.array([float(1 - error / spread) if spread else 0.0 for error in errors])
         return float(candidates[int(self.loo_scores_.argmax())])
-
-    def _shaped(self, output: torch.Tensor) -> NDArray[np.floating[Any]]:
-        return (output[:, 0] if self._one_output else output).numpy()
 
 
 def _numbers(given: Any) -> NDArray[np.float64]:

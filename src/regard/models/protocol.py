@@ -15,7 +15,6 @@ OutputLoss = Callable[[Tensor, nn.Linear], tuple[Tensor, Tensor]]
 """
 
 RecordMap = Callable[[str, AttentionMap], None]
-"""A callback for the name and the map of every attention call of a pass."""
 
 
 class StepAlignment(Protocol):

@@ -221,12 +221,7 @@ class RNNSeq2Seq(nn.Module):
         annotations, projected = state.annotations.index_select(0, index), state.projected.index_select(0, index)
         return RNNState(hidden, fed, annotations, projected, state.source_lengths[index], sources)
 
-    def attend(
-        self,
-        source: Integer[Tensor, "B S"],
-        source_lengths: Integer[Tensor, " B"],
-        target_input: Integer[Tensor, "B T"],
-    ) -> dict[str, AttentionMap]:
+    def attend(self, source: Tensor, source_lengths: Tensor, target_input: Tensor) -> dict[str, AttentionMap]:
         """The alignment of a teacher-forced pass, as one map (B, 1, T, S) named decoder.cross."""
         _, queries, state = self._run(source, source_lengths, target_input)
         return {"decoder.cross": self._alignment(queries, state)}

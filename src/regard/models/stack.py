@@ -36,7 +36,6 @@ from regard.tensors.guards import is_function_observed, is_recorded, may_be_kept
 from regard.tensors.ranges import require_sizes
 
 Maker = Callable[[], nn.Module]
-"""A function that makes one module, called once for each place in the model."""
 MakeAttention = Callable[[], MultiHeadAttention | LatentAttention | RecurrentMixer]
 """A function that makes the attention of one layer, or its linear attention. Attention to a source needs the multi-head
 one.
@@ -54,7 +53,6 @@ class StackParts:
     positions: Maker
     """Makes the module of positions, (B, T, D) to (B, T, D) with an `offset`."""
     final_norm: Maker = nn.Identity
-    """Makes the norm after the last layer."""
 
     @property
     def num_layers(self) -> int:

@@ -208,12 +208,7 @@ class Transformer(nn.Module):
             x = layer(x, memory, mask, record, f"decoder.{number}")
         return self.decoder_norm(x)
 
-    def attend(
-        self,
-        source: Shaped[Tensor, "B ..."],
-        source_lengths: Integer[Tensor, " B"],
-        target_input: Integer[Tensor, "B T"],
-    ) -> dict[str, AttentionMap]:
+    def attend(self, source: Tensor, source_lengths: Tensor, target_input: Tensor) -> dict[str, AttentionMap]:
         """Every attention map of a teacher-forced pass: encoder.n, decoder.n.self and decoder.n.cross."""
         maps: dict[str, AttentionMap] = {}
         memory = self.encode(source, source_lengths, maps.__setitem__)

@@ -43,10 +43,25 @@ class RecurrentMixer(nn.Module):
     It reads from left to right: its mask may only be causal, and hide padding. A subclass has the projections.
     """
 
+    inputs: nn.Linear
+    sizes: tuple[int, int]
+    """How many of its outputs are the input of the convolution, and how many are for the rest."""
     out: nn.Linear
     conv: ShortConvolution | None
     removal: ClassVar[Literal["delta"] | None] = None
     scale: ClassVar[float | None] = None
+
+    def reset_parameters(self) -> None:
+        """Glorot uniform for the matrices; rates in [1, 16] and steps in [0.001, 0.1], as Mamba-2's code."""
+        for name, parameter in self.named_parameters(recurse=False):
+            with torch.no_grad():
+                if name == "log_rate":
+                    nn.init.uniform_(parameter, 1, 16).log_()
+                elif name == "step_bias":
+                    steps = nn.init.uniform_(parameter, math.log(1e-3), math.log(0.1)).exp_()
+                    parameter.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
+        for linear in (self.inputs, self.out):
+            nn.init.xavier_uniform_(linear.weight)
 
     def forward(
         self,
@@ -109,7 +124,7 @@ class RecurrentMixer(nn.Module):
 
     def _mixed(self, x: Tensor, cache: RecurrentState | None, real: Tensor | None) -> tuple[Mixed, Tensor]:
         """The arguments of the recurrence, which padding leaves as it is; and the last inputs of the convolution."""
-        mixed, rest = self.project(x)
+        mixed, rest = self.inputs(x).split(self.sizes, -1)
         inputs = mixed[..., :0, :]
         if self.conv is not None:
             mixed, inputs = self.conv(mixed, None if cache is None else cache.inputs, real)
@@ -119,10 +134,6 @@ class RecurrentMixer(nn.Module):
         here = real[..., None, :]
         beta = here.to(made.decay.dtype) if made.beta is None else made.beta * here
         return replace(made, decay=made.decay * here, beta=beta), inputs
-
-    @abstractmethod
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The input of the convolution, and all other projections."""
 
     @abstractmethod
     def heads(self, mixed: Tensor, rest: Tensor) -> Mixed:
@@ -194,14 +205,6 @@ class GatedDeltaNet(RecurrentMixer):
         self.out = nn.Linear(heads * value_dim, dim, bias=False)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Glorot uniform for the matrices; rates and steps as in Mamba-2."""
-        _begin(self)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mixed, rest = self.inputs(x).split(self.sizes, -1)
-        return mixed, rest
-
     def heads(self, mixed: Tensor, rest: Tensor) -> Mixed:
         width, heads = self.num_heads * self.key_dim, self.num_value_heads
         query, key, value = mixed.split((width, width, mixed.shape[-1] - 2 * width), -1)
@@ -266,13 +269,9 @@ class Mamba2(RecurrentMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot uniform for the matrices; rates and steps as in the paper's code; D begins at 1."""
-        _begin(self)
+        """As for the others; D begins at 1."""
+        super().reset_parameters()
         nn.init.ones_(self.skip)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mixed, rest = self.inputs(x).split(self.sizes, -1)
-        return mixed, rest
 
     def heads(self, mixed: Tensor, rest: Tensor) -> Mixed:
         gate, step = rest.split((rest.shape[-1] - self.num_heads, self.num_heads), -1)
@@ -324,7 +323,7 @@ class LightningAttention(RecurrentMixer):
                 f"dim must be a multiple of num_heads, and layer one of num_layers from 0; got {dim}, {num_heads}, "
                 f"{layer} and {num_layers}"
             )
-        self.num_heads = num_heads
+        self.num_heads, self.sizes = num_heads, (3 * dim, dim)
         share = 1 - layer / (num_layers - 1 + 1e-5) + 1e-5
         rates = 2.0 ** (-8 * torch.arange(1, num_heads + 1, dtype=torch.float32) / num_heads)
         self.register_buffer("decays", (-share * rates)[:, None], persistent=False)
@@ -332,16 +331,8 @@ class LightningAttention(RecurrentMixer):
         self.norm = nn.RMSNorm(dim, eps=1e-6)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Glorot uniform for the matrices."""
-        _begin(self)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mixed, gate = self.inputs(x).split((3 * x.shape[-1], x.shape[-1]), -1)
-        return silu(mixed), gate
-
     def heads(self, mixed: Tensor, rest: Tensor) -> Mixed:
-        query, key, value = (_heads(x, self.num_heads) for x in mixed.chunk(3, -1))
+        query, key, value = (_heads(x, self.num_heads) for x in silu(mixed).chunk(3, -1))
         return Mixed(query, key, value, self.decays.expand(*query.shape[:-2], 1), None, rest)
 
     def read_out(self, output: Tensor, mixed: Mixed) -> Tensor:
@@ -374,16 +365,3 @@ def _heads(x: Tensor, heads: int) -> Tensor:
 def _unit(x: Tensor) -> Tensor:
     """Vectors of length 1; short ones stay short."""
     return x * torch.rsqrt(widened(x).square().sum(-1, keepdim=True) + 1e-6).to(x.dtype)
-
-
-def _begin(layer: RecurrentMixer) -> None:
-    """Begin the matrices, and rates in [1, 16] and steps in [0.001, 0.1], as Mamba-2's code does."""
-    for name, parameter in layer.named_parameters(recurse=False):
-        with torch.no_grad():
-            if name == "log_rate":
-                nn.init.uniform_(parameter, 1, 16).log_()
-            elif name == "step_bias":
-                steps = nn.init.uniform_(parameter, math.log(1e-3), math.log(0.1)).exp_()
-                parameter.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
-    for linear in (layer.get_submodule("inputs"), layer.out):
-        nn.init.xavier_uniform_(linear.get_parameter("weight"))

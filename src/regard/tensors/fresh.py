@@ -137,5 +137,4 @@ def may_be_overwritten(tensor: Tensor) -> bool:
 
 
 def holds_much_more(tensor: Tensor) -> bool:
-    """Whether it is a view of memory more than twice its own bytes."""
     return tensor.untyped_storage().nbytes() > 2 * tensor.numel() * tensor.element_size()

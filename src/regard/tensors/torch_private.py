@@ -164,7 +164,6 @@ INSIDE_COMPILED = "_orig_mod"
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a module was compiled: by torch.compile, or in place by module.compile()."""
     if INSIDE_COMPILED in _of(module, "torch.nn.Module", "_modules"):
         return True
     in_place = getattr(module, "_compiled_call_impl", None) is not None
@@ -177,7 +176,6 @@ def forget_global_hook(number: int) -> None:
 
 
 def has_amx() -> bool:
-    """Whether this processor has bf16 tile products; False if torch cannot say."""
     ask = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return ask is not None and bool(ask())
 
@@ -311,7 +309,6 @@ _CALL = nn.Module.__call__
 
 
 def has_hooks_of_all() -> bool:
-    """Whether something runs with every module: global hooks, or another `__call__` of modules."""
     names = nn.modules.module.__dict__
     return bool(
         names["_global_forward_hooks"]

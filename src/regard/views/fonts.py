@@ -30,7 +30,6 @@ class Lettering(NamedTuple):
     """The label, with missing characters replaced by their code points."""
     faces: tuple[Face, ...]
     missing: str
-    """The characters without a font; usually empty."""
 
     @property
     def families(self) -> tuple[str, ...]:

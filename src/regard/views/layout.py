@@ -35,7 +35,6 @@ class FigureSize(NamedTuple):
     width: float
     height: float
     left: float
-    """Room for the row labels."""
     above: float
     title: float
 

@@ -31,7 +31,6 @@ class Picture(NamedTuple):
     rows: list[str]
     columns: list[str]
     grid: Grid
-    """The queries and keys of each value."""
 
     @property
     def block(self) -> tuple[int, int]:

@@ -38,7 +38,6 @@ class _Piece:
     weights: AttentionMap
     start: int
     first: int
-    """The place of the first of these queries among the keys."""
     rows: range
 
 

@@ -80,7 +80,6 @@ class EmbeddedIds(NamedTuple):
     ids: Tensor
     fresh: Fresh
     table: int
-    """The id of the table, which the model holds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +88,6 @@ class Observed:
     index: int
     how: str
     made: AttentionMap | None
-    """The map before its proof; None if it could not be read."""
     factors: Factors | None = None
     """The source tensors of the map; None for statistics only, or for an unreadable call."""
     softmax: AttentionMap | None = None
@@ -104,7 +102,6 @@ class Observed:
     at: int = 0
     """How many calls its thread had observed until then, this one included."""
     run: int | None = None
-    """The run of the model; None outside of one."""
     token: object = None
     crosses: bool | None = None
     """True if its keys are made of another sequence than its queries; None if that is not known."""

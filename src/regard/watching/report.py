@@ -157,7 +157,6 @@ def require_all_heads(watched: object, what: str) -> None:
 
 
 MOST_NAMED = 8
-"""The most modules named in an error."""
 
 
 def beside_attention(record: Record) -> dict[str, str]:

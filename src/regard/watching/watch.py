@@ -131,8 +131,6 @@ class Seen(Displayed):
     def calls(self) -> list[Observed]:
         return self.record.calls
 
-    # -- watching ----------------------------------------------------------------------------------------
-
     def __enter__(self) -> "Seen":
         self._open_in.enter(self.record)
         return self
@@ -149,8 +147,6 @@ class Seen(Displayed):
         """
         with self._open_in.attach(self.record, "regard.watch"):
             yield self
-
-    # -- reading -----------------------------------------------------------------------------------------
 
     @property
     def maps(self) -> list[AttentionMap]:

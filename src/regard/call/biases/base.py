@@ -151,16 +151,17 @@ class DenseBias(BlockBias):
         return take_pairs(self.tensor, rows, columns)
 
     def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
-        i, j = (
-            p if n > 1 else torch.zeros_like(p) for p, n in zip((rows, columns), self.tensor.shape[2:], strict=True)
-        )
+        i, j = _within((rows, columns), self.tensor.shape[2:])
         return self.tensor[:, :, i, j].movedim(-1, 0)[..., None, None]
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
-        batches, heads = (
-            p if n > 1 else torch.zeros_like(p) for p, n in zip((batches, heads), self.tensor.shape[:2], strict=True)
-        )
+        batches, heads = _within((batches, heads), self.tensor.shape[:2])
         return Chosen(self.tensor, batches, heads, self.is_whole)
+
+
+def _within(places: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
+    """Places along dimensions, each full or 1."""
+    return [place if n > 1 else torch.zeros_like(place) for place, n in zip(places, lengths, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,9 +199,7 @@ class Chosen(BlockBias):
         return self.block(rows, columns, query=query, key=key, sizes=sizes).detach(), pull
 
     def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
-        i, j = (
-            p if n > 1 else torch.zeros_like(p) for p, n in zip((rows, columns), self.tensor.shape[2:], strict=True)
-        )
+        i, j = _within((rows, columns), self.tensor.shape[2:])
         each = self.tensor[self.batches[:, None], self.heads[:, None], i, j]
         return each.unsqueeze(1).movedim(-1, 0)[..., None, None]
 

@@ -266,7 +266,6 @@ class And(_Combination):
 
 
 def all_of(*masks: Mask | None) -> Mask | None:
-    """The conjunction of masks, each as its factors; None for none of them."""
     factors = [factor for mask in masks if mask is not None for factor in mask.factors()]
     return None if not factors else factors[0] if len(factors) == 1 else And(tuple(factors))
 

@@ -199,8 +199,6 @@ class RowSpans:
         first, last, count, live = (torch.cat(part, -1) for part in zip(*parts, strict=True))
         return cls(first, last, count, live, torch.stack(keys).amax(0).bool(), shape, is_exact)
 
-    # -- in visible keys: keys hidden from all rows, as padding is, are no part of a pattern -----------------
-
     @cached_property
     def without(self) -> Tensor:
         return ~self.live

@@ -84,7 +84,6 @@ class _Scratch(NamedTuple):
     held: Any
     """(width,), the sums by key of at most FLUSHED rows."""
     room: int
-    """The address of the memory for ranking."""
 
 
 class _Bins(NamedTuple):

@@ -34,9 +34,7 @@ class CallSource(NamedSource):
     chosen: Backend | None = None
     """The backend for products; None for the first one able to."""
     may_be_beside: CallValues | None = None
-    """The saved values of the call, and the gradient of its output."""
     name: str = ""
-    """The name of the weights in `repr`, if other than the call's."""
     names: Dimensions | None = None
     """The names of its dimensions; None for those of the call's documentation."""
     chosen_key_heads: Tensor | None = None

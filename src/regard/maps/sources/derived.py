@@ -258,7 +258,6 @@ class SizeSource(PositiveSource):
 
 
 def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
-    """The positive part of P times dL/dP, as a mean over heads if the map has any. See `AttentionMap.relevance`."""
     positive = PositiveSource(source.gradient(grad_output, "attribution"))
     source.require_heads("relevance()")
     return positive if source.dimensions.head is None else average(positive)
@@ -270,7 +269,6 @@ def sum_over(of: Source, dim: int) -> AverageSource:
 
 
 def average(of: Source, dim: int | None = None, weights: Tensor | Sequence[float] | None = None) -> AverageSource:
-    """The mean over the heads, or over another leading dimension. See `AttentionMap.average`."""
     place = _head_place(of) if dim is None else _leading_place(of, dim)
     shares = None
     if weights is not None:
@@ -285,7 +283,6 @@ def average(of: Source, dim: int | None = None, weights: Tensor | Sequence[float
 
 
 def mean_of_key_heads(of: Source) -> Source:
-    """The mean over the query heads of each key head. See `AttentionMap.per_key_head`."""
     key_heads, names = of.key_heads, of.dimensions
     if key_heads is None:
         of.refuse("per_key_head()")
@@ -313,7 +310,6 @@ def mean_of_key_heads(of: Source) -> Source:
 
 
 def heads_last(of: Source) -> Source:
-    """The source with its heads before the queries. See `AttentionMap.with_heads`."""
     names = of.dimensions
     of.require_heads("with_heads()")
     if names.head is None:

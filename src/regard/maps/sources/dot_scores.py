@@ -83,7 +83,6 @@ class DotScores:
         return frozenset() if self._call.mask is None else self._call.mask.depends_on()
 
     def allows(self, rows: range, columns: range) -> bool:
-        """Whether the additions are 0 in all of the rows and columns; False if a cheap check cannot tell."""
         call = self._call
         return call.bias is None and (call.mask is None or call.mask.covers(rows, columns))
 

@@ -22,7 +22,6 @@ class Asked:
 
     statistics: tuple[Statistic, ...]
     ranked: int
-    """k: how many keys of each query are ranked."""
     grid: Grid | None
     pictures: frozenset[str]
     """Subset of mean, sum and max."""

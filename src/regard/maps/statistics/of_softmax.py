@@ -69,7 +69,6 @@ class DotSoftmax:
 
     @property
     def has_sink(self) -> bool:
-        """Whether rows sum to less than 1."""
         return self.call.normalization.base is not self.call.normalization
 
     def row_sums(self) -> Tensor:

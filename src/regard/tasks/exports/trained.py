@@ -53,10 +53,7 @@ def why_not_plain(model: nn.Module, made: nn.Module) -> str | None:
     """Why a model may compute something else than its weights in a model of its configuration; None if it cannot.
 
     Adapters, parametrisations and subclasses of layers are modules of other types; a changed setting is another value.
-
-    Args:
-        model: the model.
-        made: a new model of the same configuration; its weights may be on the device "meta".
+    The weights of the model made may be on the device "meta".
 
     >>> why_not_plain(nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU()))
     >>> why_not_plain(nn.Sequential(nn.LayerNorm(2, eps=0.1)), nn.Sequential(nn.LayerNorm(2)))
@@ -115,10 +112,6 @@ class ExportedRun(NamedTuple):
         if isinstance(module, LearnedPositions):
             return module.weight.detach()
         return sinusoidal(torch.arange(self.max_length), self.config.dim)
-
-    @property
-    def has_one_tokenizer(self) -> bool:
-        return self.source_tokenizer.fingerprint() == self.target_tokenizer.fingerprint()
 
 
 def transformer_of(folder: Path) -> TransformerConfig:

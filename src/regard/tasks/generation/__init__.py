@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regard.tasks.generation.protocol import Decodable as Decodable
     from regard.tasks.generation.protocol import Hypothesis as Hypothesis
     from regard.tasks.generation.protocol import SearchOf as SearchOf
-    from regard.tasks.generation.sampling import Sampled as Sampled
+    from regard.tasks.generation.protocol import TextStep as TextStep
     from regard.tasks.generation.sampling import sample as sample
     from regard.tasks.generation.sampling import sample_steps as sample_steps
 else:

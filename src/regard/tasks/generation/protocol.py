@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.lazy import displayed
 from regard.tasks.generation.filters import Constraint, Progress, constrain
 from regard.tensors.ranges import require_at_least
 
@@ -104,7 +105,10 @@ Choose = Callable[[Tensor, Progress], tuple[Tensor, Tensor]]
 """Chooses a token for each of N texts from logits (N, V), and returns it with the model's own log-probability."""
 
 
+@displayed
 class TextStep(NamedTuple):
+    """One step of a search or of sampling, for the N unfinished texts."""
+
     rows: Integer[Tensor, " N"]
     """The indices of the texts."""
     tokens: Integer[Tensor, " N"]

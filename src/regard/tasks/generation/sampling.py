@@ -1,27 +1,14 @@
 """Sampling: at each step a token is drawn at random."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.errors import NonFiniteError
-from regard.lazy import displayed
 from regard.tasks.generation.filters import Filter, Progress, constrain
-from regard.tasks.generation.protocol import Decodable, Hypothesis, SearchOf, precise, steps
-
-
-@displayed
-class Sampled(NamedTuple):
-    """One step of sampling, for the N unfinished texts."""
-
-    rows: Integer[Tensor, " N"]
-    """The indices of the texts."""
-    tokens: Integer[Tensor, " N"]
-    gains: Float[Tensor, " N"]
-    """The model's own log-probability of each token."""
+from regard.tasks.generation.protocol import Decodable, Hypothesis, SearchOf, TextStep, precise, steps
 
 
 def draw_tokens(
@@ -54,7 +41,7 @@ def sample_steps(
     *,
     filters: Sequence[Filter] = (),
     generator: torch.Generator | None = None,
-) -> Iterator[Sampled]:
+) -> Iterator[TextStep]:
     """Do the same as `sample`, but yield each token as soon as it is drawn. The caller may stop at any step.
 
     >>> from regard.models import DecoderOnly, DecoderOnlyConfig
@@ -74,8 +61,7 @@ def sample_steps(
         return tokens[:, 0], logits.log_softmax(-1).gather(1, tokens)[:, 0]
 
     # A finished text is removed at once, so that no random values are drawn for it.
-    for step in steps(model, asked, choose=draw, is_worth_leaving=lambda running, left: left < running):
-        yield Sampled(step.rows, step.tokens, step.gains)
+    yield from steps(model, asked, choose=draw, is_worth_leaving=lambda running, left: left < running)
 
 
 def sample(

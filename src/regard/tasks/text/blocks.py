@@ -48,14 +48,7 @@ class BlockPlan:
     is unused in that epoch, and so is an incomplete last batch. More than a million blocks are shuffled in sections
     (`regard.tasks.text.batches`), each with its own last batch.
 
-    Args:
-        tokens: the whole text.
-        length: the tokens from one block's start to the next.
-        overlap: the tokens shared with the next block.
-        batch_tokens: the number of tokens in a batch, of all ranks together.
-        seed: decides splits and shuffling, together with the epoch.
-        rank: the share of every batch to return.
-        world_size: the number of shares.
+    `overlap` tokens are shared with the next block; `batch_tokens` are those of all ranks together.
     """
 
     def __init__(

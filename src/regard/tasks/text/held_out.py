@@ -31,11 +31,7 @@ def held_out_sources(sources: Iterable[str], count: int, reading: Callable[[str]
     Sources are taken in the order of their digests until the pairs are as many as wanted: the same ones for every seed
     and every tokenizer that reads alike, so that runs can be compared. Those with more than a quarter of the wanted
     pairs come last. One source stays for training, and so does half of the pairs.
-
-    Args:
-        sources: the source of each pair.
-        count: the number of pairs.
-        reading: the text that the tokenizer makes of a text before it cuts it.
+    `reading` is the text that the tokenizer makes of a text before it cuts it.
 
     >>> is_held_out = held_out_sources(["a", "b", "B", "c"], 4, str.lower)
     >>> [source for source in "abBc" if is_held_out(source)]

@@ -7,7 +7,6 @@ import bz2
 import codecs
 import errno
 import gzip
-import io
 import lzma
 import os
 import re
@@ -255,7 +254,8 @@ class Lines(Iterator[Line]):
         place, packing = self.name, packing_of(path)
         try:
             with ExitStack() as opened:
-                stream = _opened(path, opened)
+                is_given = path == STANDARD_INPUT
+                stream: Any = sys.stdin.buffer if is_given else opened.enter_context(Path(path).open("rb"))
                 if packing is not None:
                     stream = opened.enter_context(packing.open(stream))
                 for number in count(1):
@@ -298,22 +298,6 @@ def _without_mark(raw: bytes, name: str) -> bytes:
                 f"iconv -f {encoding} -t UTF-8 {quote(name)}"
             )
     return raw.removeprefix(codecs.BOM_UTF8)
-
-
-def _opened(path: StrPath, opened: ExitStack) -> Any:
-    """A stream with `peek`."""
-    if path != STANDARD_INPUT:
-        return opened.enter_context(Path(path).open("rb"))
-    stream: Any = sys.stdin.buffer
-    if not hasattr(stream, "peek"):
-        stream = io.BufferedReader(stream)
-        opened.callback(_release, stream)
-    return stream
-
-
-def _release(stream: Any) -> None:
-    with suppress(ValueError):  # it is closed already
-        stream.detach()
 
 
 def why_not_read(name: str, error: OSError) -> str:

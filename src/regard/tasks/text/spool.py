@@ -18,10 +18,7 @@ class Spool(AbstractContextManager["Spool"]):
     """Records of text in an unnamed file, which the system removes when it is closed or the process dies.
 
     A record is a text or a sequence of texts that JSON can hold (a tuple comes back as a list).
-
-    Args:
-        records: read once, immediately.
-        folder: the file is on the disk of this folder; it needs about as much space as the text.
+    Its folder needs about as much space as the text.
     """
 
     def __init__(self, records: Iterable[Any], folder: Path) -> None:

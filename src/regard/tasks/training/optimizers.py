@@ -150,8 +150,6 @@ def _kinds(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[tuple
     matrices = [(name, value) for name, value in named if value.ndim >= 2 and id(value) not in embedded]
     decayed = {id(value) for _, value in matrices}
     others = [(name, value) for name, value in named if id(value) not in decayed]
-    grouped = sum(value.numel() for group in (matrices, others) for _, value in group)
-    assert grouped == sum(value.numel() for value in model.parameters() if value.requires_grad)
     return matrices, others
 
 

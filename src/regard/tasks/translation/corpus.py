@@ -166,26 +166,21 @@ def _held_out(config: TranslationConfig, pairs: Spool) -> Callable[[str], bool]:
 def _train_tokenizers(
     config: TranslationConfig, folder: RunFolder, of_training: Callable[[], Iterator[Pair]], count: int
 ) -> tuple[Tokenizer, Tokenizer]:
-    source_file, target_file = _tokenizer_files(config, folder)
-    if config.tokenizers_from is not None:
-        source, target = load_tokenizers(config, RunFolder(config.tokenizers_from))
-        source.save(source_file)
-        target.save(target_file)
-        return source, target
     recipe_ = recipe(config.tokenizer, config.vocab_size, lowercase=config.lowercase)
     every = -(-count // MOST_TOKENIZER_PAIRS)
 
     def pairs() -> Iterator[Pair]:
         return islice(of_training(), None, None, every)
 
-    if config.shared_vocabulary:
-        both = recipe_.train(text for pair in pairs() for text in (pair.source, pair.target))
-        both.save(source_file)
-        return both, both
-    source = recipe_.train(pair.source for pair in pairs())
-    target = recipe_.train(pair.target for pair in pairs())
-    source.save(source_file)
-    target.save(target_file)
+    if config.tokenizers_from is not None:
+        source, target = load_tokenizers(config, RunFolder(config.tokenizers_from))
+    elif config.shared_vocabulary:
+        source = target = recipe_.train(text for pair in pairs() for text in (pair.source, pair.target))
+    else:
+        source = recipe_.train(pair.source for pair in pairs())
+        target = recipe_.train(pair.target for pair in pairs())
+    for tokenizer, path in zip((source, target), _tokenizer_files(config, folder), strict=True):
+        tokenizer.save(path)
     return source, target
 
 

@@ -29,10 +29,23 @@ from regard.tasks.training.distributed import find_device
 from regard.tasks.training.metrics import BleuTokenize, bleu, chrf, exact_match
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import load_tokenizers
-from regard.tasks.translation.options import TranslationOptions, drafts_of
-from regard.tasks.translation.presenting import Align, Present
-from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation, forced_attention
-from regard.tasks.translation.translation_model import Request, Search, TranslationModel, build_model
+from regard.tasks.translation.results import (
+    Align,
+    Attention,
+    Candidate,
+    Evaluation,
+    Present,
+    Translation,
+    forced_attention,
+)
+from regard.tasks.translation.translation_model import (
+    Request,
+    Search,
+    TranslationModel,
+    TranslationOptions,
+    build_model,
+    drafts_of,
+)
 from regard.tensors.ranges import require_at_least
 
 WINDOW_LINES = 1_024
@@ -46,8 +59,7 @@ ALTERNATIVES = 3
 class Translator(TranslationModel):
     """A model with its tokenizers, ready to use.
 
-    Sentences go through stages, as drafts: tags and tokens (`drafts`), search (`Search`, with alignment
-    behind each batch), and presentation (`presenting`).
+    Sentences go through stages: drafts of tokens, search (`Search`, with alignment behind each batch), and `Present`.
     """
 
     @classmethod

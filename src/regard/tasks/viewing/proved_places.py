@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from math import prod
 from typing import Any, NamedTuple
@@ -143,46 +143,32 @@ class PlaceProof:
         self, inputs: Mapping[str, Any], places: Mapping[str, MapPlace], *, silent: bool
     ) -> dict[tuple[str, int], Tensor]:
         """The positions (n, features) that enter the modules, as queries (0) and as keys (1) of the maps."""
-        entering = _Entering(dict(places))
-        before = torch.get_rng_state()
+        found, before = dict[tuple[str, int], Tensor](), torch.get_rng_state()
         torch.set_rng_state(self.seed)
         try:
-            with entering.recorded(silent=silent):
+            with _recorded(places, found, silent=silent):
                 self.run(inputs)
         except _EnoughSeen:
             pass
         finally:
             torch.set_rng_state(before)
-        return entering.found
+        return found
 
 
 class _EnoughSeen(BaseException):
     """Every position that is asked for has been read, so that the pass ends. No handler of errors takes it for one."""
 
 
-@dataclass(slots=True)
-class _Entering:
-    places: dict[str, MapPlace]
-    found: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-
-    @contextmanager
-    def recorded(self, *, silent: bool) -> Iterator[None]:
-        with ExitStack() as hooks:
-            for module in dict.fromkeys(place.module for place in self.places.values()):
-                here = {name: place for name, place in self.places.items() if place.module is module}
-                hook = _Reading(here, self.found, None if silent else len(self.places))
-                hooks.enter_context(_removed(module.register_forward_pre_hook(hook, with_kwargs=True)))
-                if silent:
-                    hooks.enter_context(_removed(module.register_forward_hook(_silenced)))
-            yield
-
-
 @contextmanager
-def _removed(handle: Any) -> Iterator[None]:
-    try:
+def _recorded(places: Mapping[str, MapPlace], found: dict[tuple[str, int], Tensor], *, silent: bool) -> Iterator[None]:
+    with ExitStack() as hooks:
+        for module in dict.fromkeys(place.module for place in places.values()):
+            here = {name: place for name, place in places.items() if place.module is module}
+            hook = _Reading(here, found, None if silent else len(places))
+            hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            if silent:
+                hooks.callback(module.register_forward_hook(_silenced).remove)
         yield
-    finally:
-        handle.remove()
 
 
 class _Reading:

@@ -12,7 +12,6 @@ from regard.errors import TooLargeError
 
 Floats = npt.NDArray[np.floating[Any]]
 KINDS = {"f16": "<f2", "f32": "<f4", "u8": "u1", "u16": "<u2", "u32": "<u4"}
-"""The types of arrays in a page, and their names in NumPy."""
 
 
 HALF_LARGEST = 60_000.0
@@ -96,7 +95,6 @@ class Arrays:
         return len(self.held) - 1
 
     def spend(self, what: str, size: float) -> None:
-        """Spend bytes on a required part; raises TooLargeError if they do not fit."""
         self.used_bytes += size
         if self.left_bytes < 0:
             raise TooLargeError(

@@ -24,7 +24,6 @@ SIDES = (128, 256, 512, 1024, 2048, 4096)
 TILE = 128
 """The side of a tile of such a picture, in blocks."""
 NAMED = 6
-"""The most names of maps in a line of a report."""
 
 ROWS = 512
 """The queries whose weights are read together."""
@@ -82,7 +81,6 @@ def _named(maps: list[str]) -> str:
 
 class Work(NamedTuple):
     entry: dict[str, Any]
-    """The map's entry for the page's script."""
     carried: Carried
     heads: AttentionMap
     mean: AttentionMap | None

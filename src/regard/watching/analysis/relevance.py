@@ -260,9 +260,6 @@ def _are_mutual(layers: Layers) -> bool:
     return any((keys, queries) in pairs for queries, keys in pairs)
 
 
-# -- layers ---------------------------------------------------------------------------------------------
-
-
 def _given(steps: Any) -> Layers:
     found: list[tuple[AttentionStep, ...]] = []
     require(steps, (Iterable, AttentionMap), "steps", "what regard.watch saw, or maps and AttentionSteps")

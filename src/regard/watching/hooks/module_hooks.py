@@ -34,7 +34,6 @@ from regard.watching.running.thread_state import RunningModule, ThreadState, is_
 _lock = threading.RLock()
 _handles: list[RemovableHandle] = []
 _open: list[Interceptor] = []
-"""The open watches, once for each thread."""
 
 
 def install_hooks(watch: Interceptor) -> None:

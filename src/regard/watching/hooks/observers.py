@@ -135,7 +135,6 @@ BY_NAME: dict[str, FunctionObserver] = {
     **dict.fromkeys(WRITES, observe_written),
     **dict.fromkeys(MIXING, observe_mixing),
 }
-"""The observers of the functions of written-out attention, by name."""
 
 
 def _written_out() -> dict[object, FunctionObserver]:
@@ -161,7 +160,6 @@ MODULES: dict[object, ModuleObserver] = {
     nn.MultiheadAttention.forward: observe_module,
     nn.TransformerEncoderLayer.forward: observe_encoder_layer,
 }
-"""The observer of each module torch may run fused, by its forward function."""
 
 
 def of_operator(func: Any) -> FunctionObserver:

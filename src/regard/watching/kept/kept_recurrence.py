@@ -20,7 +20,6 @@ from regard.watching.kept.retention import RetentionPolicy
 PROVED = 16
 """How many of the first rows are rebuilt for all heads."""
 OPEN = 16
-"""How many calls of a module may still go on."""
 
 
 class Shared(NamedTuple):

@@ -169,8 +169,6 @@ class Sequences:
             return None
         return self._go_on(name, call, prints, when, found)
 
-    # -- matching a sequence -----------------------------------------------------------------------------
-
     def _grown(self, prints: Prints, ends: list[_End]) -> _Found | None:
         kept = prints.filled - prints.queries.shape[1]
         for end in ends if kept > 0 else ():
@@ -225,8 +223,6 @@ class Sequences:
                 if origins is not None and all(step.origins is None for step in later):
                     return _Found(end, start, kept, origins, start + kept)
         return None
-
-    # -- continuations -----------------------------------------------------------------------------------
 
     def _begin(self, name: str, call: int, prints: Prints | None, when: Moment, why: str) -> None:
         sequences = self._of.setdefault(name, [])

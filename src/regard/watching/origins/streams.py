@@ -49,8 +49,6 @@ class Streams:
         self._made: dict[int, _Memory] = {}
         self._most = MOST_MADE
 
-    # -- projections -------------------------------------------------------------------------------------
-
     def projected(self, output: Tensor, *, channels_last: bool, of: object = None) -> None:
         """Record that a tensor is the output of a projection `of` another one, with channels on its last axis or its
         second."""
@@ -80,8 +78,6 @@ class Streams:
         else:
             shape = tuple(base.shape) if channels_last is not None and base.is_contiguous() else None
             self._made[_number(base)] = _Memory(StorageWeakRef(base.untyped_storage()), shape, channels_last, stream)
-
-    # -- streams -----------------------------------------------------------------------------------------
 
     def stream(self, tensor: Tensor) -> "Stream | Origins | None":
         """The sequence whose positions a tensor has; of scores, the pair of those of its queries and keys. None if
@@ -199,7 +195,6 @@ class _Memory(NamedTuple):
 
 
 MOST_MADE = 4096
-"""The fewest recorded tensors before dead ones are cleared."""
 
 
 def base_of(tensor: Tensor) -> Tensor:

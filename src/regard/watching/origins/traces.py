@@ -174,7 +174,6 @@ class SoftmaxOrigin:
     """True after any product, attention or not."""
     is_refused: bool = False
     is_over_another_axis: bool = False
-    """True if values were multiplied over another axis than that of the softmax."""
     went_into: str = ""
     """The last function of the trace."""
 
@@ -198,7 +197,6 @@ class SoftmaxOrigin:
 class Trace:
     origins: tuple[SoftmaxOrigin, ...] = ()
     depth: int = 0
-    """How many modules ran when it was made."""
 
     def ends_with(self, depth: int) -> bool:
         return self.depth >= depth
@@ -207,7 +205,6 @@ class Trace:
 @dataclass(slots=True, kw_only=True, eq=False)
 class SoftmaxTrace(Trace):
     key: AxisNumber
-    """The axis of the keys."""
     other: AxisNumber
     """The axis of the queries, as far as it is known before the product."""
     is_changed: bool = False

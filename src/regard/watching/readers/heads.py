@@ -191,7 +191,6 @@ def _told_apart(tensors: Sequence[Tensor]) -> list[int]:
 
 
 SAMPLES = 4
-"""How many rows are looked for in the module's arguments."""
 CLOSE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """How far two computations of one vector may be apart, relative to its largest number; 1e-4 in other dtypes."""
 

@@ -237,4 +237,3 @@ KERNELS = {name: _named(parameters, read) for name, parameters, read in _READERS
 ENGINE = _named(
     "query_layer key_layer value_layer qkv_format", partial(_not_read, "DotProductAttention of TransformerEngine")
 )
-"""The forward of TransformerEngine's `DotProductAttention`."""

@@ -101,7 +101,6 @@ class Projected(ObservedCall):
     key_padding_mask: Tensor | None
     attn_mask: Tensor | None
     is_causal: bool
-    """True if the kernel got the causal flag in place of a mask."""
     dropped: float
     output: Tensor | None
     rest: EncoderLayerRest | None = None

@@ -31,7 +31,6 @@ class Layer(NamedTuple):
     weights: tuple[Tensor | None, ...]
     is_packed: bool
     biases: Tensor | None
-    """The biases of query, key and value as thirds of one tensor."""
     rows: tuple[Tensor | None, ...]
     """Learned rows (1, 1, E) appended to query, key and value; None for the query."""
     has_zero_row: bool

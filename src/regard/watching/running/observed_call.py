@@ -35,9 +35,7 @@ class CallVectors(NamedTuple):
 
 class KeysChosen(NamedTuple):
     module: str
-    """The path of the chooser."""
     each: int
-    """How many keys it chose for each query."""
     hidden: Tensor
     """The keys that it hid from all queries, bool (B, S): padding."""
 
@@ -50,7 +48,6 @@ class Observation:
     rebuilding: Rebuilding | str = "nothing to compare with"
     """Rebuilds rows of the output; or the reason why none can be rebuilt."""
     stored: Source | None = None
-    """The weights themselves, if the model computed them."""
     softmax: Source | None = None
     evidence: AnyEvidence | None = None
     """The vectors that identify the next call of a generation."""
@@ -73,18 +70,15 @@ class Observation:
 
 class ObservedCall(ABC):
     is_editable: ClassVar[bool] = False
-    """True if such a call can be edited before it runs."""
     has_scores: ClassVar[bool] = True
     """False for a recurrence, which has no keys that could be dropped."""
     kind: str = "attention"
     """How it mixes positions, in one word of the field."""
     how: str
-    """The observed function or module, for the report."""
     origins: Origins | None = None
     """The sequences of its queries and its keys; None if unknown."""
     token: object = None
     arguments: tuple[ModuleArguments, ...] = ()
-    """The small integer arguments of the running modules, the outermost first."""
     is_over_queries: bool = False
     is_part: bool = False
     dropped: float = 0.0

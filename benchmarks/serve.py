@@ -20,8 +20,8 @@ from regard.models.config import TransformerConfig
 from regard.tasks.exports.engine import searching_by_ctranslate2
 from regard.tasks.generation.protocol import SearchOf
 from regard.tasks.generation.sampling import sample_steps
-from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.train import run_translation
+from regard.tasks.translation.translation_model import TranslationOptions
 from regard.tasks.translation.translator import Translator
 from tests.tasks.small_runs import PAIRS, small_config
 

@@ -21,9 +21,8 @@ from regard.tasks.pictures import save as pictures
 from regard.tasks.pictures.save import PictureFiles
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.training.metrics import CorpusScore
-from regard.tasks.translation.options import AlignmentOf, TranslationOptions
 from regard.tasks.translation.results import Candidate, Evaluation, Translation
-from regard.tasks.translation.translation_model import Request
+from regard.tasks.translation.translation_model import AlignmentOf, Request, TranslationOptions
 from regard.tasks.translation.translator import Translator
 from tests import ROOT
 from tests.conftest import Call

@@ -20,8 +20,7 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.runs.run_folder import ENGINE, RunFolder
 from regard.tasks.translation.bulk import Unfinished
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.options import AlignmentOf
-from regard.tasks.translation.translation_model import Request, SearchJob, search
+from regard.tasks.translation.translation_model import AlignmentOf, Request, SearchJob, search
 from regard.tasks.translation.translator import Translator
 from tests.exports.exported_runs import LINES, TINY, Runs
 

@@ -11,7 +11,7 @@ import pytest
 from regard.errors import ArgumentError
 from regard.serving.guard import refuse_open
 from regard.serving.served import Served
-from regard.tasks.translation.options import TranslationOptions
+from regard.tasks.translation.translation_model import TranslationOptions
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
 
 GOOD = {"q": "we see two cats", "source": "en", "target": "fr"}

@@ -17,8 +17,7 @@ from regard.serving.served import Served, ServedTranslator
 from regard.serving.settings import Entrance, RequestLimits
 from regard.serving.worker import ENDED, RequestWork, SharedWork, Ticket, Worker
 from regard.tasks.generation.config import Beam
-from regard.tasks.translation.options import TranslationOptions
-from regard.tasks.translation.translation_model import Request
+from regard.tasks.translation.translation_model import Request, TranslationOptions
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
 
 

@@ -9,7 +9,7 @@ import torch
 from regard.cli.main import run_command
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.translation.aligned_words import as_line, word_numbers, words_aligned
-from regard.tasks.translation.options import AlignmentOf
+from regard.tasks.translation.translation_model import AlignmentOf
 from regard.tasks.translation.translator import Translator
 from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, write_pairs

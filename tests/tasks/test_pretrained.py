@@ -15,7 +15,7 @@ from regard.edits import ScaleHeads
 from regard.errors import MissingExtraError, RunFolderError
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.downloaded import Downloaded
-from regard.tasks.translation.options import TranslationOptions
+from regard.tasks.translation.translation_model import TranslationOptions
 from regard.tasks.translation.translator import Translator
 from tests.searches import beam_search, greedy
 

@@ -16,9 +16,8 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.text.tokenizers import EOS, UNK
 from regard.tasks.training.metrics import exact_match
-from regard.tasks.translation.options import AlignmentOf
 from regard.tasks.translation.results import copies
-from regard.tasks.translation.translation_model import Request
+from regard.tasks.translation.translation_model import AlignmentOf, Request
 from regard.tasks.translation.translator import Translator
 
 SOURCES = ["we see one red house", "they see two", "a cat, a dog and three trees!", "we", "", "Zoë sees Oslo"]

@@ -17,7 +17,6 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.pictures.save import page_example
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.tokenizer_recipes import Characters
-from regard.tasks.translation.options import AlignmentOf
 from regard.tasks.translation.results import forced_attention
 from regard.tasks.translation.train import (
     TeacherForcing,
@@ -25,6 +24,7 @@ from regard.tasks.translation.train import (
     Translator,
     train_translation,
 )
+from regard.tasks.translation.translation_model import AlignmentOf
 from tests.tasks.small_runs import PAIRS, SMALL, small_config, write_pairs
 
 SOURCES = [source for source, _ in PAIRS]

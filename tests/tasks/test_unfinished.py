@@ -20,8 +20,8 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.text.lines import Line, Lines
 from regard.tasks.text.tokenizer_recipes import Characters
 from regard.tasks.translation.bulk import BulkTranslation, Notes, answered, opened, sentence_and_prefix, whole_line
-from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation
+from regard.tasks.translation.translation_model import TranslationOptions
 from regard.tasks.translation.translator import Translator
 from tests import ROOT
 

@@ -18,7 +18,7 @@ from regard.tasks.text.forms import RunningText
 from regard.tasks.text.lines import BadLines, DataFormat, Reader
 
 if TYPE_CHECKING:
-    from regard.tasks.translation.options import AlignmentOf
+    from regard.tasks.translation.translation_model import AlignmentOf
 
 Mean = Literal["mean"]
 """Stands for all layers or heads, where else one is named by its number."""
@@ -117,7 +117,7 @@ def refuse_first(*wrongs: tuple[bool, str]) -> None:
 
 
 def alignment_of(layer: int | Mean | None, head: int | Mean | None) -> "AlignmentOf":
-    from regard.tasks.translation.options import AlignmentOf
+    from regard.tasks.translation.translation_model import AlignmentOf
 
     chosen = AlignmentOf().layer if layer is None else layer
     return AlignmentOf(layer=None if chosen == "mean" else chosen, head=None if head == "mean" else head)

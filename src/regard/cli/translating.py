@@ -28,8 +28,8 @@ from regard.tasks.translation.bulk import (
     sentence_and_prefix,
     whole_line,
 )
-from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Candidate, Translation
+from regard.tasks.translation.translation_model import TranslationOptions
 from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
 

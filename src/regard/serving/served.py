@@ -35,9 +35,8 @@ from regard.tasks.registry import task_name_of
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.codec import finished_text, unknown_texts
 from regard.tasks.translation.corpus import held_out_pairs
-from regard.tasks.translation.options import TranslationOptions, drafts_of
 from regard.tasks.translation.results import Translation, forced_attention
-from regard.tasks.translation.translation_model import Draft, Request, Search
+from regard.tasks.translation.translation_model import Draft, Request, Search, TranslationOptions, drafts_of
 from regard.tasks.translation.translator import ALTERNATIVES, Translator
 from regard.watching.report import layers_of
 from regard.watching.watch import watch

@@ -195,7 +195,9 @@ class Worker:
     def _serve_beside(self) -> None:
         while True:
             with self._changed:
-                while not (self._is_closed or self._may_begin_beside()):
+                while not self._is_closed and (
+                    self._is_stepping or not self._waiting or isinstance(self._waiting[0], RequestWork)
+                ):
                     self._changed.wait()
                 if self._is_closed:
                     return
@@ -207,9 +209,6 @@ class Worker:
                 with self._changed:
                     self._beside -= 1
                     self._changed.notify_all()
-
-    def _may_begin_beside(self) -> bool:
-        return bool(self._waiting) and isinstance(self._waiting[0], SharedWork) and not self._is_stepping
 
     def _take_shared(self, seconds: float) -> list[SharedWork]:
         """The works that run together with the first, if that is such a work, once others have had time to come."""

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from regard.tasks.language_modelling.train import train_language_model as train_language_model
     from regard.tasks.training.fit_config import FitConfig as FitConfig
     from regard.tasks.translation.config import TranslationConfig as TranslationConfig
-    from regard.tasks.translation.options import AlignmentOf as AlignmentOf
     from regard.tasks.translation.results import Translation as Translation
     from regard.tasks.translation.train import train_translation as train_translation
+    from regard.tasks.translation.translation_model import AlignmentOf as AlignmentOf
     from regard.tasks.translation.translation_model import Request as Request
     from regard.tasks.translation.translator import Translator as Translator
 else:

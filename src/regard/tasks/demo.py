@@ -101,10 +101,7 @@ def one_of_each_script(answered: Sequence[tuple[Pair, str]], count: int) -> list
     """
     first: dict[frozenset[str], int] = {}
     for index, (pair, _) in enumerate(answered):
-        first.setdefault(_scripts(pair.source), index)
+        letters = filter(str.isalpha, pair.source)
+        first.setdefault(frozenset(unicodedata.name(letter, "?").split()[0] for letter in letters), index)
     order = sorted(range(len(answered)), key=lambda index: (index not in first.values(), index))
     return [answered[index] for index in sorted(order[:count])]
-
-
-def _scripts(text: str) -> frozenset[str]:
-    return frozenset(unicodedata.name(letter, "?").split()[0] for letter in text if letter.isalpha())

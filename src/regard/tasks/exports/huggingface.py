@@ -177,7 +177,7 @@ def _norm(name: str, norm: nn.Module, order: Tensor) -> Iterator[tuple[str, Tens
 def write_tokenizers(trained: ExportedRun, out: Path) -> None:
     """Write tokenizer.json, which adds the end token to a text, and target_tokenizer.json if the target has its own."""
     files = {"tokenizer.json": trained.source_tokenizer}
-    if not trained.has_one_tokenizer:
+    if len({one.fingerprint() for one in trained.tokenizers}) > 1:
         files["target_tokenizer.json"] = trained.target_tokenizer
     for name, tokenizer in files.items():
         write_json(out / name, _tokenizer(tokenizer))

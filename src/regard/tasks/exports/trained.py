@@ -113,10 +113,6 @@ class ExportedRun(NamedTuple):
             return module.weight.detach()
         return sinusoidal(torch.arange(self.max_length), self.config.dim)
 
-    @property
-    def has_one_tokenizer(self) -> bool:
-        return self.source_tokenizer.fingerprint() == self.target_tokenizer.fingerprint()
-
 
 def transformer_of(folder: Path) -> TransformerConfig:
     if is_huggingface(folder):

@@ -328,7 +328,7 @@ class LanguageModel:
         ids, text_bytes = self.language.row(lines)
         if len(ids) < 2:
             raise DataError("there is no text to evaluate on")
-        step = self._half if stride is None else stride
+        step = max(self.block_length // 2, 1) if stride is None else stride
         windows = next_token_windows(
             np.asarray(ids), length=self.block_length, stride=step, begin_id=self.language.mark_id
         )
@@ -352,10 +352,6 @@ class LanguageModel:
         return text_attention(self.tokenizer, ids, self.model.attend(torch.tensor([ids], device=self.device)))
 
     # -- inside ------------------------------------------------------------------------------------
-
-    @property
-    def _half(self) -> int:
-        return max(self.block_length // 2, 1)
 
     @torch.no_grad()
     def _likelihoods(self, windows: Iterable[TextWindow]) -> Iterator[Likelihood]:

@@ -247,7 +247,8 @@ class Tokenizer:
         'to see'
         """
         # Byte-level text has no unknown token. If a model predicts it anyway, nothing is written.
-        kept = [i for i in self._checked(ids) if i not in self.marks and not (self._drops_unknown and i == UNK)]
+        drops_unknown = self.is_ours and self._byte_level
+        kept = [i for i in self._checked(ids) if i not in self.marks and not (drops_unknown and i == UNK)]
         if unknown:
             space, words = " " if self._has_words else "", iter(unknown)
             pieces = [
@@ -259,10 +260,6 @@ class Tokenizer:
         else:
             text = str(self._backend.decode(kept, skip_special_tokens=not self.is_ours))
         return text if self.is_ours else text.strip()
-
-    @property
-    def _drops_unknown(self) -> bool:
-        return self.is_ours and self._byte_level
 
     def bytes_of(self, token: int) -> bytes:
         """The UTF-8 bytes a token adds to a text. A byte-level token may be only a part of a character.

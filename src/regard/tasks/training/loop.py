@@ -342,17 +342,14 @@ class _Run:
     def save_last(self) -> None:
         if self.checkpoints is None or self.saved_step == self.position.step:
             return
-        random = self.gather_random_states()
+        states = Ranks.of(self.fabric).gather(lambda: get_random_state(self.fabric.device))
+        random = {name: torch.stack([one[name] for one in states]) for name in states[0]}
         optimizer = flatten_optimizer(self.optimizer.state_dict())
         average = None if self.average is None else self.average.module.state_dict()
         state = TrainingState(self.model.state_dict(), optimizer, random, self.position, average)
         self.checkpoints.save_last(state, Ranks.of(self.fabric))
         self.saved_step = self.position.step
         self.tell(Saved(step=self.position.step, which="last"))
-
-    def gather_random_states(self) -> dict[str, Tensor]:
-        states = Ranks.of(self.fabric).gather(lambda: get_random_state(self.fabric.device))
-        return {name: torch.stack([one[name] for one in states]) for name in states[0]}
 
     def resume(self) -> None:
         if self.checkpoints is None or not self.checkpoints.has("last"):

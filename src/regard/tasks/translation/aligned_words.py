@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.translation.options import AlignmentOf
+from regard.tasks.translation.translation_model import AlignmentOf
 from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
 TOGETHER_PAIRS = 32

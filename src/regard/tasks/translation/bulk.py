@@ -26,9 +26,8 @@ from regard.files.locks import lock
 from regard.tasks.text.forms import text_of_json
 from regard.tasks.text.lines import BadLines, Line, Lines, RunningTextFormat, decoded
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation
-from regard.tasks.translation.translation_model import Request
+from regard.tasks.translation.translation_model import Request, TranslationOptions
 from regard.tasks.translation.translator import Translator
 
 FORMAT = 1

@@ -16,8 +16,7 @@ from regard.tasks.pictures.token_maps import Alternative, Axis, LabelsEach, axis
 from regard.tasks.text.batches import collate
 from regard.tasks.text.codec import Codec, finished_text, unknown_texts
 from regard.tasks.training.metrics import CorpusScore
-from regard.tasks.translation.options import AlignmentOf, TranslationOptions
-from regard.tasks.translation.translation_model import Draft, Model, TranslationModel
+from regard.tasks.translation.translation_model import AlignmentOf, Draft, Model, TranslationModel, TranslationOptions
 
 
 @displayed
@@ -184,13 +183,11 @@ class Present:
         tokenizer = self.model.source_tokenizer
         is_labelled = bool(draft.ids) and self.options.has_labels
         source = axis(tokenizer, [*draft.ids, tokenizer.marks.end_id] if is_labelled else [])
-        candidates = [self._candidate(draft, one, source) for one in found] or [self._unsearched(draft)]
+        candidates = [self._candidate(draft, one, source) for one in found]
+        # A blank line stays as it is; one that cannot be translated is answered by nothing.
+        candidates = candidates or [Candidate("" if draft.problem else draft.asked.source, 0.0, [], None)]
         unknown = unknown_texts(tokenizer, draft.asked.source, draft.ids)
         return Translation(draft.asked.source, source.texts, candidates, draft.problem, unknown)
-
-    def _unsearched(self, draft: Draft) -> Candidate:
-        """A blank line as it is; nothing for a line that cannot be translated."""
-        return Candidate("" if draft.problem else draft.asked.source, 0.0, [], None)
 
     def _candidate(self, draft: Draft, one: Hypothesis, source: Axis) -> Candidate:
         tokenizer = self.model.target_tokenizer

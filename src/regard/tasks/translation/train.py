@@ -23,9 +23,8 @@ from regard.tasks.training.losses import LossSum, output_cross_entropy, sum_over
 from regard.tasks.training.metrics import BleuCounts
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
 from regard.tasks.translation.corpus import TokenBatches, open_corpus, prepare_corpus
-from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation as Translation
-from regard.tasks.translation.translation_model import Model, build_model
+from regard.tasks.translation.translation_model import Model, TranslationOptions, build_model
 from regard.tasks.translation.translator import Translator as Translator
 
 

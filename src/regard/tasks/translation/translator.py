@@ -29,7 +29,6 @@ from regard.tasks.training.distributed import find_device
 from regard.tasks.training.metrics import BleuTokenize, bleu, chrf, exact_match
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import load_tokenizers
-from regard.tasks.translation.options import TranslationOptions, drafts_of
 from regard.tasks.translation.results import (
     Align,
     Attention,
@@ -39,7 +38,14 @@ from regard.tasks.translation.results import (
     Translation,
     forced_attention,
 )
-from regard.tasks.translation.translation_model import Request, Search, TranslationModel, build_model
+from regard.tasks.translation.translation_model import (
+    Request,
+    Search,
+    TranslationModel,
+    TranslationOptions,
+    build_model,
+    drafts_of,
+)
 from regard.tensors.ranges import require_at_least
 
 WINDOW_LINES = 1_024

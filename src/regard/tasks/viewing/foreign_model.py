@@ -110,12 +110,9 @@ class ForeignModel:
             raise DataError("there is nothing to look at in an empty sentence")
         self._check(ids)
         places.text = of_tokens(self._tokens.label_of_each(ids), "input_ids")
-        return self._of_tokens(ids), places
-
-    def _of_tokens(self, ids: Sequence[int]) -> dict[str, Any]:
         rows = torch.tensor([ids])
         mask = {"attention_mask": torch.ones_like(rows)} if "attention_mask" in self._takes else {}
-        return {"input_ids": rows} | mask
+        return {"input_ids": rows} | mask, places
 
     def _table(self) -> Any:
         try:

@@ -35,9 +35,9 @@ class OwnModel:
 
     def attend(self, asked: ViewInput) -> TextMaps:
         if isinstance(self.model, Translator):
-            if not asked.is_text:
+            if asked.text is None or any(one is not None for one in (asked.tokens, asked.image, asked.audio)):
                 raise ArgumentError("a translator of a run reads text: give a sentence")
-            found: TextMaps = self.model.attend(asked.text or "", target=asked.target)
+            found: TextMaps = self.model.attend(asked.text, target=asked.target)
             return found
         if asked.target is not None:
             raise ArgumentError("--target is for a translator; this is a language model")

@@ -28,10 +28,6 @@ class ViewInput:
         title = " · ".join(" ".join(part.split()) or part for part in (*files, text or "") if part)
         return title if len(title) <= LONGEST_TITLE else f"{title[:LONGEST_TITLE]}…"
 
-    @property
-    def is_text(self) -> bool:
-        return self.text is not None and self.tokens is None and self.image is None and self.audio is None
-
 
 def said_of_unknown(count: int, total: int) -> str:
     """How much of a text a tokenizer does not know.

@@ -61,6 +61,16 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     # A cache gives other results.
     "bamba": {"cache": "positions begin anew at each step (modeling_bamba.py:970)", "documents": PACKED},
     "falcon_h1": {"documents": PACKED, "cache": STATES},
+    "glm5_next": {"cache": STATES},
+    "inkling2": {"documents": PACKED, "cache": STATES},
+    "kimi_linear": {"documents": PACKED, "cache": STATES},
+    "minicpmv4_7": {"documents": PACKED, "cache": STATES},
+    "minimax": {
+        "documents": PACKED,
+        "cache": "reordered beams keep the states of their lightning attention (modeling_minimax.py:72-110)",
+    },
+    "qwen3_5_moe": {"documents": PACKED, "cache": STATES},
+    "qwen3_5_moe_text": {"documents": PACKED, "cache": STATES},
     "qwen3_5_text": {"documents": PACKED, "cache": STATES},
     "qwen3_next": {"documents": PACKED, "cache": STATES},
     "recurrent_gemma": {"documents": PACKED, "padding": "its recurrence takes no mask of padding"},

@@ -259,6 +259,23 @@ def test_a_chunk_that_nothing_names_is_passed() -> None:
         assert {one.reason for one in found} >= {"future"}, size
 
 
+class DropsAll(nn.Module):
+    """A branch that is dropped as a whole, once in a thousand calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return x / 0.9 * (torch.rand(len(x), 1, 1) < 0.999)
+
+
+def test_a_branch_that_is_seldom_dropped_is_no_other_way_of_training() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(WORDS, WIDTH), DropsAll(), nn.Linear(WIDTH, WORDS)).eval()
+    checked = regard.check(model, ids(), causal=True)
+    assert not checked.faults
+    assert "training and evaluation" not in checked.tried
+
+
 class Returns(nn.Module):
     """A recurrence that hands over its state (layers, B, D), or one number for each class."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.watching.checks.runs import Sample, Side, SubjectRun, UnsupportedError, tensors_of
 from regard.watching.checks.subject import Subject
@@ -52,6 +52,12 @@ def in_training(subject: Subject, way: Way) -> SubjectRun:
         return way.run(subject)
     finally:
         subject.model.eval()
+
+
+def random_states(subject: Subject) -> list[Tensor]:
+    """Those of torch's generators, which a draw moves on."""
+    devices = {one.device for one in subject.model.parameters() if one.is_cuda}
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(one) for one in devices)]
 
 
 def loss_of(subject: Subject, row: Sample) -> float:

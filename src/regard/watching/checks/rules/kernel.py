@@ -10,7 +10,7 @@ from regard.call.biases.base import DenseBias
 from regard.call.scores.base import ScaledDot
 from regard.call.shapes import take
 from regard.watching.checks.audited_call import AuditedCall
-from regard.watching.checks.breach import breach
+from regard.watching.checks.breach import LEAST, breach
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.rules.base import NotAsked, need, need_attention, rule
 from regard.watching.checks.told import IDS, arguments
@@ -212,7 +212,7 @@ def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
             cause="a mask of zeros and ones was used as if it were an additive one",
             remedy="scores.masked_fill(mask == 0, -inf), or hand it over as bool",
         )  # fmt: skip
-    elif factors is None and added.startswith("0 and -"):
+    elif factors is None and added.startswith("0 and -") and _least_weight(call) * sizes.keys > LEAST:
         yield Finding(
             "hidden by a finite number", "warning", f"{added}, and every query sees every key: it hides nothing",
             cause="the number of the mask is no larger than scores are", remedy=hide,
@@ -239,6 +239,10 @@ def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
             numbers={"share": found.share, "number": low}, example=found.example,
             cause="scores are as large as the number", remedy=hide,
         )  # fmt: skip
+
+
+def _least_weight(call: AuditedCall) -> float:
+    return min(float(call.block(rows).min()) for rows in call.chunks())
 
 
 def _is_of_later(call: AuditedCall, bias: Tensor, low: float) -> bool:

@@ -56,20 +56,21 @@ def own_keys_rule(call: AuditedCall) -> Iterator[Finding]:
         )
     else:
         is_told = call.offset is not None and _is_causal(call)
-        yield from (list(_own(call)) if is_told else []) or _own_of_a_few(call)
+        yield from (list(_own(call)) if is_told else []) or _own_of_last(call)
 
 
-def _own_of_a_few(call: AuditedCall) -> Iterator[Finding]:
-    """Queries that see neither their own position nor a later one, where most do. (Padding is of a known kind.)"""
+def _own_of_last(call: AuditedCall) -> Iterator[Finding]:
+    """A last query that does not see its own key, under a causal mask whose other queries do: no padding does that."""
     seen = call.facts.seen
     if call.facts.mask.pattern != "dense of no known kind":
         return
     own = torch.arange(call.sizes.queries, device=seen.last.device) + call.facts.mask.offset
-    short, live = int((seen.live & (seen.last < own)).sum()), int(seen.live.sum())
-    if 0 < short < live / 2:
+    short = seen.live & (seen.last < own)
+    count = int(short.sum())
+    if count and seen.all(seen.last <= own) and not bool(short[:, :-1].any()):
         yield Finding(
-            "itself hidden", "warning", f"{short} of {live} queries see no key from their own position on, as most do",
-            numbers={"rows": float(short), "of": float(live)},
+            "itself hidden", "warning", f"the last query of {count} of {len(short)} sequences does not see its own key",
+            numbers={"rows": float(count), "of": float(len(short))},
             cause="a token added at the end has no column of its own in the mask, or the mask is shifted",
             remedy="let each query see itself",
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """A sample of docs/families.md is examined anew, and the page is what its rows say."""
 
 import json
+from importlib.metadata import version
 from random import Random
 from typing import Any
 
@@ -30,6 +31,8 @@ def test_the_page_is_made_of_its_rows() -> None:
 
 def test_there_is_a_row_for_every_architecture_with_a_number_or_a_reason(rows: dict[str, dict[str, Any]]) -> None:
     library()
+    if not version("transformers").startswith("5.23."):
+        pytest.skip("the page is of transformers 5.23")
     assert set(rows) == set(architectures())
     for row in rows.values():
         if "why" not in row:

@@ -150,7 +150,7 @@ def test_a_row_of_finfo_min_is_even_as_the_model_computed_it() -> None:
     close(seen[""].entropy()[1, :, 3], torch.full((H,), T).log())
 
 
-@pytest.mark.skipif(torch.__version__ >= "2.14", reason="torch 2.15 refuses a mask beside is_causal=True")
+@pytest.mark.skipif(torch.__version__ >= "2.14", reason="torch 2.14 refuses a mask beside is_causal=True")
 def test_the_lowest_number_under_the_causal_flag_hides_a_key_only_beside_others() -> None:
     """Of a query that sees low keys alone the kernel makes an even row, whatever stands after it."""
     mask = torch.zeros(T, T).masked_fill(torch.arange(T) < 3, MIN)

@@ -3,6 +3,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, NoReturn
@@ -200,7 +201,7 @@ def test_what_a_run_folder_keeps(run: Path) -> None:
     assert names >= {*ours.split(), "metrics.jsonl", "train.log", "tensorboard", "data"}
     record = json.loads((run / "config.json").read_text())
     assert record["config"]["seed"] == 0
-    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["torch"] == version("torch")
     assert not [path for path in run.rglob("*") if path.suffix in (".pt", ".pth", ".pkl", ".ckpt", ".bin")]
 
 

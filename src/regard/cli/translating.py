@@ -22,7 +22,6 @@ from regard.tasks.translation.bulk import (
     Unfinished,
     answered,
     as_plain_text,
-    count_lines,
     one_line,
     opened,
     sentence_and_prefix,
@@ -101,7 +100,7 @@ def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | 
     unfinished.pass_over(work.lines)
     if unfinished.lines:
         print(f"going on after line {unfinished.lines:,}", file=sys.stderr)
-    total = count_lines(input) if input is not None and input.is_file() and sys.stderr.isatty() else None
+    total = sum(1 for _ in Lines(input)) if input is not None and input.is_file() and sys.stderr.isatty() else None
     try:
         with showing_progress() as tell:
             for lines in work.written(unfinished):

@@ -52,9 +52,6 @@ class TensorSource(NamedSource):
     def tensors(self) -> list[Tensor]:
         return [self.tensor]
 
-    def columns(self, rows: range) -> range:
-        return range(self.keys)
-
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
         weights = self.weights[flat_heads.start : flat_heads.stop]
 

@@ -11,7 +11,7 @@ product. Two vocabularies get the same size: the smaller is filled up with token
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,30 +28,25 @@ NEVER = -1e9
 """The logit of a token outside the vocabulary."""
 
 
-class TargetFamily(NamedTuple):
-    model_type: str
-    architecture: str
-
-
 FAMILIES = {
-    ("post", "sinusoidal"): TargetFamily("marian", "MarianMTModel"),
-    ("pre", "sinusoidal"): TargetFamily("pegasus", "PegasusForConditionalGeneration"),
-    ("pre", "learned"): TargetFamily("blenderbot", "BlenderbotForConditionalGeneration"),
+    ("post", "sinusoidal"): ("marian", "MarianMTModel"),
+    ("pre", "sinusoidal"): ("pegasus", "PegasusForConditionalGeneration"),
+    ("pre", "learned"): ("blenderbot", "BlenderbotForConditionalGeneration"),
 }
-"""From norm_position and positions to the family."""
+"""From norm_position and positions to the model type and the architecture of the family."""
 
 
 def to_huggingface(trained: ExportedRun, out: Path) -> None:
-    family = _family(trained)
+    config = _config(trained)  # it refuses a model that no family expresses
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in _tensors(trained)}
     write_atomically(out / "model.safetensors", safetensors_library().torch.save(tensors, metadata={"format": "pt"}))
     tokens = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
-    write_json(out / "config.json", _config(trained, family) | tokens)
+    write_json(out / "config.json", config | tokens)
     write_json(out / "generation_config.json", {**tokens, "max_length": trained.max_length, "num_beams": 5})
     write_tokenizers(trained, out)
 
 
-def _family(trained: ExportedRun) -> TargetFamily:
+def _family(trained: ExportedRun) -> tuple[str, str]:
     config = trained.config
     refuse("huggingface", config, norm=("layer",), activation=("relu", "gelu"), positions=("sinusoidal", "learned"))
     key = config.norm_position, config.positions
@@ -63,8 +58,8 @@ def _family(trained: ExportedRun) -> TargetFamily:
     return FAMILIES[key]
 
 
-def _config(trained: ExportedRun, family: TargetFamily) -> dict[str, Any]:
-    config, tied = trained.config, _is_tied(trained)
+def _config(trained: ExportedRun) -> dict[str, Any]:
+    config, tied, (model_type, architecture) = trained.config, _is_tied(trained), _family(trained)
     sides = {
         f"{side}_{name}": value
         for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers))
@@ -75,8 +70,8 @@ def _config(trained: ExportedRun, family: TargetFamily) -> dict[str, Any]:
         )
     }
     return {
-        "model_type": family.model_type,
-        "architectures": [family.architecture],
+        "model_type": model_type,
+        "architectures": [architecture],
         "is_encoder_decoder": True,
         "vocab_size": _vocab_size(trained),
         "d_model": config.dim,
@@ -116,7 +111,7 @@ def _tensors(trained: ExportedRun) -> Iterator[tuple[str, Tensor]]:
         yield "model.encoder.embed_tokens.weight", rows(model.source_embedding.weight)
         yield "model.decoder.embed_tokens.weight", rows(model.target_embedding.weight)
         yield "lm_head.weight", rows(model.output.weight)
-        if _family(trained).model_type != "marian":  # the others have an unread table, and look for it
+        if _family(trained)[0] != "marian":  # the others have an unread table, and look for it
             yield "model.shared.weight", rows(model.source_embedding.weight)
     bias = torch.zeros(len(trained.target_tokenizer), 1)
     yield "final_logits_bias", _filled(bias, _vocab_size(trained), NEVER).T

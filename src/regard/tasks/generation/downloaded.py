@@ -18,6 +18,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.models.protocol import Step
 from regard.tasks.text.pretrained import check_tokenizer
 from regard.watching.analysis.tables import named
+from regard.watching.kept.arguments import CACHE_NAMES, cache_in, cache_name
 from regard.watching.report import layers_of, maps_of_layers
 from regard.watching.watch import Seen, watch
 
@@ -56,7 +57,8 @@ class Downloaded(nn.Module):
         self.max_length: int | None = getattr(
             model.config.get_text_config(decoder=True), "max_position_embeddings", None
         )
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        taken = inspect.signature(model.forward).parameters
+        self._takes_positions, self._cache_name = "position_ids" in taken, cache_name(taken) or CACHE_NAMES[-1]
 
     @property
     def output(self) -> nn.Linear:
@@ -97,7 +99,7 @@ class Downloaded(nn.Module):
         read: Any = BaseModelOutput(last_hidden_state=state.read)
         out = self.model(
             encoder_outputs=read, attention_mask=state.mask, decoder_input_ids=ids[:, None],
-            past_key_values=state.cache, use_cache=True,
+            use_cache=True, **{self._cache_name: state.cache},
         )  # fmt: skip
         logits = self._allowed(out.logits[:, -1])
         if state.cache is None and self.first is not None:
@@ -142,7 +144,7 @@ class Downloaded(nn.Module):
 
     def _extended(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         place = {"position_ids": positions} if self._takes_positions else {}
-        out = self.model(ids, attention_mask=mask, past_key_values=cache, use_cache=True, **place)
+        out = self.model(ids, attention_mask=mask, use_cache=True, **{self._cache_name: cache}, **place)
         return out.logits, _cache_of(self.model, out)
 
     def _allowed(self, logits: Tensor) -> Tensor:
@@ -156,7 +158,7 @@ def _tokens_of(source: Tensor, source_lengths: Tensor) -> Tensor:
 
 
 def _cache_of(model: Any, out: Any) -> Any:
-    cache = getattr(out, "past_key_values", None)
+    cache = cache_in(out)
     if not hasattr(cache, "reorder_cache"):
         raise ArgumentError(
             f"{type(model).__name__} keeps no cache of keys and values that a search can reorder: `regard view` and "

@@ -189,10 +189,8 @@ class Reader(Iterator[T], Generic[T]):
                 empty = False
                 yield item
         if empty and must_hold:
-            raise DataError(f"expected {must_hold}, got {self._nothing()}; name a file that has some")
-
-    def _nothing(self) -> str:
-        return f"{self.skipped} bad lines only (the first: {self.first_skipped})" if self._bad else "nothing"
+            got = f"{self.skipped} bad lines only (the first: {self.first_skipped})" if self._bad else "nothing"
+            raise DataError(f"expected {must_hold}, got {got}; name a file that has some")
 
 
 def read_lines(path: StrPath = STANDARD_INPUT, *, bad_lines: BadLines = "stop") -> Reader[str]:

@@ -24,7 +24,7 @@ from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.files.atomic import naming, read_json, refuse_links, rename, to_disk, write_json
 from regard.files.locks import lock
 from regard.tasks.text.forms import text_of_json
-from regard.tasks.text.lines import BadLines, Line, Lines, RunningTextFormat, decoded
+from regard.tasks.text.lines import BadLines, Line, RunningTextFormat, decoded
 from regard.tasks.text.pair_store import chunks
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translation_model import Request, TranslationOptions
@@ -311,10 +311,6 @@ def as_plain_text(_number: int, translation: Translation) -> str:
 def one_line(text: str) -> str:
     """Replace line breaks, which a model may write: each line of the output answers one line of the input."""
     return " ".join(text.splitlines())
-
-
-def count_lines(path: Path) -> int:
-    return sum(1 for _ in Lines(path))
 
 
 def _parsed(line: Line, parse: Parse) -> Request | DataError:

@@ -66,9 +66,6 @@ class Convolution(LinearSource):
     def mask(self) -> Mask:
         return Window(self.filters.shape[-1] - 1, 0, self.keys - self.queries)
 
-    def columns(self, rows: range) -> range:
-        return range(self.keys)
-
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
         filters, width = self.filters[flat_heads.start : flat_heads.stop].to(self.dtype), self.filters.shape[-1]
 

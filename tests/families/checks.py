@@ -63,7 +63,11 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     "falcon_h1": {"documents": PACKED, "cache": STATES},
     "glm5_next": {"cache": STATES},
     "inkling2": {"documents": PACKED, "cache": STATES},
+    "inkling2_text": {"documents": PACKED, "cache": STATES},
     "kimi_linear": {"documents": PACKED, "cache": STATES},
+    "lfm3": {"documents": PACKED, "cache": STATES},
+    "lfm3_vl": {"documents": PACKED, "cache": STATES},
+    "minicpm_ocr": {"documents": PACKED, "cache": STATES},
     "minicpmv4_7": {"documents": PACKED, "cache": STATES},
     "minimax": {
         "documents": PACKED,

@@ -296,6 +296,35 @@ def test_sizes_that_are_equal_by_chance_are_no_axes(classes: int) -> None:
     assert not regard.check(Returns(classes).eval(), ids(), causal=True).faults
 
 
+class Frames(nn.Module):
+    """Frames (B, T, C), handed on and out as (T x B, C): the first axis is no axis of rows."""
+
+    def __init__(self, *, leaks: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.leaks = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()), leaks
+
+    def forward(self, frames: Tensor) -> Tensor:
+        mixed = frames + frames.mean(0) if self.leaks else frames
+        found: Tensor = self.body(mixed.transpose(0, 1).flatten(0, 1))
+        return found
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_frames_before_rows_are_read_as_they_are(leaks: bool) -> None:
+    checked = regard.check(Frames(leaks=leaks).eval(), torch.randn(3, LENGTH, WIDTH), causal=False)
+    assert {one.reason for one in checked.errors} == ({"batch"} if leaks else set()), str(checked)
+
+
+def test_results_of_pairs_of_rows_are_no_results_of_a_row() -> None:
+    class Scores(Frames):
+        def forward(self, frames: Tensor) -> Tensor:
+            pooled = self.body(frames).mean(1)
+            return pooled @ pooled.mT
+
+    assert not regard.check(Scores(leaks=False).eval(), torch.randn(3, LENGTH, WIDTH), causal=False).faults
+
+
 class Pair(nn.Module):
     """A target over a source, each padded with token 0, and told by it; `leaks` looks ahead in the target."""
 

@@ -172,26 +172,29 @@ class RunTrace(FollowedRun):
     def _mark(self, x: Tensor, place: TensorPlace) -> Mark:
         if self.axes is None:
             return Mark(tuple(x.shape))
-        found = [self._along(x, axis, of) for axis, of in self.axes.get(place, ()) if axis < x.dim()]
-        along = tuple(one for one in found if one is not None)
+        axes = [(axis, of) for axis, of in self.axes.get(place, ()) if axis < x.dim()]
+        along = tuple(one for axis, of in axes for one in self._along(x, axis, of))
         whole = None if along or x.numel() > MOST_VALUES else float(_product(x.reshape(1, -1)).sum())
         if not along and x.dim() and len(x) == self.rows and x.numel():
             rows = x.reshape(1, self.rows, -1)
             along = (AxisPrints(ROWS, _product(rows), rows.shape[-1]),)
         return Mark(tuple(x.shape), along, whole)
 
-    def _along(self, x: Tensor, axis: int, sequence: str) -> AxisPrints | None:
+    def _along(self, x: Tensor, axis: int, sequence: str) -> list[AxisPrints]:
+        """Two readings of a first axis: it may hold each row's positions, or each position's rows."""
         moved = x.movedim(axis, 0)
         rest = moved.shape[1:]
         if axis == 1 and rest[0] == self.rows:
             self._width = len(moved)
         if not axis and self.rows > 1 and len(moved) == self.rows * self._width:
-            moved = x.unflatten(0, (self.rows, -1)).movedim(1, 0).flatten(2)
+            read = [x.unflatten(0, (self.rows, -1)).movedim(1, 0), x.unflatten(0, (-1, self.rows))]
+            found = [one.reshape(*one.shape[:2], -1) for one in read]
         elif rest and self.rows > 1 and rest[0] % self.rows == 0 and not (axis == 0 and x.dim() == 2):
-            moved = moved.unflatten(1, (self.rows, -1)).flatten(2)
+            found = [moved.unflatten(1, (self.rows, -1)).flatten(2)]
         else:
-            moved = moved.reshape(len(moved), 1, -1)
-        return AxisPrints(sequence, _product(moved), moved.shape[-1]) if moved.numel() else None
+            found = [moved.reshape(len(moved), 1, -1)]
+        prints = [AxisPrints(sequence, _product(one), one.shape[-1]) for one in found if one.numel()]
+        return prints * 2 if not axis and len(prints) == 1 else prints
 
 
 MOST_VALUES = 1 << 20
@@ -257,6 +260,10 @@ class Comparison:
         departs does so by its own code. None if no output departs. Results without positions, as of pooling, are
         compared row by row where nothing else departs."""
         return self._among(self.one.roots) or self._of_rows(self.one.roots)
+
+    def first_among_positions(self) -> Departed | None:
+        """The same without results of whole rows, which may be of pairs of rows."""
+        return self._among(self.one.roots)
 
     def _of_rows(self, calls: Sequence[TracedCall]) -> Departed | None:
         for call in calls:

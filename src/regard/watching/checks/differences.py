@@ -125,7 +125,7 @@ class Judge:
         dtype = next((p.dtype for p in self.subject.model.parameters()), torch.float32)
         found = promise.difference(self.subject)
         if found is None:
-            departed = self.located(promise) if locates else None
+            departed = self.located(promise, has_outputs=False) if locates else None
             return None if departed is None else Broken({"difference": departed.difference}, departed)
         least = LARGE.get(dtype, 1e-2) if least is None else least
         if found <= (LEAK if promise.is_exact else least):
@@ -150,7 +150,7 @@ class Judge:
             self._double = self.subject.in_double()
         return self._double
 
-    def located(self, promise: Promise) -> Departed | None:
+    def located(self, promise: Promise, *, has_outputs: bool = True) -> Departed | None:
         """The first module that departs; None if none does, or the model does not run under traces."""
         for is_double in (True, False):
             try:
@@ -162,7 +162,8 @@ class Judge:
                 continue
             pairs = [_places(pair, first, second) for pair in promise.same]
             tolerance = 1e-12 if promise.is_exact else STAYS if is_double else 1e-3
-            return Comparison(one, other, pairs, tolerance).first_departure()
+            found = Comparison(one, other, pairs, tolerance)
+            return found.first_departure() if has_outputs else found.first_among_positions()
         return None
 
     def axes(self, is_double: bool) -> PositionAxes:

@@ -253,16 +253,19 @@ class Subject:
 
     def prove_axes(self) -> None:
         """Learn which outputs have no axis of rows, or of a sequence: its size is another one for two rows, or for a
-        sequence that is one position shorter."""
+        sequence that is one position shorter. Two axes of rows hold pairs, as of texts and videos: no result of one."""
         row = self.rows.long
         shorter = [[self.cut(row, slice(len(row[of]) - 1), of)] for of in self.sequences]
-        for rows in ([row, self.rows.other], *shorter):
+        pairs = dict[str, bool]()
+        for rows in ([row, self.rows.other], *shorter, [row]):
             with suppress(Exception):  # of a model of one length, or of one row
                 batch, keeps = self.together(rows, "right")
                 sizes = {ROWS: (0, len(rows)), **{of: (1, keep.shape[1]) for of, keep in keeps.items()}}
                 for name, tensor in tensors_of(self.fresh().called(batch)):
                     shape = dict(enumerate(tensor.shape))
+                    pairs[name] = pairs.get(name, True) and tensor.shape[:2] == (len(rows), len(rows))
                     self._fixed |= {(name, of) for of, (axis, size) in sizes.items() if shape.get(axis) != size}
+        self._fixed |= {(name, ROWS) for name, is_pair in pairs.items() if is_pair}
 
     def together(
         self, rows: Sequence[Sample], side: Side, filler: int = 0, width: int = 0

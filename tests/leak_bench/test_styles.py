@@ -43,7 +43,7 @@ class Attend(nn.Module):
         pairs = torch.ones(x.shape[1], size, dtype=torch.bool).tril(later)
         if self.fault == "causal in training alone" and not self.training:
             pairs = torch.ones_like(pairs)
-        found = F.scaled_dot_product_attention(q, *both, attn_mask=pairs)
+        found = F.scaled_dot_product_attention(q, both[0], both[1], attn_mask=pairs)
         return self.out(found.transpose(1, 2).flatten(2)), both
 
 
@@ -118,6 +118,7 @@ def test_a_mask_that_training_alone_has_is_found_in_evaluation() -> None:
     checked = regard.check(Kept("causal in training alone").eval(), ids())
     assert {(one.reason, one.path) for one in checked.faults} >= {("future", f"layers.{AT}")}
     every = Kept("").eval()
+    layer: Any
     for layer in every.layers:
         layer.fault = "causal in training alone"
     assert "future" in {one.reason for one in regard.check(every, ids()).faults}

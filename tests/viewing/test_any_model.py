@@ -66,8 +66,8 @@ def numbers(call: Call, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     out = tmp_path / "numbers.json"
     status, said, told = call("view", *arguments, "--out", str(out), "--device", "cpu")
     assert (status, said) == (0, f"{out}\n"), told
-    # (Of a large folder it says that it reads it.)
-    said_of = ("a pickle", f"reading {arguments[0]}: ", "are numbers: their parts")
+    # (Of a large folder it says that it reads it, and of a small tokenizer that it is small.)
+    said_of = ("a pickle", f"reading {arguments[0]}: ", "are numbers: their parts", "is it another model's?")
     assert all(any(one in line for one in said_of) for line in told.splitlines()), told
     (found,) = json.loads(out.read_text(encoding="utf-8"))
     for one in found["maps"]:
@@ -243,8 +243,13 @@ def test_a_tokenizer_that_is_not_the_models_is_told(call: Call, tmp_path: Path) 
         Measure(tmp_path, device="cpu")(pa.table({"text": ["a b"]}))
     foreign.word_piece_tokenizer(tmp_path)
     status, _, told = call("view", str(tmp_path), "a b", "--terminal")
-    line = "regard: sentence 1: 1 of 2 tokens (50%) stand for text that the vocabulary lacks"
-    assert (status, told.splitlines()) == (0, [line])
+    assert (status, told.splitlines()) == (
+        0,
+        [
+            "regard: the tokenizer has 5 tokens, and the model 128: is it another model's?",
+            "regard: sentence 1: 1 of 2 tokens (50%) stand for text that the vocabulary lacks",
+        ],
+    )
     lines = tmp_path / "lines.txt"
     lines.write_text("a b\na a\n")
     status, _, told = call(

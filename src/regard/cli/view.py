@@ -105,6 +105,8 @@ class ViewCommand(Command):
             files = None if self.terminal else PictureFiles.at(self.out or self.run)
             model = self._model(tell)
         seen = look_at(model, asked, say, choice=Choice(self.layers, self.heads))
+        if asked[0].text is not None and model.doubt:
+            say(model.doubt)
         if (unknown := model.unknown_id) is not None:
             for number, one in enumerate(asked, 1):
                 with suppress(DataError):  # it is told already that this one is not shown

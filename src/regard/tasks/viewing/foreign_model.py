@@ -58,6 +58,13 @@ class ForeignModel:
     def _rows(self) -> int:
         return getattr(self._table(), "num_embeddings", 0)
 
+    @property
+    def doubt(self) -> str | None:
+        """A sentence if the tokenizer has fewer than half of the model's tokens."""
+        if not 0 < 2 * self._tokens.size < self._rows:
+            return None
+        return f"the tokenizer has {self._tokens.size:,} tokens, and the model {self._rows:,}: is it another model's?"
+
     tokens = encode
 
     @property

@@ -21,6 +21,8 @@ class OwnModel:
             return self.model.language.prompt(text)
         raise ArgumentError("a translator of a run reads pairs: name a language model, or a folder of transformers")
 
+    doubt: str | None = None
+
     @property
     def unknown_id(self) -> int | None:
         return self._tokenizer.unknown_id

@@ -53,6 +53,10 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     "hy_v4": {"batch": f"{TIES} (modeling_hy_v4.py:240-258)"},
     "udop": {"batch": "image patches stand behind the padding, and positions are columns (modeling_udop.py:247, 969)"},
     "colpali": {"batch": "as paligemma, of which it is made", "kernel and eager": "as paligemma"},
+    "grounding-dino": {
+        "kernel and eager": "its text model gets a mask of bool, which eager attention adds as 0 and 1",
+        "future": "eager attention hides nothing by that mask",
+    },
     "paligemma": {
         "batch": "without token_type_ids, SDPA is not causal and a mask for padding is (modeling_paligemma.py:256-261)",
         "kernel and eager": "eager attention gets the causal mask",

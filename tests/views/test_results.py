@@ -32,7 +32,7 @@ NAMES = {
     "a handle, whose answers show themselves": "Enabled LanguageModel Translator TokenStore Reader "
     "Measure Atlas MeasuredFolder AttentionMonitor",
     "an argument, which the caller wrote": "Beam FitConfig AlignmentOf Request Limits Upsampling Theme Summarize Grid "
-    "ForcedPrefix MinP RepetitionPenalty Temperature TopK TopP Vocabulary ByteLevelBPE Characters Words "
+    "ForcedPrefix Temperature TopK TopP Vocabulary ByteLevelBPE Characters Words "
     "Sizes Dimensions Statistic AcrossHeads",
     "the state of a computation, which goes back into it": "KeyValue Step DecoderOnlyState RNNState TransformerState "
     "Progress Batch Pair Hypothesis RecurrentState Mixed SearchOf",

@@ -17,6 +17,8 @@ from tests.gpu.checked_statistics import MASKS, USUAL, check, made, small_blocks
 SINK = regard.SoftmaxWithSink(torch.tensor([1.0, -2.0, 0.0, 6.0]))
 CAPPED = regard.SoftCapped(regard.ScaledDot(), 0.5)
 LONG: dict[str, Any] = {"queries": 411, "keys": 333, "heads": (2, 1), "width": 8, "size": 3.0}
+# A weight near 1 is off by the rounding of its score, which is up to 40 here.
+ROUNDED = 64 * torch.finfo(torch.float32).eps
 SMALL = {"heads": (2, 2), "batch": 1, "width": 8}
 PADDED = regard.causal() & regard.lengths(torch.tensor([150, 99]))
 BIASED: dict[str, dict[str, Any]] = {
@@ -38,7 +40,7 @@ CASES: dict[str, Case] = {
     **{f"{name}, {dtype}": ({"mask": mask, "dtype": dtype}, {}) for name, mask in MASKS.items()
        for dtype in (torch.float32, torch.bfloat16)},
     **{f"long rows, {name}, {threads} threads": ({"mask": MASKS[name], **LONG}, {"k": 20, "rows": 100, "columns": 64,
-       "threads": threads}) for name in ("none", "causal", "window", "padding of 333") for threads in (1, 3)},
+       "threads": threads, "tolerance": ROUNDED}) for name in ("none", "causal", "window", "padding of 333") for threads in (1, 3)},
     **{f"a bias {shape}, {name}": ({"bias": bias(*shape), "queries": 130, "keys": 150, "width": 8, **options},
                                    {"rows": 30, "columns": 40, "k": 8})
        for shape in BREADTHS

@@ -40,7 +40,8 @@ CASES: dict[str, Case] = {
     **{f"{name}, {dtype}": ({"mask": mask, "dtype": dtype}, {}) for name, mask in MASKS.items()
        for dtype in (torch.float32, torch.bfloat16)},
     **{f"long rows, {name}, {threads} threads": ({"mask": MASKS[name], **LONG}, {"k": 20, "rows": 100, "columns": 64,
-       "threads": threads, "tolerance": ROUNDED}) for name in ("none", "causal", "window", "padding of 333") for threads in (1, 3)},
+       "threads": threads, "tolerance": ROUNDED})
+       for name in ("none", "causal", "window", "padding of 333") for threads in (1, 3)},
     **{f"a bias {shape}, {name}": ({"bias": bias(*shape), "queries": 130, "keys": 150, "width": 8, **options},
                                    {"rows": 30, "columns": 40, "k": 8})
        for shape in BREADTHS

@@ -7,6 +7,7 @@ import torch
 
 import regard
 from regard.maps.loop import one_loop
+from regard.maps.loop.triton_statistics import TritonRows
 from regard.maps.statistics import tiles
 from regard.maps.statistics.asked import Asked, RowReader
 from regard.maps.statistics.by_name import by_name
@@ -79,10 +80,10 @@ CASES: dict[str, Case] = {
 
 def takes(reader: RowReader, case: dict[str, Any]) -> bool:
     """Whether the reader has to answer; the mask's ranges and widths are in the cases themselves."""
-    match type(reader).__name__:
-        case "NumbaRows":
+    match reader:
+        case one_loop.NumbaRows():
             return not isinstance(case.get("score"), regard.SoftCapped)
-        case "TritonRows":
+        case TritonRows():
             return not isinstance(case.get("bias"), torch.Tensor) and not isinstance(case.get("mask"), torch.Tensor)
     return isinstance(reader, tiles.Tiles)
 
@@ -96,7 +97,7 @@ def test_each_reader_is_exact(reader: RowReader, name: str, monkeypatch: pytest.
         pytest.importorskip("numba", reason="the loop comes with the extra 'fast'")
     monkeypatch.setattr(one_loop, "SMALL", 0)
     call, sizes = CASES[name]
-    if type(reader).__name__ == "TritonRows" and call.get("queries", 0) > 40:
+    if isinstance(reader, TritonRows) and call.get("queries", 0) > 40:
         pytest.skip("the interpreter takes minutes for a large map")
     weights, dense = made(**call)
     sizes = {"tolerance": 3e-6, **sizes}

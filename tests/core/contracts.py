@@ -37,7 +37,6 @@ Contract = Callable[[Case, str], bool]
 
 
 def attend(case: Case, backend: str) -> Attended | None:
-    """Run a case, or nothing where the backend says that it cannot."""
     try:
         return regard.attention(*case.tensors(), **case.options(), backend=backend, return_weights=True)
     except BackendError:

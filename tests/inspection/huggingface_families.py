@@ -251,7 +251,7 @@ FAMILIES = {
     "gpt-j": Family(
         "GPTJForCausalLM",
         "GPTJConfig",
-        {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4},
+        {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "attn_implementation": "eager"},
         how=WRITTEN,
     ),
     "bloom": Family(

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import hidden_pairs
 from regard.watching.checks.finding import Finding
-from regard.watching.checks.rules.base import NotAsked, need, need_one_sequence, rule
+from regard.watching.checks.rules.base import NotAsked, need, need_one_sequence
 from regard.watching.checks.rules.window import window_of
 from regard.watching.checks.told import ENDS, handed
 
@@ -20,7 +20,6 @@ OLDEST = "a cache that is cut back keeps its oldest keys, or the kernel got it b
 NEWEST = "add the new keys first, and cut with keys[..., -window:, :]"
 
 
-@rule("own and earlier keys")
 def own_keys_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does each query see its own key, and those before it?"""
     need_one_sequence(call, has_own_keys=True)
@@ -208,7 +207,6 @@ def _has_keys_of_earlier(call: AuditedCall) -> bool:
     return own.query.shape[:-2] != other.query.shape[:-2] or not torch.equal(own.query, other.query[..., :queries, :])
 
 
-@rule("positions")
 def positions_rule(call: AuditedCall) -> Iterator[Finding]:
     """Do positions go on from step to step?"""
     need_one_sequence(call)

@@ -9,7 +9,7 @@ from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import breach, hidden_pairs
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.roles import around
-from regard.watching.checks.rules.base import NotAsked, need, need_attention, need_one_sequence, rule
+from regard.watching.checks.rules.base import NotAsked, need, need_attention, need_one_sequence
 from regard.watching.checks.rules.padding import TRUE
 from regard.watching.checks.rules.window import layer_kind, window_of
 
@@ -17,7 +17,6 @@ TURNED = ("causal", "causal from the first key", "causal from a position", "wind
 """Patterns that show each query nothing after its own position, or nothing before."""
 
 
-@rule("future")
 def future_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a query of a causal model see what comes later?"""
     need_one_sequence(call, has_own_keys=True)
@@ -100,7 +99,6 @@ def _cause(call: AuditedCall) -> str:
     return "a window to both sides arrived" if mask.pattern == "window to both sides" else ""
 
 
-@rule("both sides")
 def both_sides_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does an encoder see both sides?"""
     need(call.sizes.queries > 1, "it has one query")
@@ -118,7 +116,6 @@ def both_sides_rule(call: AuditedCall) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@rule("cross-attention")
 def cross_attention_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does each query see every real key of another sequence?"""
     mask, (queries, keys) = call.facts.mask, call.weights.shape[-2:]
@@ -143,7 +140,6 @@ def _causal_by(call: AuditedCall) -> tuple[str, str]:
     return "a mask made for a decoder was handed to it", ""
 
 
-@rule("images and prefixes")
 def images_and_prefixes_rule(call: AuditedCall) -> Iterator[Finding]:
     """Do the tokens of an image, or of a prefix, see each other both ways?"""
     need_attention(call)

@@ -12,7 +12,7 @@ from regard.call.shapes import take
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import LEAST, breach
 from regard.watching.checks.finding import Finding
-from regard.watching.checks.rules.base import NotAsked, need, need_attention, rule
+from regard.watching.checks.rules.base import NotAsked, need, need_attention
 from regard.watching.checks.told import IDS, arguments
 from regard.watching.kept.mask_reading import HIDDEN
 
@@ -25,7 +25,6 @@ def is_finite(call: AuditedCall) -> bool:
     return not facts.fault and not any(share is not None and math.isnan(share) for share in (facts.later, facts.first))
 
 
-@rule("numbers")
 def numbers_rule(call: AuditedCall) -> Iterator[Finding]:
     """Are the weights numbers?"""
     if call.facts.fault:
@@ -35,7 +34,6 @@ def numbers_rule(call: AuditedCall) -> Iterator[Finding]:
         yield Finding("not finite", "error", "its weights are not numbers", remedy=remedy)
 
 
-@rule("rows without a key")
 def rows_without_a_key_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does each row of a real token see a key?"""
     facts, keep = call.facts, call.keep
@@ -79,7 +77,6 @@ def rows_without_a_key_rule(call: AuditedCall) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-@rule("choice of keys")
 def choice_of_keys_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a choice of keys keep the first one?"""
     choice = call.facts.choice
@@ -98,7 +95,6 @@ def choice_of_keys_rule(call: AuditedCall) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-@rule("softmax")
 def softmax_rule(call: AuditedCall) -> Iterator[Finding]:
     """Do the weights of each query sum to 1, over the keys?"""
     need_attention(call)
@@ -191,7 +187,6 @@ def _changed_weights(call: AuditedCall) -> Iterator[Finding]:
             return
 
 
-@rule("hiding")
 def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a mask hide the keys that it names?"""
     need_attention(call)
@@ -275,7 +270,6 @@ NO_SINK = "the kernel did not get the sinks, or they are far below every score"
 HAND_SINKS = "hand the sinks to the kernel (s_aux), or load them from the checkpoint"
 
 
-@rule("sink")
 def sink_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a learned sink take part in the softmax?"""
     need(sinks_of(call.module, call.sizes.heads) is not None, "it has no learned sink, as far as is known")
@@ -303,7 +297,6 @@ def sinks_of(module: torch.nn.Module | None, heads: int) -> torch.nn.Parameter |
     return None
 
 
-@rule("scale")
 def scale_rule(call: AuditedCall) -> Iterator[Finding]:
     """Are scores scaled by one over the root of the dimension?"""
     factors = call.call.factors

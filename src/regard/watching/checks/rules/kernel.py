@@ -52,14 +52,14 @@ def rows_without_a_key_rule(call: AuditedCall) -> Iterator[Finding]:
     if not bool((real & (~call.live).any(1)).any()):
         yield Finding(
             "no key", "info",
-            f"{rows}, all of them of padding or at hidden keys: their weights are 0 here, and their output means nothing",
+            f"{rows}, all of them of padding or at hidden keys: their weights are 0, and their output means nothing",
             numbers=numbers,
         )  # fmt: skip
     elif call.is_exact or keep is not None:  # (Weights of 0 may be a choice, as of one group for each key.)
         yield Finding(
             "no key", "warning" if keep is None else "error",
-            f"{rows}, rows of real tokens among them, and the mask that arrived is {facts.mask}: their output is 0, NaN "
-            "or an even mean, as the kernel likes",
+            f"{rows}, rows of real tokens among them, and the mask that arrived is {facts.mask}: their output is 0, "
+            "NaN or an even mean, as the kernel likes",
             numbers=numbers, remedy="let each row see itself",
         )  # fmt: skip
 

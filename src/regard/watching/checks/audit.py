@@ -10,7 +10,7 @@ from regard.watching.checks.finding import AuditQuestion, Checked, Finding, by_m
 from regard.watching.checks.roles import UNKNOWN
 from regard.watching.checks.rules import RULES
 from regard.watching.checks.rules.alike import like_the_others_rule
-from regard.watching.checks.rules.base import ask
+from regard.watching.checks.rules.base import answers_to
 from regard.watching.checks.rules.kernel import is_finite, numbers_rule
 from regard.watching.observed import Record
 from regard.watching.readers.product_calls import OVER_ANOTHER_AXIS
@@ -37,9 +37,12 @@ def audit(record: Record, told: UserTold) -> Checked:
     run = run_of(record, told)
     found = list(_not_seen(record, run))
     whole = [call for call in run.calls if is_finite(call)]
-    asked = [ask("numbers", numbers_rule, run.calls), *(ask(name, rule, whole) for name, rule in RULES.items())]
+    asked = [
+        answers_to("numbers", numbers_rule, run.calls),
+        *(answers_to(name, rule, whole) for name, rule in RULES.items()),
+    ]
     stacked = [call for call in whole if call.is_attention]
-    asked.append(ask("like the others", like_the_others_rule(stacked), stacked))
+    asked.append(answers_to("like the others", like_the_others_rule(stacked), stacked))
     found += [finding for _, findings in asked for finding in findings]
     questions = [question for question, _ in asked if question.asked or question.not_asked]
     model = type(record.modules[""]).__name__

@@ -28,7 +28,7 @@ def need_one_sequence(call: AuditedCall, *, has_own_keys: bool = False) -> None:
     need(is_one, "it is no attention over the positions of one sequence")
 
 
-def ask(name: str, rule: Rule, calls: Iterable[AuditedCall]) -> tuple[AuditQuestion, list[Finding]]:
+def answers_to(name: str, rule: Rule, calls: Iterable[AuditedCall]) -> tuple[AuditQuestion, list[Finding]]:
     """The question by modules, with the first reason where it was asked of no call of one; and the findings."""
     asked: dict[str, None] = {}
     not_asked: dict[str, str] = {}

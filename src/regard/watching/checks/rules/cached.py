@@ -191,8 +191,7 @@ def _of_step(call: AuditedCall) -> Iterator[Finding]:
     # (Where a cache was cut back, a step begins earlier than the last one ended.)
     gone = step.first - last.step.first - last.sizes.queries
     # (Padding at the end of a prompt may count, or not; before its first real token a sequence has no position.)
-    expected, was_real = (one.flip(-1) for one in (before.values, last.real_queries))
-    expected, was_real = _of_first_real(expected, was_real)
+    expected, was_real = _of_first_real(before.values.flip(-1), last.real_queries.flip(-1))
     got, is_real = _of_first_real(now.values, call.real_queries)
     expected, counted = expected + 1 + gone, before.values[:, -1] + 1 + gone
     wrong = (expected != got) & (counted != got) & was_real & is_real

@@ -1,6 +1,7 @@
 """How a question is asked: a rule yields the findings of a call, or raises the reason why it cannot be asked of it."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.finding import AuditQuestion, Finding
@@ -33,7 +34,7 @@ def answers_to(name: str, rule: Rule, calls: Iterable[AuditedCall]) -> tuple[Aud
     found: list[Finding] = []
     for call in calls:
         try:
-            found += [call.placed(one) for one in rule(call)]
+            found += [replace(one, path=call.name, call=call.call.index, observed=call.call) for one in rule(call)]
             answers.append((call.name, None))
         except NotAsked as why:
             answers.append((call.name, str(why)))

@@ -5,14 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
 from regard.call.normalizations import Normalization
 from regard.errors import ShapeError, TooLargeError
-from tests.core.random_calls import Case, cases
 
 
 @pytest.fixture
@@ -75,21 +72,6 @@ def test_at_is_zero_in_a_row_with_no_key(normalization: Normalization) -> None:
     rows, columns = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 2, 0, 1])
     torch.testing.assert_close(weights[..., rows, columns], weights.dense()[..., rows, columns])
     assert (weights[..., rows, columns][..., :2] == 0).all()
-
-
-@given(case=cases(), data=st.data())
-def test_every_block_of_every_call(case: Case, data: st.DataObject) -> None:
-    weights = regard.attention(*case.to(torch.float64).tensors(), **case.options(), return_weights=True).weights
-    dense = weights.dense()
-    index = []
-    for n in weights.shape:
-        i, j = sorted((data.draw(st.integers(0, n - 1)), data.draw(st.integers(1, n))))
-        index.append(data.draw(st.sampled_from([i, slice(i, max(j, i + 1)), slice(None)])))
-    got = weights[tuple(index)]
-    got = got.dense() if isinstance(got, regard.AttentionMap) else got
-    torch.testing.assert_close(got, dense[tuple(index)], rtol=0, atol=1e-12)
-    x = torch.randn(weights.shape[-1], 3, dtype=torch.float64)
-    torch.testing.assert_close(weights @ x, dense @ x, rtol=0, atol=1e-11)
 
 
 def test_products_take_values_for_groups_and_for_heads(weights: regard.AttentionMap) -> None:

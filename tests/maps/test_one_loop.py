@@ -7,8 +7,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import regard
 from regard.call.masks import strided
@@ -16,9 +14,7 @@ from regard.maps.loop import one_loop, row_tiles
 from regard.maps.sources.dot_scores import DotScores
 from regard.maps.statistics.asked import MOST_RANKED
 from regard.watching.analysis.head_table import BY_QUERY, query_values
-from tests.core.random_calls import DTYPES, Case, cases
-from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, answers_of, check
-from tests.maps.test_map_statistics import drawn, weights_of
+from tests.maps.dense_maps import answers_of
 
 pytest.importorskip("numba", reason="the loop comes with the extra 'fast'")
 
@@ -33,20 +29,6 @@ def answered() -> Iterator[Answered]:
     with answers_of(one_loop.NumbaRows) as found, pytest.MonkeyPatch.context() as patch:
         patch.setattr(one_loop, "SMALL", 0)
         yield found
-
-
-@pytest.mark.parametrize("name", ["softmax", "sink"])
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@settings(max_examples=20)
-@given(case=cases(scores=("dot", "scaled", "cosine")), data=st.data())
-def test_the_answers_are_exact(
-    name: str, dtype: torch.dtype, answered: Answered, case: Case, data: st.DataObject
-) -> None:
-    answered.clear()
-    with torch.no_grad():
-        weights, dense = weights_of(case, dtype, NORMALIZATIONS[name])
-        check(weights, dense, tolerance=TOLERANCE[dtype], **drawn(data, dense))
-    assert any(answered)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

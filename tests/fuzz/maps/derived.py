@@ -136,7 +136,9 @@ def _file(drawn: Drawn, one: Mirror) -> Mirror:
         except regard.errors.ArgumentError:
             assert not (one.is_call and one.can_save), "a map of one call could not be saved"
             return one
-        return one.of("saved and loaded", map=regard.AttentionMap.load(path))
+        loaded = regard.AttentionMap.load(path)
+        assert repr(loaded) == repr(one.map)
+        return one.of("saved and loaded", map=loaded)
 
 
 def _stack(drawn: Drawn, one: Mirror) -> Mirror:

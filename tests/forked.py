@@ -213,9 +213,6 @@ def _server(imported: tuple[str, ...]) -> socket.socket:
     return ours
 
 
-# -- the server ------------------------------------------------------------------------------------------
-
-
 def _serve(connection: socket.socket, imported: Sequence[str]) -> None:
     import torch
 

@@ -23,9 +23,6 @@ BOS, EOS = 1, 2
 LIMITS: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS}
 
 
-# -- tables ------------------------------------------------------------------------------------------
-
-
 class Answer(NamedTuple):
     logits: Tensor
     alignment: None
@@ -251,8 +248,6 @@ def test_a_beam_of_numbers_outside_their_range(arguments: dict[str, Any], messag
     with pytest.raises(ArgumentError, match=message):
         Beam(**{"size": 3, **arguments})
 
-
-# -- models ------------------------------------------------------------------------------------------
 
 VOCAB, SOURCE, STEPS = 11, 6, 8
 MODELS: dict[str, Callable[[], nn.Module]] = {

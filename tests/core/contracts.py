@@ -58,9 +58,6 @@ def by_hand(case: Case) -> tuple[Tensor, Tensor]:
     return weights @ v, weights
 
 
-# -- of a call -----------------------------------------------------------------------------------------
-
-
 def output_and_weights_are_the_formula(case: Case, backend: str) -> bool:
     if (attended := attend(case, backend)) is None:
         return False
@@ -165,9 +162,6 @@ CONTRACTS: tuple[Contract, ...] = (
 )
 
 
-# -- of a registered way, over all layouts ---------------------------------------------------------------
-
-
 def _overlapping(x: Tensor) -> Tensor:
     """Rows that begin one element after the other, as windows over one signal do."""
     batch, heads, length, width = x.shape
@@ -216,9 +210,6 @@ def a_way_reads_every_layout(name: str, layouts: Sequence[str], dtype: torch.dty
     return True
 
 
-# -- of a mask -----------------------------------------------------------------------------------------
-
-
 def every_rendering_asks_the_predicate(mask: regard.Mask, allowed: Tensor, rows: range, columns: range) -> None:
     """Contract 4: dense, by blocks, and all that the mask says of itself; `allowed` is (B, H, T, S), by hand."""
     batch, heads, queries, keys = allowed.shape
@@ -254,9 +245,6 @@ def _slice(where: range) -> slice:
 
 def _diagonals(allowed: Tensor) -> list[Tensor]:
     return [a.diagonal(d) for a in allowed.flatten(0, 1) for d in range(1 - a.shape[0], a.shape[1])]
-
-
-# -- of what is added ----------------------------------------------------------------------------------
 
 
 def check_score(name: str) -> None:

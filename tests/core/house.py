@@ -22,9 +22,6 @@ class Definition(NamedTuple):
     file: str
 
 
-# -- Python ------------------------------------------------------------------------------------------------
-
-
 @cache
 def files() -> dict[str, ast.Module]:
     return python_files(Path(regard.__file__).parent)
@@ -217,9 +214,6 @@ def lines(folder: Path, without: Iterable[str] = ()) -> dict[str, int]:
     }
 
 
-# -- JavaScript --------------------------------------------------------------------------------------------
-
-
 def script_imports(folder: Path) -> Graph:
     pattern = re.compile(r"""^import [^;]*? from ["']\./([^"']+)["'];""", re.M)
     return {
@@ -231,9 +225,6 @@ def script_definitions(folder: Path) -> Iterator[Definition]:
     pattern = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.M)
     for path in sorted(folder.glob("*.js")):
         yield from (Definition(name, path.name) for name in pattern.findall(path.read_text(encoding="utf-8")))
-
-
-# -- Names on demand (`regard.lazy`) -----------------------------------------------------------------------
 
 
 class OnDemand(NamedTuple):

@@ -1,6 +1,5 @@
 """AttentionMap: what indexing means, what it refuses, what it says of itself."""
 
-from types import EllipsisType
 from typing import Any
 
 import pytest
@@ -86,12 +85,6 @@ def test_products_take_values_for_groups_and_for_heads(weights: regard.Attention
     torch.testing.assert_close(weights @ groups, dense @ groups.repeat_interleave(2, 1), rtol=0, atol=1e-12)
 
 
-def test_a_map_of_half_precision_is_float32() -> None:
-    q = torch.randn(1, 2, 5, 4, dtype=torch.bfloat16)
-    weights = regard.attention(q, q, q, return_weights=True).weights
-    assert weights.dtype == weights.dense().dtype == (weights @ torch.ones(5, 1)).dtype == torch.float32
-
-
 def test_the_map_does_not_keep_the_values_alive() -> None:
     import gc
     import weakref
@@ -131,30 +124,6 @@ def test_repr_says_what_it_is_and_what_dense_would_cost(weights: regard.Attentio
         "AttentionMap(2, 4, 5, 7) float64 on cpu: softmax of scaled dot product, causal & lengths, with a bias; "
         "holds 1.9 KiB, dense() would take 2.2 KiB"
     )
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ((0, 0, 0, 0, 0), "at most 4 indices"),
-        ((5,), "cannot index"),
-        ((..., 7), r"key index must be in \[-7, 7\), got \[7\]"),
-        ((0, 0, 5), r"query index must be in \[-5, 5\)"),
-        ((..., torch.tensor([0.5])), "integers or bools"),
-    ],
-)
-def test_a_wrong_index_is_named(
-    weights: regard.AttentionMap, index: tuple[Tensor | EllipsisType | int | None, ...], message: str
-) -> None:
-    with pytest.raises(ShapeError, match=message):
-        weights[index]
-
-
-def test_a_product_that_does_not_fit_is_named(weights: regard.AttentionMap) -> None:
-    with pytest.raises(ShapeError, match=r"x of shape \(..., 7, N\) for a map \(2, 4, 5, 7\), got \(5, 1\)"):
-        weights @ torch.ones(5, 1)
-    with pytest.raises(ShapeError, match="do not broadcast"):
-        weights @ torch.ones(3, 4, 7, 1)
 
 
 def test_a_choice_of_a_choice_of_heads_keeps_what_each_head_has_for_its_own() -> None:

@@ -123,8 +123,6 @@ def test_the_command_writes_a_page_and_the_table(stats: Path, tmp_path: Path, ca
         assert said in err
 
 
-# -- in a browser ----------------------------------------------------------------------------------------
-
 HELP = """
 const root = document.getElementById("regard");
 const all = (name) => [...root.querySelectorAll(name)];

@@ -69,9 +69,6 @@ def test_the_index_of_the_design_notes_names_every_page() -> None:
     assert all(page.name in index for page in (ROOT / "docs/design").glob("*.md") if page.name != "README.md")
 
 
-# -- the glossary ----------------------------------------------------------------------------------
-
-
 PAGE = Path(__file__).parents[2] / "docs/glossary.md"
 ENTRIES = re.findall(r"^\| (.+?) \| (.+) \| `(regard[\w.]*)` \|$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
 MOST = 40

@@ -254,6 +254,8 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda w: w.pooled(0, 3), ArgumentError, "at least 1 bin of queries, a whole number, got 0"),
         (lambda w: w.pooled(3, 3, "min"), ArgumentError, "'mean', 'sum' or 'max', got 'min'"),
         (lambda w: w.mT @ torch.ones(7, 2), ShapeError, r"x of shape \(..., 5, N\) .* got \(7, 2\)"),
+        (lambda w: w @ torch.ones(5, 1), ShapeError, r"x of shape \(..., 7, N\) for a map .* got \(5, 1\)"),
+        (lambda w: w @ torch.ones(3, 4, 7, 1), ShapeError, "do not broadcast"),
         (lambda w: w.mT @ torch.ones(3, 5, 2), ShapeError, "do not broadcast"),
         (lambda w: w.summary("entropie"), ArgumentError, "knows received, entropy.*; got 'entropie'"),
         (lambda w: w.average(-2), ArgumentError, "got dim -2"),

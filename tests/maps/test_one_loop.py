@@ -239,17 +239,6 @@ def test_two_threads_may_ask_at_once() -> None:
         torch.set_num_threads(1)
 
 
-def test_equal_weights_are_ranked_by_their_keys() -> None:
-    q = torch.zeros(1, 1, 600, 4)
-    with torch.no_grad():
-        found = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.summary("top_keys", k=5)[
-            "top_keys"
-        ]
-    row = torch.arange(600)[:, None].expand(600, 5)
-    expected = torch.where(torch.arange(5) <= row, torch.arange(5), -1)
-    assert torch.equal(found.indices[0, 0], expected)
-
-
 @pytest.mark.parametrize("ranked", [1, 16, 17, 64])
 @pytest.mark.parametrize("count", [8, 9, 33, 64, 65, 100])
 def test_of_few_and_of_many_equal_weights_the_first_keys_are_named(count: int, ranked: int) -> None:
@@ -290,17 +279,6 @@ def test_large_weights_are_packed_the_same_without_the_instruction() -> None:
             assert count == len(chosen)
             assert np.array_equal(places[:count], chosen)
             assert np.array_equal(few[:count], weights[chosen])
-
-
-def test_a_tie_at_the_last_place_keeps_the_first_key() -> None:
-    k = torch.zeros(1, 1, 700, 1)
-    k[..., [3, 650, 651], :] = 2.0
-    q = torch.ones(1, 1, 2, 1)
-    with torch.no_grad():
-        found = regard.attention(q, k, k, return_weights=True).weights.summary("top_keys", "top_weight", k=4)[
-            "top_keys"
-        ]
-    assert found.indices[0, 0, 0].tolist() == [3, 650, 651, 0]
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

@@ -128,9 +128,6 @@ def test_a_pipe_gives_what_a_file_gives(tmp_path: Path, kind: str) -> None:
     assert found == prepare(kind, tmp_path / "read", data=(plain,))
 
 
-# -- the same bits as by reading all of it into memory -----------------------------------------------------
-
-
 def test_pairs_are_what_the_whole_list_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translation_corpus, "MOST_TOKENIZER_PAIRS", 150)  # every third
     data = write_pairs(tmp_path / "a.tsv", MANY)

@@ -101,9 +101,6 @@ def test_layers_are_named_by_the_parts_that_differ() -> None:
     assert short_names(["a.0", "a"]) == ["0", "a"]
 
 
-# -- margins and positions -------------------------------------------------------------------------
-
-
 def test_margins_stand_at_their_cells() -> None:
     weights = softmax(4, 6)
     # Arabic keys stand from right to left, and their margin with them.

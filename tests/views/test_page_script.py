@@ -240,9 +240,6 @@ def test_a_link_leads_back_to_what_was_shown(run: Callable[..., Any]) -> None:
     assert found[0]["heads"] == ["mean", 1]
 
 
-# -- its own tests, and eslint ---------------------------------------------------------------------
-
-
 ROOT = Path(__file__).parents[2]
 ESLINT = ROOT / "node_modules/eslint/bin/eslint.js"
 

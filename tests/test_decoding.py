@@ -138,8 +138,6 @@ def test_a_search_stops_at_a_step_that_ends_nothing_too() -> None:
 def narrow_beam(
     table: Table, first: int, *, steps: int, size: int, num_best: int, penalty: float
 ) -> list[tuple[float, list[int]]]:
-    """Beam search on lists, one hypothesis at a time: what `beam_search` says that it does."""
-
     def score(total: float, length: int) -> float:
         return total / length**penalty
 

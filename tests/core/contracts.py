@@ -44,7 +44,6 @@ def attend(case: Case, backend: str) -> Attended | None:
 
 
 def by_hand(case: Case) -> tuple[Tensor, Tensor]:
-    """Output and weights in float64, written out once more, from the mask written out by hand."""
     q, k, v = (t.double() for t in case.tensors())
     if q.dim() >= 4:
         group = q.shape[-3] // k.shape[-3]
@@ -248,7 +247,6 @@ def _diagonals(allowed: Tensor) -> list[Tensor]:
 
 
 def check_score(name: str) -> None:
-    """Every contract, on every backend that runs it, of a score that `SCORES` and `FORMULAS` name."""
     _check(cases(scores=(name,)), EVERYDAY)
 
 
@@ -273,7 +271,6 @@ def check_mask(name: str) -> None:
 
 
 def check_backend(name: str) -> None:
-    """Every contract of a backend that `BACKENDS` names, with gradients if it has them, and without."""
     ran = _run_all(cases(), [name])
     with torch.no_grad():
         ran += _run_all(cases(), [name])
@@ -290,7 +287,6 @@ def _check(calls: st.SearchStrategy[Case], backends: Sequence[str]) -> None:
 
 
 def _run_all(calls: st.SearchStrategy[Case], backends: Sequence[str]) -> int:
-    """Ask every contract of every backend in every dtype, and count the calls that were run."""
     return sum(_run(calls, *what) for what in product(CONTRACTS, backends, DTYPES))
 
 

@@ -48,7 +48,6 @@ every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 
 
 def padded_batch(lengths: list[int], target_lengths: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Sources and target inputs padded with PAD to more than the longest."""
     source = torch.full((len(lengths), SOURCE), PAD)
     target = torch.full((len(lengths), TARGET), PAD)
     for b, (n, m) in enumerate(zip(lengths, target_lengths, strict=True)):

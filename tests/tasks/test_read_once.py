@@ -100,7 +100,6 @@ def test_a_vocabulary_of_no_size_is_refused_before_anything_is_read(tmp_path: Pa
 
 @contextmanager
 def fed(pipe: Path, content: bytes) -> Iterator[None]:
-    """A pipe that gives some bytes once; whoever opens it again gets nothing."""
     os.mkfifo(pipe)
     is_over = threading.Event()
 

@@ -66,7 +66,6 @@ def translator(request: pytest.FixtureRequest) -> Translator:
 
 
 def maps_of(translator: Any, source: str, tokens: Sequence[str]) -> dict[str, Tensor]:
-    """The maps (H, T, S) of one sentence alone, teacher forced."""
     ids = torch.tensor([[*translator.source_tokenizer.encode(source), 2]])
     target = torch.tensor([[1, *tokens[:-1]]])
     with torch.no_grad():

@@ -43,7 +43,6 @@ def saved(tmp_path: Path) -> Checkpoints:
 
 
 def rewrite(path: Path, **changes: Any) -> None:
-    """Change the record in a checkpoint's header, with a checksum to match, so that it is believed."""
     with open_tensors(path) as file:
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (it is no mapping)
         about = json.dumps(json.loads(file.metadata()["regard"]) | changes)

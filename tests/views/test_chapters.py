@@ -46,8 +46,6 @@ def test_a_rotary_shows_each_pair_turned_by_its_frequency(layout: str, monkeypat
 
 
 class Bahdanau(nn.Module):
-    """A decoder with additive attention, as tutorials write it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.encoder, self.decoder = nn.GRU(4, 8, batch_first=True), nn.GRUCell(12, 8)

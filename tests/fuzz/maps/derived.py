@@ -159,7 +159,6 @@ def _stack(drawn: Drawn, one: Mirror) -> Mirror:
 
 
 def _with_values(drawn: Drawn, one: Mirror) -> Mirror:
-    """Norms of weighted values, the gradient of the loss at each weight, and weight times gradient."""
     if one.given is None or one.value is None or one.grad is None or not one.is_call:
         return one
     kept = one.map.with_values(one.given)

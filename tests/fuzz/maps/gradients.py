@@ -16,7 +16,6 @@ from tests.maps.dense_maps import sums_written_out
 
 
 def check_gradients_of_statistics(drawn: Drawn) -> None:
-    """To queries, keys and whatever is learned; in float64."""
     call = replace(random_call(drawn, longest=17), dtype=torch.float64)
     leaves = call.leaves(grad=True)
     dense = call.dense(leaves)

@@ -15,7 +15,7 @@ from regard.models.one_stack import DecoderOnly, EncoderOnly
 from regard.models.protocol import Seq2Seq
 from regard.watching.checks.made_up import is_huggingface_model
 from regard.watching.checks.roles import is_pair
-from regard.watching.checks.runs import ACROSS, Output, Sample, Side, SubjectRun, UnsupportedError, tensors_of
+from regard.watching.checks.runs import Sample, Side, SubjectRun, UnsupportedError
 from regard.watching.checks.subject import Subject
 from regard.watching.checks.told import IDS
 from regard.watching.kept.arguments import CACHE_NAMES, cache_in
@@ -24,8 +24,6 @@ TAKEN = (*CACHE_NAMES, "kv_cache", "past", "past_kv", "layer_past", "state", "st
 """The arguments of caches and states."""
 START = "start_pos"
 """The argument with the number of positions before, of models that keep their cache."""
-NO_STEPS = (*ACROSS, *TAKEN, "encoder_last_hidden_state")
-"""Outputs that are not of the positions of a step."""
 FEEDS_ALL = ("fsmt",)
 """Models that take the whole sequence at each cached step, and crop it themselves."""
 MakesCache = Callable[[Any, int], Any]
@@ -101,23 +99,15 @@ def read_with_cache(
             more[str(name)] = past
         return subject.called(given, **more)
 
-    past, parts = begin(model, width + last), list[Mapping[str, Tensor]]()
+    past = begin(model, width + last)
     for cut in in_parts(width + last, last, chunk):
         output = step(cut, past)
         past = None if is_started else _cache_of(output, str(name))
-        found = {n: one for n, one in tensors_of(_results(output, past)) if n.split(".")[0] not in NO_STEPS}
         if turned and not cut.start:
-            found = {n: one.flip(0) for n, one in found.items()}
             if past is None or not hasattr(past, "reorder_cache"):
                 raise UnsupportedError("its cache does not reorder its rows")
             past.reorder_cache(torch.tensor([1, 0], device=keep.device))
-        parts.append(found)
-    joined = {
-        n: torch.cat([part[n] for part in parts], 1)
-        for n in parts[0]
-        if all(n in part and part[n].dim() > 1 for part in parts)
-    }
-    return subject.by_row(joined, {**keeps, ahead: keep}, side)
+    return SubjectRun(output, subject.places(len(rows), {**keeps, ahead: keep}, side))
 
 
 def _type(model: Any) -> str:
@@ -137,26 +127,18 @@ def _cache_of(output: Any, name: str) -> Any:
     return found
 
 
-def _results(output: Any, past: Any) -> Any:
-    return tuple(one for one in output if one is not past) if isinstance(output, tuple) else output
-
-
 def _by_steps(subject: Subject, row: Sample, last: int) -> SubjectRun:
     """By the methods of our own models."""
     model: Any = subject.model
     assert subject.ahead is not None
     tokens, others = row[subject.ahead], [n for n in subject.sequences if n != subject.ahead]
     read = row[others[0]] if others else tokens[: len(tokens) - last]
-    first = 0 if others else len(read)
-    state, logits = model.start(read[None], torch.tensor([len(read)], device=tokens.device)), []
-    for token in tokens[first:]:
+    state = model.start(read[None], torch.tensor([len(read)], device=tokens.device))
+    for token in tokens[0 if others else len(read) :]:
         found = model.step(state, token[None])
         state = found.state
-        logits.append(found.logits[0])
-    whole = subject.run([row])
-    ((name, before),) = whole.outputs[0].items()
-    values = torch.cat([before.values[:first], torch.stack(logits)])
-    return SubjectRun([{name: Output(values, subject.ahead)}], whole.places)
+    keeps = subject.together([row], "right")[1]
+    return SubjectRun(found.logits, subject.places(1, keeps, "right"))
 
 
 def in_parts(length: int, last: int, chunk: int) -> list[slice]:

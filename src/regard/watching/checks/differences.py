@@ -1,19 +1,22 @@
-"""Differences between the outputs of two runs, told apart from rounding, and located in the modules.
+"""Differences between two runs, told apart from rounding, and located in the modules.
 
 A difference that vanishes in double precision is rounding (even a mixture of experts may choose another expert by it);
-a persistent one is a fault. So a large difference is measured again in float64.
+a persistent one is a fault. So a large difference is measured again in float64, in every module.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 
-from regard.watching.checks.runs import Output, Outputs, SubjectRun
+from regard.watching.checks.runs import SubjectRun
 from regard.watching.checks.subject import Subject
 from regard.watching.checks.ways import SEED, Way, as_they_are
 from regard.watching.interference import (
+    ROWS,
     Comparison,
     Departed,
     Place,
@@ -50,58 +53,8 @@ class Promise(NamedTuple):
     same: Sequence[Same] = (Same(),)
     is_exact: bool = False
     """True for two runs of the same shapes, which are equal to the bit."""
-
-    def difference(self, subject: Subject) -> float | None:
-        """The largest difference of the outputs at these positions; None if there is no such output."""
-        return apart(self.one(subject), self.other(subject), self.same)
-
-
-def apart(one: SubjectRun, other: SubjectRun, same: Sequence[Same]) -> float | None:
-    """The largest difference of the outputs of two runs, over the largest |output|; NaN if either has NaN; None
-    without an output to compare."""
-    found = []
-    for pair in same:
-        mine, theirs = (
-            _at(one.outputs[pair.row], pair.at, pair.of),
-            _at(other.outputs[pair.other], pair.other_at, pair.of),
-        )
-        if mine.keys() & theirs.keys():
-            found.append(largest_difference([mine], [theirs]))
-    return worst_of(found) if found else None
-
-
-def _at(outputs: Outputs, at: slice, of: str | None) -> Outputs:
-    if of is None and at == EVERY:
-        return outputs
-    return {
-        n: Output(one.values[at], one.of) for n, one in outputs.items() if one.of is not None and of in (None, one.of)
-    }
-
-
-def largest_difference(one: Sequence[Outputs], other: Sequence[Outputs]) -> float:
-    """The largest difference of the outputs of rows in two runs, over the largest |output|; NaN if either has NaN.
-    Outputs of unlike shapes are not compared."""
-    worst = 0.0
-    for mine, theirs in zip(one, other, strict=True):
-        for name in mine.keys() & theirs.keys():
-            a, b = (side[name].values.detach().cpu().double() for side in (mine, theirs))
-            if a.shape != b.shape or not a.numel():
-                continue
-            if bool(a.isnan().any() or b.isnan().any()):
-                return torch.nan
-            # Where both are the same infinity, as logits a model rules out are, they do not differ.
-            differ = (a - b).masked_fill(a == b, 0.0).abs().max()
-            worst = max(worst, float(differ) / max(float(b[b.isfinite()].abs().max()), 1e-12))
-    return worst
-
-
-def worst_of(found: Iterable[float]) -> float:
-    """The largest of some differences; NaN if one of them is.
-
-    >>> worst_of([0.0, 0.5]), worst_of([0.0, math.nan])
-    (0.5, nan)
-    """
-    return float(torch.tensor([0.0, *found], dtype=torch.float64).max())
+    least_features: int = 1
+    """The numbers at each position of a result that is compared: more than 1 leaves losses out."""
 
 
 class Broken(NamedTuple):
@@ -116,80 +69,73 @@ class Judge:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self._double: Subject | None = None
         self._axes: dict[bool, PositionAxes] = {}
 
-    def broken(self, promise: Promise, least: float | None = None, *, locates: bool = True) -> Broken | None:
-        """The measured difference, if it stays in float64, and the module where it begins; or None. NaN is always
-        beyond rounding. A model without an output at the positions is judged by its modules alone."""
-        dtype = next((p.dtype for p in self.subject.model.parameters()), torch.float32)
-        found = promise.difference(self.subject)
-        if found is None:
-            departed = self.located(promise, has_outputs=False) if locates else None
-            return None if departed is None else Broken({"difference": departed.difference}, departed)
-        least = LARGE.get(dtype, 1e-2) if least is None else least
-        if found <= (LEAK if promise.is_exact else least):
-            return None
-        numbers = {"difference": found}
-        if not (math.isnan(found) or dtype == torch.float64):
-            try:
-                again = promise.difference(self.double())
-            except Exception:
-                # A model without float64 gives no second opinion: of unlike shapes only a large difference counts then.
-                if found <= (least if promise.is_exact else 1e-2):
-                    return None
-            else:
-                if again is not None and again <= STAYS:
-                    return None
-                numbers["in float64"] = torch.nan if again is None else again
-        return Broken(numbers, self.located(promise) if locates else None)
+    def difference(self, promise: Promise) -> float | None:
+        """The largest difference of the results at the positions of a promise, over the largest result; inf if either
+        has NaN, None without a result to compare."""
+        return self._compared(promise, is_double=False, parts=False).of_results()
 
+    def broken(self, promise: Promise, least: float | None = None) -> Broken | None:
+        """The measured difference, if it stays in float64, and the module where it begins; or None. NaN is always
+        beyond rounding. A model without a result at the positions is judged by its modules alone."""
+        dtype = next((p.dtype for p in self.subject.model.parameters()), torch.float32)
+        found = self.difference(promise)
+        least = LARGE.get(dtype, 1e-2) if least is None else least
+        if found is not None and found <= (LEAK if promise.is_exact else least):
+            return None
+        departed, again = None, None
+        for is_double in (True, False):
+            with suppress(Exception):  # of a model without float64, or one that does not run under traces
+                compared = self._compared(promise, is_double=is_double)
+                departed, again = compared.first_departure(), compared.of_results() if is_double else found
+                break
+        if found is None:
+            return None if departed is None else Broken({"difference": departed.difference}, departed)
+        numbers = {"difference": found}
+        if is_double:
+            numbers["in float64"] = torch.nan if again is None else again
+        # A model without float64 gives no second opinion: of unlike shapes only a large difference counts then.
+        least = STAYS if is_double or promise.is_exact else 1e-2
+        is_rounding = again is not None and again <= least and math.isfinite(found)
+        return None if is_rounding else Broken(numbers, departed)
+
+    @cached_property
     def double(self) -> Subject:
         """The subject in float64."""
-        if self._double is None:
-            self._double = self.subject.in_double()
-        return self._double
+        return self.subject.in_double()
 
-    def located(self, promise: Promise, *, has_outputs: bool = True) -> Departed | None:
-        """The first module that departs; None if none does, or the model does not run under traces."""
-        for is_double in (True, False):
-            try:
-                subject = self.double() if is_double else self.subject
-                axes = self.axes(is_double)
-                one, first = _traced(promise.one, subject, axes)
-                other, second = _traced(promise.other, subject, axes)
-            except Exception:
-                continue
-            pairs = [_places(pair, first, second) for pair in promise.same]
-            tolerance = 1e-12 if promise.is_exact else STAYS if is_double else 1e-3
-            found = Comparison(one, other, pairs, tolerance)
-            return found.first_departure() if has_outputs else found.first_among_positions()
-        return None
+    def _compared(self, promise: Promise, *, is_double: bool, parts: bool = True) -> Comparison:
+        subject, axes = self.double if is_double else self.subject, self.axes(is_double)
+        one, first = _traced(promise.one, subject, axes, parts=parts)
+        other, second = _traced(promise.other, subject, axes, parts=parts)
+        pairs = [(_some(first.places[pair.row], pair.at, pair.of),
+                  _some(second.places[pair.other], pair.other_at, pair.of)) for pair in promise.same]  # fmt: skip
+        tolerance = 1e-12 if promise.is_exact else STAYS if is_double else 1e-3
+        return Comparison(one, other, pairs, tolerance, promise.least_features)
 
     def axes(self, is_double: bool) -> PositionAxes:
         if is_double not in self._axes:
-            subject = self.double() if is_double else self.subject
-            row, lengths, shorter = subject.rows.long, dict[str, int](), dict[str, RunTrace]()
+            subject = self.double if is_double else self.subject
+            row, runs = subject.rows.long, dict[str, tuple[RunTrace, RunTrace, int]]()
             whole, run = _traced(as_they_are([row]), subject)
+            with suppress(Exception):  # of a model of one row
+                runs[ROWS] = _traced(as_they_are([row, subject.rows.other]), subject)[0], whole, 2
             for sequence in subject.sequences:
-                lengths[sequence] = len(run.places[0][sequence].at)
-                less = subject.cut(row, slice(lengths[sequence] - 1), sequence)
-                try:
-                    shorter[sequence], _ = _traced(as_they_are([less]), subject)
-                except Exception:
-                    continue  # A model of one length has no such axis.
-            self._axes[is_double] = proved_axes(whole, shorter, lengths)
+                length = len(run.places[0][sequence].at)
+                with suppress(Exception):  # of a model of one length, which has no such axis
+                    less = subject.cut(row, slice(length - 1), sequence)
+                    runs[sequence] = whole, _traced(as_they_are([less]), subject)[0], length
+            self._axes[is_double] = proved_axes(runs)
         return self._axes[is_double]
 
 
-def _traced(way: Way, subject: Subject, axes: PositionAxes | None = None) -> tuple[RunTrace, SubjectRun]:
+def _traced(
+    way: Way, subject: Subject, axes: PositionAxes | None = None, *, parts: bool = True
+) -> tuple[RunTrace, SubjectRun]:
     other = subject.fresh()
     torch.manual_seed(SEED)
-    return traced(other.model, lambda: way.run(other), way.rows, axes)
-
-
-def _places(pair: Same, one: SubjectRun, other: SubjectRun) -> tuple[Places, Places]:
-    return _some(one.places[pair.row], pair.at, pair.of), _some(other.places[pair.other], pair.other_at, pair.of)
+    return traced(other.model, lambda: way.run(other), way.rows, axes, parts=parts)
 
 
 def _some(places: Places, at: slice, of: str | None) -> Places:

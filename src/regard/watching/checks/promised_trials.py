@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.watching.checks.cached_reading import read_with_cache, static_cache
-from regard.watching.checks.differences import EVERY, Judge, Promise, Same, apart
+from regard.watching.checks.differences import EVERY, Broken, Judge, Promise, Same
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.lengths import beyond, borders, cuts
 from regard.watching.checks.runs import PackedRow, Sample, Side, SubjectRun, UnsupportedError
@@ -18,9 +18,9 @@ from regard.watching.checks.ways import (
     BATCH_NORMS,
     Around,
     Way,
+    are_equal,
     as_it_is,
     as_they_are,
-    beside_losses,
     in_eager,
     in_training,
     loss_of,
@@ -120,18 +120,16 @@ class PromisedTrials:
             is_moved = side == "left" and self.subject.counts_columns
             apart = [Promise(together, as_they_are([rows.long]), [Same(0, 0)]),
                      Promise(together, lone, [Same(1, 0)])]  # fmt: skip
-            broken = [one for one in apart if self.judge.broken(one, locates=False)]
+            broken = [one for promise in apart if (one := self.judge.broken(promise)) is not None]
             # A model may know padding by its token: other tokens there may change results, if those are right with it.
             for number in (1, 2) if broken or is_moved else ():
                 filled = as_they_are(both, side=side, filler=number)
                 contents = Promise(together, filled, [Same(0, 0), Same(1, 1)], is_exact=True)
                 if self.unless_rounding("padding", contents, PADDING.format(side)):
                     return
-            for one in broken:
-                severity: Severity = "info" if is_moved else "error"
-                if self.unless_rounding("batch", one, PADDED.format(side), severity=severity):
-                    return
-            if not is_moved:
+            if broken:
+                self.report("batch", broken[0], PADDED.format(side), severity="info" if is_moved else "error")
+            elif not is_moved:
                 self.unless_rounding("padding", Promise(padded, lone), PADDED_ALONE.format(side))
 
     def try_future(self) -> None:
@@ -238,10 +236,12 @@ class PromisedTrials:
 
     def _reads_apart(self, rows: Sequence[Sample], last: int, chunk: int, said: str, **how: Any) -> bool:
         steps = Way(lambda subject: read_with_cache(subject, rows, last, chunk, **how), len(rows))
+        of, is_turned = self.subject.ahead, bool(how.get("turned"))
+        at = slice(-last, None) if is_turned else EVERY
         # Windows count the padding that stands between a prompt and its steps: only states are asked about it.
         sure = self._states() if how.get("side") == "right" else None
-        for number, row in enumerate(reversed(rows) if how.get("turned") else rows):
-            promise = Promise(as_they_are([row]), steps, [Same(0, number, of=self.subject.ahead)])
+        for number, row in enumerate(reversed(rows) if is_turned else rows):
+            promise = Promise(as_they_are([row]), steps, [Same(0, number, at, at, of)])
             if self.unless_rounding("cache", promise, CACHE.format(said), sure=sure):
                 return True
         return False
@@ -256,8 +256,8 @@ class PromisedTrials:
         for name in self.subject.arguments.labels:
             with self.trying(f"other {name}"):
                 other = self.subject.changed(row, EVERY, [name])
-                before, after = (within(beside_losses, as_they_are([one])) for one in (row, other))
-                self.unless_rounding("labels", Promise(before, after, is_exact=True), LABELS.format(name))
+                promise = Promise(as_they_are([row]), as_they_are([other]), is_exact=True, least_features=2)
+                self.unless_rounding("labels", promise, LABELS.format(name))
             if self.subject.causal and ahead is not None and row[name].shape == row[ahead].shape:
                 with self.trying(f"the shift of {name}"):
                     self._unshifted(name, row, row[ahead])
@@ -288,7 +288,7 @@ class PromisedTrials:
                 first = trained(self.subject)
                 torch.manual_seed(1)
                 before = random_states(self.subject)
-                is_same = apart(in_training(self.subject, alone), first, (Same(),)) == 0
+                is_same = are_equal(in_training(self.subject, alone), first)
                 # (A whole branch that is dropped seldom gives two equal results.)
                 is_fixed = is_same and all(map(torch.equal, before, random_states(self.subject)))
             if not is_fixed:
@@ -394,8 +394,14 @@ class PromisedTrials:
     ) -> bool:  # fmt: skip
         """Add a finding if a promise does not hold; return True then."""
         broken = self.judge.broken(promise, least)
-        if broken is None:
-            return False
+        if broken is not None:
+            self.report(reason, broken, says, severity=severity, told=told, sure=sure)
+        return broken is not None
+
+    def report(
+        self, reason: Reason, broken: Broken, says: str, *, severity: Severity = "error", told: str = "",
+        sure: Collection[str] | None = None,
+    ) -> None:  # fmt: skip
         numbers, at = dict(broken.numbers), broken.departed
         says += f" (difference {numbers['difference']:.1e} of the largest output"
         says += f"; replaced: {told})" if told else ")"
@@ -408,7 +414,6 @@ class PromisedTrials:
         path = "" if at is None else at.path
         cause = self._looking_ahead(path) if reason == "future" and at is not None else ""
         self.found.append(Finding(reason, severity, says, path, numbers=numbers, cause=cause))
-        return True
 
     def _looking_ahead(self, path: str) -> str:
         kinds = [found for seen, _ in self.seen if path in (found := kinds_of(seen.record))]

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.watching.checks.runs import Sample, Side, SubjectRun, UnsupportedError, tensors_of
+from regard.watching.checks.runs import Sample, Side, SubjectRun, UnsupportedError
 from regard.watching.checks.subject import Subject
+from regard.watching.interference import results_of, tensors_of
 
 SEED = 0
 
@@ -54,6 +55,11 @@ def in_training(subject: Subject, way: Way) -> SubjectRun:
         subject.model.eval()
 
 
+def are_equal(one: SubjectRun, other: SubjectRun) -> bool:
+    pairs = zip(results_of(one.output).values(), results_of(other.output).values(), strict=True)
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+
+
 def random_states(subject: Subject) -> list[Tensor]:
     """Those of torch's generators, which a draw moves on."""
     devices = {one.device for one in subject.model.parameters() if one.is_cuda}
@@ -63,17 +69,10 @@ def random_states(subject: Subject) -> list[Tensor]:
 def loss_of(subject: Subject, row: Sample) -> float:
     torch.manual_seed(SEED)
     output = subject.called(subject.together([row], "right")[0])
-    found = [one for _, one in tensors_of(output) if one.numel() == 1]
+    found = [one for _, one in tensors_of(output) if one.is_floating_point() and one.numel() == 1]
     if not found:
         raise UnsupportedError("it gives no loss")
     return float(found[0])
-
-
-def beside_losses(subject: Subject, way: Way) -> SubjectRun:
-    """The outputs of several numbers for each position."""
-    run = way.run(subject)
-    rows = [{name: one for name, one in row.items() if one.values.dim() > 1} for row in run.outputs]
-    return SubjectRun(rows, run.places)
 
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)

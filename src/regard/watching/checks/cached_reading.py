@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.models.one_stack import DecoderOnly, EncoderOnly
 from regard.models.protocol import Seq2Seq
@@ -133,12 +134,14 @@ def _by_steps(subject: Subject, row: Sample, last: int) -> SubjectRun:
     assert subject.ahead is not None
     tokens, others = row[subject.ahead], [n for n in subject.sequences if n != subject.ahead]
     read = row[others[0]] if others else tokens[: len(tokens) - last]
-    state = model.start(read[None], torch.tensor([len(read)], device=tokens.device))
-    for token in tokens[0 if others else len(read) :]:
+    first = 0 if others else len(read)
+    state, logits = model.start(read[None], torch.tensor([len(read)], device=tokens.device)), list[Tensor]()
+    for token in tokens[first:]:
         found = model.step(state, token[None])
         state = found.state
+        logits.append(found.logits)
     keeps = subject.together([row], "right")[1]
-    return SubjectRun(found.logits, subject.places(1, keeps, "right"))
+    return SubjectRun(pad(torch.stack(logits, 1), (0, 0, first, 0)), subject.places(1, keeps, "right"))
 
 
 def in_parts(length: int, last: int, chunk: int) -> list[slice]:

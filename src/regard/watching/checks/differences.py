@@ -135,7 +135,9 @@ def _traced(
 ) -> tuple[RunTrace, SubjectRun]:
     other = subject.fresh()
     torch.manual_seed(SEED)
-    return traced(other.model, lambda: way.run(other), way.rows, axes, parts=parts)
+    trace, run = traced(other.model, lambda: way.run(other), way.rows, axes, parts=parts)
+    trace.end(run.output)
+    return trace, run
 
 
 def _some(places: Places, at: slice, of: str | None) -> Places:

@@ -237,7 +237,7 @@ class PromisedTrials:
     def _reads_apart(self, rows: Sequence[Sample], last: int, chunk: int, said: str, **how: Any) -> bool:
         steps = Way(lambda subject: read_with_cache(subject, rows, last, chunk, **how), len(rows))
         of, is_turned = self.subject.ahead, bool(how.get("turned"))
-        at = slice(-last, None) if is_turned else EVERY
+        at = slice(-last, None)
         # Windows count the padding that stands between a prompt and its steps: only states are asked about it.
         sure = self._states() if how.get("side") == "right" else None
         for number, row in enumerate(reversed(rows) if is_turned else rows):

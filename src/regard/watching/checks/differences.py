@@ -1,20 +1,20 @@
-"""Differences between two runs, told apart from rounding, and located in the modules.
+"""Ways to run a subject, and differences between two of them, told apart from rounding, and located in the modules.
 
 A difference that vanishes in double precision is rounding (even a mixture of experts may choose another expert by it);
 a persistent one is a fault. So a large difference is measured again in float64, in every module.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 
-from regard.watching.checks.runs import SubjectRun
+from regard.watching.checks.runs import Sample, Side, SubjectRun, UnsupportedError
 from regard.watching.checks.subject import Subject
-from regard.watching.checks.ways import SEED, Way, as_they_are
 from regard.watching.interference import (
     ROWS,
     Comparison,
@@ -24,8 +24,12 @@ from regard.watching.interference import (
     PositionAxes,
     RunTrace,
     proved_axes,
+    results_of,
+    tensors_of,
     traced,
 )
+
+SEED = 0
 
 LARGE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """From where on a difference is measured again, relative to the largest output; 1e-2 in other dtypes."""
@@ -36,11 +40,78 @@ LEAK = 1e-7
 EVERY = slice(None)
 
 
+class Way(NamedTuple):
+    """A way to run a subject."""
+
+    run: Callable[[Subject], SubjectRun]
+    rows: int = 1
+
+    def __call__(self, subject: Subject) -> SubjectRun:
+        torch.manual_seed(SEED)
+        return self.run(subject.fresh())
+
+
+Around = Callable[[Subject], AbstractContextManager[object]]
+"""A state of a subject, such as its attention written out."""
+
+
+def as_it_is(subject: Subject) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def as_they_are(
+    rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0, around: Around = as_it_is
+) -> Way:
+    def run(subject: Subject) -> SubjectRun:
+        with around(subject):
+            return subject.run(rows, side=side, filler=filler, width=width)
+
+    return Way(run, len(rows))
+
+
+@contextmanager
+def in_training(subject: Subject) -> Iterator[None]:
+    """The model in training mode, whose code path may differ. Nothing is dropped: of a mixture of experts, each gets as
+    many random numbers as it has tokens, and other last tokens go to other experts."""
+    subject.model.train()
+    for one in subject.model.modules():
+        if isinstance(one, DROPOUTS):
+            one.eval()
+    try:
+        yield
+    finally:
+        subject.model.eval()
+
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def are_equal(one: SubjectRun, other: SubjectRun) -> bool:
+    pairs = zip(results_of(one.output).values(), results_of(other.output).values(), strict=True)
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+
+
+def random_states(subject: Subject) -> list[Tensor]:
+    """Those of torch's generators, which a draw moves on."""
+    devices = {one.device for one in subject.model.parameters() if one.is_cuda}
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(one) for one in devices)]
+
+
+def loss_of(subject: Subject, row: Sample) -> float:
+    torch.manual_seed(SEED)
+    output = subject.called(subject.together([row], "right")[0])
+    found = [one for _, one in tensors_of(output) if one.is_floating_point() and one.numel() == 1]
+    if not found:
+        raise UnsupportedError("it gives no loss")
+    return float(found[0])
+
+
 class Same(NamedTuple):
     row: int = 0
     other: int = 0
     at: slice = EVERY
-    other_at: slice = EVERY
+    """The positions in both."""
     of: str | None = None
     """The sequence of the positions; None for every sequence, and for outputs without positions."""
 
@@ -109,8 +180,8 @@ class Judge:
         subject, axes = self.double if is_double else self.subject, self.axes(is_double)
         one, first = _traced(promise.one, subject, axes, parts=parts)
         other, second = _traced(promise.other, subject, axes, parts=parts)
-        pairs = [(_some(first.places[pair.row], pair.at, pair.of),
-                  _some(second.places[pair.other], pair.other_at, pair.of)) for pair in promise.same]  # fmt: skip
+        pairs = [(_some(first.places[pair.row], pair), _some(second.places[pair.other], pair))
+                 for pair in promise.same]  # fmt: skip
         tolerance = 1e-12 if promise.is_exact else STAYS if is_double else 1e-3
         return Comparison(one, other, pairs, tolerance, promise.least_features)
 
@@ -140,5 +211,5 @@ def _traced(
     return trace, run
 
 
-def _some(places: Places, at: slice, of: str | None) -> Places:
-    return {name: Place(row, index[at]) for name, (row, index) in places.items() if of in (None, name)}
+def _some(places: Places, same: Same) -> Places:
+    return {name: Place(row, index[same.at]) for name, (row, index) in places.items() if same.of in (None, name)}

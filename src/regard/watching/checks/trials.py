@@ -11,13 +11,12 @@ from torch import Tensor
 from regard.errors import ArgumentError, RegardError
 from regard.watching.checks.audit import CAUSAL_UNKNOWN, audit
 from regard.watching.checks.audited_call import UserTold, run_of
-from regard.watching.checks.differences import Promise, Same
+from regard.watching.checks.differences import Promise, Same, Way, are_equal, as_it_is, as_they_are, in_training
 from regard.watching.checks.finding import Checked, Finding
 from regard.watching.checks.promised_trials import PromisedTrials
 from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
 from regard.watching.checks.runs import SubjectRun
 from regard.watching.checks.subject import Subject
-from regard.watching.checks.ways import Way, are_equal, as_they_are, in_eager, in_training, within
 from regard.watching.interference import results_of
 from regard.watching.report import mixers_in
 from regard.watching.watch import Seen, watch
@@ -74,7 +73,7 @@ class Trials(PromisedTrials):
             return subject.run([self.subject.rows.long])
 
         self.subject.keeps_state = True
-        self.unless_rounding("cache", Promise(alone, Way(twice), is_exact=True), STATE)
+        self.unless_rounding("cache", STATE, Promise(alone, Way(twice), is_exact=True))
 
     def _infer_causality(self) -> None:
         """Where nothing tells the direction, most layers do, in evaluation or in training."""
@@ -83,7 +82,7 @@ class Trials(PromisedTrials):
         self.is_inferred = self._most_are_causal(self.seen[0][0])
         if not self.is_inferred and not self.has_norms:
             with suppress(Exception), watch(self.subject.model) as seen:
-                in_training(self.subject, as_they_are([self.subject.rows.long]))
+                as_they_are([self.subject.rows.long], around=in_training)(self.subject)
             self.is_inferred = self._most_are_causal(seen)
         self.subject.causal = self.is_inferred or None
 
@@ -122,7 +121,7 @@ class Trials(PromisedTrials):
         promise = Promise(Way(lambda subject: subject.shifted(rows.long, SHIFT)), as_they_are([rows.long]))
         with self.trying("all positions shifted"):
             if subject.is_rotary and self._attends_alone():
-                self.unless_rounding("positions", promise, ROTARY, least=MOVED)
+                self.unless_rounding("positions", ROTARY, promise, least=MOVED)
             elif (difference := self.judge.difference(promise)) is not None:
                 says = f"a shift of all positions by {SHIFT} changes the results by {difference:.1e} of the largest"
                 kind = "absolute" if difference > MOVED else "relative, or not used"
@@ -138,12 +137,11 @@ class Trials(PromisedTrials):
 
     def _eager(self) -> None:
         for said, batch, side in self.forms():
-            kernel = as_they_are(batch, side=side)
-            written = within(in_eager, kernel)
+            kernel, written = (as_they_are(batch, side=side, around=one) for one in (as_it_is, Subject.eager))
             with self.trying(f"eager{said}"):
                 same = [Same(number, number) for number in range(len(batch))]
                 says = EAGER.format(said and f" of a batch{said}")
-                if self.unless_rounding("kernel and eager", Promise(kernel, written, same), says):
+                if self.unless_rounding("kernel and eager", says, Promise(kernel, written, same)):
                     return
 
     def _sinks(self) -> None:

@@ -379,7 +379,7 @@ class Comparison:
 
 
 def traced(
-    model: nn.Module, run: Callable[[], Any], rows: int, axes: PositionAxes | None = None, *, parts: bool = True
+    model: nn.Module, run: Callable[[], Any], rows: int, axes: PositionAxes | None = None, *, parts: bool
 ) -> tuple[RunTrace, Any]:
     """Run a model, and keep the fingerprints, of its parts too; and the result of the run."""
     trace = RunTrace(rows, axes)

@@ -1,17 +1,18 @@
 """Ways to run a subject, and differences between two of them, told apart from rounding, and located in the modules.
 
 A difference that vanishes in double precision is rounding (even a mixture of experts may choose another expert by it);
-a persistent one is a fault. So a large difference is measured again in float64, in every module.
+a persistent one is a fault. So a large difference is measured again in float64, where a choice takes the first of ties.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.watching.checks.runs import Sample, Side, SubjectRun, UnsupportedError
 from regard.watching.checks.subject import Subject
@@ -88,8 +89,8 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def are_equal(one: SubjectRun, other: SubjectRun) -> bool:
-    pairs = zip(results_of(one.output).values(), results_of(other.output).values(), strict=True)
-    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+    mine, theirs = ({n: x.nan_to_num() for n, x in results_of(run.output).items()} for run in (one, other))
+    return mine.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in mine.items())
 
 
 def random_states(subject: Subject) -> list[Tensor]:
@@ -128,6 +129,19 @@ class Promise(NamedTuple):
     """The numbers at each position of a result that is compared: more than 1 leaves losses out."""
 
 
+class FirstOfTies(TorchFunctionMode):
+    """A top-k takes the first of equal scores: which ones it takes else, as of zeros of relu, depends on the width."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.topk, Tensor.topk):
+            return func(*args, **(kwargs or {}))
+        return self._first(*args, **(kwargs or {}))
+
+    def _first(self, input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        chosen = input.sort(dim=dim, descending=largest, stable=True)
+        return torch.return_types.topk(tuple(one.narrow(dim, 0, k) for one in chosen))
+
+
 class Broken(NamedTuple):
     """A promise that does not hold: by how much, and the first module that departs."""
 
@@ -140,7 +154,7 @@ class Judge:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self._axes: dict[bool, PositionAxes] = {}
+        self._axes: dict[tuple[bool, bool], PositionAxes] = {}
 
     def difference(self, promise: Promise) -> float | None:
         """The largest difference of the results at the positions of a promise, over the largest result; inf if either
@@ -149,25 +163,26 @@ class Judge:
 
     def broken(self, promise: Promise, least: float | None = None) -> Broken | None:
         """The measured difference, if it stays in float64, and the module where it begins; or None. NaN is always
-        beyond rounding. A model without a result at the positions is judged by its modules alone."""
+        beyond rounding. A model without a result at the positions is judged by its modules alone, in both dtypes."""
         dtype = next((p.dtype for p in self.subject.model.parameters()), torch.float32)
         found = self.difference(promise)
         least = LARGE.get(dtype, 1e-2) if least is None else least
         if found is not None and found <= (LEAK if promise.is_exact else least):
             return None
-        departed, again = None, None
+        departed, again = None, found
         for is_double in (True, False):
             with suppress(Exception):  # of a model without float64, or one that does not run under traces
-                compared = self._compared(promise, is_double=is_double)
+                compared = self._compared(promise, is_double=is_double, parts=True)
                 departed, again = compared.first_departure(), compared.of_results() if is_double else found
-                break
+                if found is not None or departed is None:
+                    break
         if found is None:
             return None if departed is None else Broken({"difference": departed.difference}, departed)
         numbers = {"difference": found}
         if is_double:
             numbers["in float64"] = torch.nan if again is None else again
         # A model without float64 gives no second opinion: of unlike shapes only a large difference counts then.
-        least = STAYS if is_double or promise.is_exact else 1e-2
+        least = STAYS if is_double else least if promise.is_exact else 1e-2
         is_rounding = again is not None and again <= least and math.isfinite(found)
         return None if is_rounding else Broken(numbers, departed)
 
@@ -176,8 +191,8 @@ class Judge:
         """The subject in float64."""
         return self.subject.in_double()
 
-    def _compared(self, promise: Promise, *, is_double: bool, parts: bool = True) -> Comparison:
-        subject, axes = self.double if is_double else self.subject, self.axes(is_double)
+    def _compared(self, promise: Promise, *, is_double: bool, parts: bool) -> Comparison:
+        subject, axes = self.double if is_double else self.subject, self.axes(is_double, parts)
         one, first = _traced(promise.one, subject, axes, parts=parts)
         other, second = _traced(promise.other, subject, axes, parts=parts)
         pairs = [(_some(first.places[pair.row], pair), _some(second.places[pair.other], pair))
@@ -185,28 +200,29 @@ class Judge:
         tolerance = 1e-12 if promise.is_exact else STAYS if is_double else 1e-3
         return Comparison(one, other, pairs, tolerance, promise.least_features)
 
-    def axes(self, is_double: bool) -> PositionAxes:
-        if is_double not in self._axes:
+    def axes(self, is_double: bool, parts: bool) -> PositionAxes:
+        if (is_double, parts) not in self._axes:
             subject = self.double if is_double else self.subject
             row, runs = subject.rows.long, dict[str, tuple[RunTrace, RunTrace, int]]()
-            whole, run = _traced(as_they_are([row]), subject)
+            whole, run = _traced(as_they_are([row]), subject, parts=parts)
             with suppress(Exception):  # of a model of one row
-                runs[ROWS] = _traced(as_they_are([row, subject.rows.other]), subject)[0], whole, 2
+                runs[ROWS] = _traced(as_they_are([row, subject.rows.other]), subject, parts=parts)[0], whole, 2
             for sequence in subject.sequences:
                 length = len(run.places[0][sequence].at)
                 with suppress(Exception):  # of a model of one length, which has no such axis
                     less = subject.cut(row, slice(length - 1), sequence)
-                    runs[sequence] = whole, _traced(as_they_are([less]), subject)[0], length
-            self._axes[is_double] = proved_axes(runs)
-        return self._axes[is_double]
+                    runs[sequence] = whole, _traced(as_they_are([less]), subject, parts=parts)[0], length
+            self._axes[is_double, parts] = proved_axes(runs)
+        return self._axes[is_double, parts]
 
 
 def _traced(
-    way: Way, subject: Subject, axes: PositionAxes | None = None, *, parts: bool = True
+    way: Way, subject: Subject, axes: PositionAxes | None = None, *, parts: bool
 ) -> tuple[RunTrace, SubjectRun]:
     other = subject.fresh()
     torch.manual_seed(SEED)
-    trace, run = traced(other.model, lambda: way.run(other), way.rows, axes, parts=parts)
+    with FirstOfTies() if parts else nullcontext():
+        trace, run = traced(other.model, lambda: way.run(other), way.rows, axes, parts=parts)
     trace.end(run.output)
     return trace, run
 

@@ -271,9 +271,10 @@ def spans_of_weights(weights: AttentionMap) -> RowSpans:
     def read(rows: range) -> tuple[Tensor, Tensor]:
         block = weights.block(rows, range(keys)).reshape(-1, heads, len(rows), keys)
         seen = block != 0
-        # Where a mask leaves no key, models spread a row evenly over hidden keys; scores give no equal weights.
+        # Where a mask leaves no key, models spread a row evenly over hidden keys; scores give no equal weights, but for
+        # queries over depth, which are learned, from zeros on.
         spread = (block.amax(-1) == torch.where(seen, block, torch.inf).amin(-1)) & (seen.sum(-1) > 1)
-        return seen.any(1, keepdim=True), spread.all(1, keepdim=True)
+        return seen.any(1, keepdim=True), spread.all(1, keepdim=True) & (weights.dimensions.keys != "layers")
 
     step = fitting(CHUNK_ELEMENTS, math.prod(weights.leading) * keys)
     return RowSpans.read(read, queries, step, is_exact=False)

@@ -228,7 +228,7 @@ def positions_rule(call: AuditedCall) -> Iterator[Finding]:
     # (Where a cache was cut back, a step begins earlier than the last one ended.)
     gone = call.step.first - call.before.step.first - call.before.sizes.queries
     # (Padding at the end of a prompt may count, or not; before its first real token a sequence has no position.)
-    expected, was_real = _of_last_real(before.values, call.before.real_queries)
+    expected, was_real = _of_first_real(before.values.flip(-1), call.before.real_queries.flip(-1))
     got, is_real = _of_first_real(now.values, call.real_queries)
     expected, counted = expected + 1 + gone, before.values[:, -1] + 1 + gone
     wrong = (expected != got) & (counted != got) & was_real & is_real
@@ -252,10 +252,6 @@ def _of_first_real(positions: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     """The position of the first real token of each sequence, and whether there is one."""
     real = real.expand_as(positions)
     return positions.gather(1, real.long().argmax(-1, keepdim=True))[:, 0], real.any(-1)
-
-
-def _of_last_real(positions: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    return _of_first_real(positions.flip(-1), real.flip(-1))
 
 
 def _has_left_padding(call: AuditedCall) -> bool:

@@ -78,8 +78,6 @@ def test_observed_attention_over_fused_attention() -> None:
 
 
 class Given(kvpress.ScorerPress):
-    """A press with the scores that eager attention gave."""
-
     def __init__(self, scores: list[Tensor]) -> None:
         super().__init__(compression_ratio=0.5)
         self.scores = scores

@@ -37,7 +37,6 @@ def across_documents(of: Any) -> Any:
 
 
 def folder_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """The scalars that TensorBoard reads, by the last two parts of their names."""
     accumulator: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     found = {}
     for path in {file.parent for file in folder.rglob("events.out*")}:
@@ -56,9 +55,6 @@ def pictures(folder: Path) -> dict[str, list[int]]:
         read.Reload()
         found |= {name: [one.step for one in read.Images(name)] for name in read.Tags()["images"]}
     return found
-
-
-# -- transformers ------------------------------------------------------------------------------------
 
 
 def trainer(of: Any, folder: Path, steps: int = 6, **options: Any) -> Any:
@@ -114,9 +110,6 @@ def test_trainer_stops_before_the_first_change_or_warns(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="error: transformer.h.0.attn"):
         made.train()
     assert made.state.global_step == 2
-
-
-# -- Lightning ---------------------------------------------------------------------------------------
 
 
 def lightning_run(of: Any, folder: Path, monitor: AttentionMonitor | None, **options: Any) -> Any:

@@ -14,6 +14,7 @@ from regard.edits import AddBias, Edit, Knockout, Reweight
 from regard.edits.of_scores import KnockedOutBlock
 from regard.kernels import fused
 from regard.kernels.fused_plan import Plan, plan
+from tests.fuzz.watch.truths import kernel_weights
 from tests.modules import module
 
 LENGTH = 150
@@ -26,13 +27,8 @@ Attend = module(
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-    k, v = (t.repeat_interleave(2, 1) for t in (k, v))
-    scores = q @ k.mT * q.shape[-1] ** -0.5 + added
-    allowed = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    scores = scores.masked_fill(~allowed, -torch.inf)
-    is_empty = (scores == -torch.inf).all(-1, keepdim=True)
-    p = scores.masked_fill(is_empty, 0.0).softmax(-1).masked_fill(is_empty, 0.0)
-    return p @ v, p
+    p = kernel_weights(q, k, added, is_causal=True)
+    return p @ v.repeat_interleave(2, 1), p
 
 
 def added(rows: list[int], keys: slice, number: float) -> Tensor:

@@ -1,6 +1,7 @@
 """What reached the kernel: kinds of masks, shares of weight against the dense map, and findings of faulty models."""
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,26 +19,22 @@ from regard.watching.checks.finding import Finding
 from regard.watching.kept.mask_kind import kind_of
 from regard.watching.kept.mask_reading import read_mask
 from regard.watching.watch import Seen
+from tests.modules import parts, watching
 
 B, H, T, D = 2, 3, 7, 5
 
 
-class Attention(nn.Module):
+@parts(lambda *, written_out=False, heads=H: {"written_out": written_out, "heads": heads})
+def Attention(self: Any, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, **flags: Any) -> Tensor:
     """Attention of given tensors, as a function of torch or written out."""
-
-    def __init__(self, *, written_out: bool = False, heads: int = H) -> None:
-        super().__init__()
-        self.written_out, self.heads = written_out, heads
-
-    def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, **flags: Any) -> Tensor:
-        memory = x if memory is None else memory
-        query, key = (t[:, None].expand(-1, self.heads, -1, -1) for t in (x, memory))
-        if not self.written_out:
-            return sdpa(query, key, key, attn_mask=mask, **flags)
-        scores = query @ key.mT
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        return scores.softmax(-1) @ key
+    memory = x if memory is None else memory
+    query, key = (t[:, None].expand(-1, self.heads, -1, -1) for t in (x, memory))
+    if not self.written_out:
+        return sdpa(query, key, key, attn_mask=mask, **flags)
+    scores = query @ key.mT
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ key
 
 
 def inputs(queries: int = T, batch: int = B) -> Tensor:
@@ -45,8 +42,7 @@ def inputs(queries: int = T, batch: int = B) -> Tensor:
 
 
 def watched(model: nn.Module, *args: Any, **kwargs: Any) -> Seen:
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(*args, **kwargs)
+    seen = watching(model)(*args, **kwargs)
     return seen
 
 
@@ -172,7 +168,6 @@ def test_a_kind_says_what_the_mask_says(seed: int) -> None:
 
 
 def dense_shares(weights: Tensor, keep: Tensor | None = None, offset: int = 0) -> tuple[float, float]:
-    """The shares on later positions and on the first key, in float64 from the whole map."""
     live = (weights != 0).any(-1)
     later = torch.arange(weights.shape[-1]) > (torch.arange(weights.shape[-2]) + offset)[:, None]
     return float((weights * later).sum(-1)[live].mean()), float(weights[..., 0][live].mean())
@@ -202,8 +197,7 @@ def test_rows_that_a_model_spreads_evenly_have_no_key() -> None:
 
 
 def test_what_was_kept_of_a_call_is_all_that_can_be_told() -> None:
-    with torch.no_grad(), regard.watch(model := Attention(), keep="summary") as seen:
-        model(inputs())
+    seen = watching(Attention(), keep="summary")(inputs())
     with pytest.raises(regard.RegardError, match="nothing was kept"):
         facts_of(seen.calls[0])
     assert [finding.severity for finding in seen.audit()] == ["info"]
@@ -324,8 +318,7 @@ def test_a_mask_that_is_added_to_the_scores_hides_nothing_and_is_named(low: floa
             keep = torch.ones(T, T, dtype=torch.bool).tril()
             return sdpa(x, x, x, attn_mask=torch.where(keep, high, low))
 
-    with regard.watch(model := Model()) as seen:
-        model(torch.randn(1, 2, T, 4))
+    seen = watching(Model(), context=nullcontext)(torch.randn(1, 2, T, 4))
     assert f"mask: none; {low:g} and {high:g} are added to the scores; weight: " in str(seen.report())
     if low > -10:
         finding = next(one for one in seen.audit(causal=True) if one.reason == "future")
@@ -347,19 +340,14 @@ CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("how", CHANGES)
 def test_a_mask_that_changes_written_out_scores_hides_nothing_and_is_named(how: str) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+    @parts(lambda: {"q": nn.Linear(4, 4), "k": nn.Linear(4, 4)})
+    def Model(self: Any, x: Tensor) -> Tensor:
+        q, k = self.q(x), self.k(x)
+        scores: Any = q @ k.mT
+        scores.a, scores.b = q, k.mT
+        return CHANGES[how](scores, torch.ones(T, T, dtype=torch.bool).tril()).softmax(-1) @ x
 
-        def forward(self, x: Tensor) -> Tensor:
-            q, k = self.q(x), self.k(x)
-            scores: Any = q @ k.mT
-            scores.a, scores.b = q, k.mT
-            return CHANGES[how](scores, torch.ones(T, T, dtype=torch.bool).tril()).softmax(-1) @ x
-
-    with torch.no_grad(), regard.watch(model := Model()) as seen:
-        model(torch.randn(2, T, 4))
+    seen = watching(Model())(torch.randn(2, T, 4))
     clause = "the scores are multiplied by 0 and 1" if "times" in how else "0 and 1 are added to the scores"
     said = {"both": "causal (read", "bias": "none (read", "no padding": "none (read"}.get(how, f"none; {clause} (read")
     assert f"mask: {said} from the weights)" in str(seen.report())

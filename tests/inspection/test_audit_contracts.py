@@ -12,6 +12,7 @@ import regard
 from regard.errors import NotKeptError, NotSeenError, ShapeError
 from regard.watching.checks import Checked
 from regard.watching.checks.told import PadToken
+from tests.modules import parts, watching
 
 T, LENGTHS = 9, (9, 6, 4)
 
@@ -32,8 +33,7 @@ class Model(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any) -> Tensor:
         q, k, v = (t.unsqueeze(1) for t in self.into(4 * self.tokens(input_ids)).chunk(3, -1))
-        found: Tensor = sdpa(q, k, v, attn_mask=self.mask, **self.flags)
-        return found
+        return sdpa(q, k, v, attn_mask=self.mask, **self.flags)
 
 
 def ids(side: str = "right") -> Tensor:
@@ -68,8 +68,7 @@ def test_an_audit_is_a_sequence_that_is_false_without_a_fault() -> None:
 
 def test_a_finding_has_its_share_an_example_the_row_a_cause_and_a_remedy() -> None:
     model = Model()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(input_ids=ids(), attention_mask=keep())
+    seen = watching(model)(input_ids=ids(), attention_mask=keep())
     (found,) = seen.audit()
     weights, hidden = seen[""].dense()[:, 0], ~keep()
     on_padding = (weights * hidden[:, None]).sum(-1)[keep()]
@@ -120,8 +119,7 @@ def test_the_name_of_a_mask_tells_its_meaning(name: str, is_real: bool) -> None:
 class OfFeatures(Model):
     def forward(self, features: Tensor, **others: Any) -> Tensor:  # type: ignore[override]
         q = self.into(features).unsqueeze(1)[..., :8]
-        found: Tensor = sdpa(q, q, q, attn_mask=self.mask)
-        return found
+        return sdpa(q, q, q, attn_mask=self.mask)
 
 
 @pytest.mark.parametrize("flags", [keep(), ~keep(), keep()[:, None].long()])
@@ -270,26 +268,19 @@ def test_arguments_that_the_model_overwrites_are_as_they_were() -> None:
 
 
 def test_of_an_unread_part_an_audit_without_errors_refuses_and_with_errors_answers() -> None:
-    class OverHeads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.into = nn.Linear(8, 24)
+    @parts(lambda: {"into": nn.Linear(8, 24)})
+    def OverHeads(self: Any, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.into(x).chunk(3, -1))
+        return (q @ k.mT).softmax(1) @ v
 
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.into(x).chunk(3, -1))
-            found: Tensor = (q @ k.mT).softmax(1) @ v
-            return found
-
-    with torch.no_grad(), regard.watch(model := OverHeads()) as seen:
-        model(torch.randn(2, 5, 8))
+    seen = watching(OverHeads())(torch.randn(2, 5, 8))
     (found,) = seen.audit()
     assert (found.reason, found.severity) == ("softmax over the wrong axis", "error")
     assert "axis 1 of scores (2, 2, 5, 5)" in found.says
     with pytest.raises(NotKeptError, match="no single row"):
         _ = found.row
     rnn = nn.GRU(8, 8, batch_first=True)
-    with torch.no_grad(), regard.watch(rnn) as seen:
-        rnn(torch.randn(2, 5, 8))
+    seen = watching(rnn)(torch.randn(2, 5, 8))
     with pytest.raises(NotSeenError):
         seen.audit()
 
@@ -297,8 +288,7 @@ def test_of_an_unread_part_an_audit_without_errors_refuses_and_with_errors_answe
 def test_dropout_in_evaluation_and_in_training() -> None:
     for is_trained in (False, True):
         model = Model(is_causal=True, dropout_p=0.5).train(is_trained)
-        with torch.no_grad(), regard.watch(model) as seen:
-            model(input_ids=ids()[:1])
+        seen = watching(model)(input_ids=ids()[:1])
         assert [one.reason for one in seen.audit().faults] == ([] if is_trained else ["dropout in evaluation"])
 
 
@@ -310,8 +300,7 @@ def test_the_sequences_of_a_batch_that_attend_to_each_other() -> None:
 
         def forward(self, input_ids: Tensor) -> Tensor:
             x = self.tokens(input_ids)
-            found: Tensor = self.attention(x, x, x)[0]
-            return found
+            return self.attention(x, x, x)[0]
 
     (found,) = audited(Wrong(batch_first=False), input_ids=ids()).errors
     assert (found.reason, "batch_first=True" in found.remedy) == ("softmax over the wrong axis", True)

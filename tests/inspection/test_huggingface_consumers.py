@@ -15,7 +15,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 def both(make: Callable[[str], Any], *, grad: bool = False) -> tuple[Any, Any]:
-    """The same model twice: enabled, and with eager attention."""
     ours, eager = make("sdpa"), make("eager")
     regard.huggingface.enable(ours)
     assert not ours.training or grad
@@ -61,8 +60,7 @@ def bert(layers: int, seed: int) -> Callable[[str], Any]:
 def minilm(student: Any, teacher: Any) -> Tensor:
     """Wang et al. 2020 (arXiv:2002.10957), equation 2: KL divergence of last layers, a mean over rows."""
     last, taught = student[-1], teacher[-1].detach()
-    loss: Tensor = F.kl_div(torch.log(last.clamp(min=1e-12)), taught, reduction="none").sum(-1).mean()
-    return loss
+    return F.kl_div(torch.log(last.clamp(min=1e-12)), taught, reduction="none").sum(-1).mean()
 
 
 def tinybert(student: Any, teacher: Any) -> Tensor:
@@ -78,7 +76,6 @@ def tinybert(student: Any, teacher: Any) -> Tensor:
 
 
 def divergence(student: Any, teacher: Any) -> Tensor:
-    """The loss of MiniLM by this package, of maps or of tensors."""
     return regard.divergence(teacher[-1].detach(), student[-1], "kl").mean()
 
 

@@ -1,5 +1,6 @@
 """`AttentionMonitor` in a loop of one's own, and the numbers of its heads against dense weights."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import regard
 from regard.errors import ArgumentError
 from regard.watching import AttentionMonitor
 from regard.watching.monitor import measured_heads, write_picture, writers_of_lightning, writers_of_trainer
+from tests.modules import module, parts, watching
 
 
 def encoder(dropout: float = 0.0) -> nn.TransformerEncoder:
@@ -52,8 +54,7 @@ def test_the_numbers_are_those_of_dense_weights_and_the_worst_head_is_named() ->
     monitor.begin(model, 1)
     model(x)
     scalars = monitor.end()
-    with regard.watch(model) as seen:
-        model(x)
+    seen = watching(model, context=nullcontext)(x)
     logits = []
     for name in ("layers.0.self_attn", "layers.1.self_attn"):
         weights = seen[name].dense()[:2].detach()
@@ -78,14 +79,10 @@ def test_dead_and_uniform_heads_by_hand() -> None:
     assert not measured_heads([{"a": padded}])["a"].is_uniform.any()
 
 
-class WrittenOut(nn.Module):
-    def __init__(self, heads: bool) -> None:
-        super().__init__()
-        self.project, self.heads = nn.Linear(4, 4), heads
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.project(x).unflatten(-1, (2, 2)).transpose(1, 2) if self.heads else x[:, None]
-        return (x @ x.mT).softmax(-1).sqrt() @ x
+@parts(lambda heads: {"project": nn.Linear(4, 4), "heads": heads})
+def WrittenOut(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = self.project(x).unflatten(-1, (2, 2)).transpose(1, 2) if self.heads else x[:, None]
+    return (x @ x.mT).softmax(-1).sqrt() @ x
 
 
 def test_weights_that_the_model_made_have_no_logits() -> None:
@@ -104,15 +101,13 @@ def test_a_layer_that_cannot_be_measured_is_named_and_ends_no_run() -> None:
 
 
 def test_a_fault_stops_or_warns_and_holds_no_tensors() -> None:
-    class Block(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.scaled_dot_product_attention(x, x, x)
+    Block = module(lambda m, x: nn.functional.scaled_dot_product_attention(x, x, x))
 
     model = Block()
     monitor = AttentionMonitor(causal=True)
     monitor.begin(model, 1)
     model(torch.randn(2, 1, 5, 4))
-    with pytest.raises(AssertionError, match=r"Block: 1 layer.*1 error\nerror: the model, call 0"):
+    with pytest.raises(AssertionError, match=r"Made: 1 layer.*1 error\nerror: the model, call 0"):
         monitor.end()
     monitor = AttentionMonitor(causal=True, on_fault="warn")
     monitor.begin(model, 1)
@@ -143,9 +138,6 @@ def test_numbers_out_of_range_are_refused() -> None:
             AttentionMonitor(**options)
 
 
-# -- the picture of the worst head -------------------------------------------------------------------------
-
-
 def measured() -> AttentionMonitor:
     model, monitor = encoder(), AttentionMonitor(causal=False)
     with torch.no_grad():
@@ -163,8 +155,7 @@ def test_the_worst_head_has_the_map_of_its_first_sequence() -> None:
     monitor.begin(model, 1)
     model(x)
     monitor.end()
-    with regard.watch(model) as seen:
-        model(x)
+    seen = watching(model, context=nullcontext)(x)
     worst = monitor.worst
     assert worst is not None
     assert (worst.layer, worst.head, worst.sizes) == ("layers.1.self_attn", 1, (6, 6))

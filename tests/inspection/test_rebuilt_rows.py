@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.readers import kernel_lse, multi_head_calls, sdpa_calls
 from regard.watching.readers.flex_calls import BlockLists
 from regard.watching.running.module_kinds import ran_fused
-from tests.modules import module
+from tests.modules import module, parts, watching
 
 # torch warns that FlexAttention runs uncompiled, and its compiler imports what it has deprecated itself.
 pytestmark = [
@@ -163,8 +164,7 @@ def test_a_wrong_map_is_seen_beside_values_that_are_not_finite(monkeypatch: pyte
     monkeypatch.setattr(sdpa_calls, "decided", lambda given: {**kernel_lse.decided(given), "is_causal": False})
     model, given = Layers(), vectors(T)
     given[2][0] = torch.nan
-    with torch.no_grad(), regard.watch(model, verify=True) as seen:
-        model(*given)
+    seen = watching(model, verify=True)(*given)
     with pytest.raises(NotSeenError, match="rebuilt wrongly"):
         seen["second"]
 
@@ -187,8 +187,7 @@ def test_the_proof_leaves_random_states_and_memory_alone() -> None:
     model(*given)
     expected = torch.rand(1)
     torch.manual_seed(1)
-    with regard.watch(model) as seen:
-        model(*given)
+    seen = watching(model, context=nullcontext)(*given)
     assert torch.equal(torch.rand(1), expected)
     assert seen.calls[0].proof is None, "a row that fits holds nothing"
 
@@ -203,8 +202,7 @@ def test_a_causal_bias_is_its_variant(kind: Callable[[int, int], Tensor], t: int
     model, mask = Sdpa(), kind(t, s)
     during: list[Tensor] = []
     with torch.no_grad():
-        with regard.watch(model) as seen:
-            model(q, k, v, attn_mask=mask)
+        seen = watching(model, context=nullcontext)(q, k, v, attn_mask=mask)
         with regard.on_attention(model, lambda name, weights, *rest: during.append(weights.dense())):
             model(q, k, v, attn_mask=mask)
         with regard.edit(model, {"": Knockout(keys=0)}):
@@ -216,8 +214,6 @@ def test_a_causal_bias_is_its_variant(kind: Callable[[int, int], Tensor], t: int
 
 
 class Meaning(Tensor):
-    """A class that means something else than its memory."""
-
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
@@ -226,19 +222,17 @@ class Meaning(Tensor):
 
 
 class Named(Tensor):
-    """A class of nothing of its own."""
+    pass
 
 
 def test_a_mask_of_an_unknown_class_is_refused_by_name() -> None:
     model, (q, k, v) = Sdpa(), vectors()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(q, k, v, attn_mask=torch.zeros(T, S).as_subclass(Meaning))
+    seen = watching(model)(q, k, v, attn_mask=torch.zeros(T, S).as_subclass(Meaning))
     assert "Meaning" in str(seen.report())
     with pytest.raises(NotSeenError, match="may mean something else than its memory holds"):
         seen[""]
     mask = torch.randn(T, S)
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(q, k, v, attn_mask=mask.as_subclass(Named))
+    seen = watching(model)(q, k, v, attn_mask=mask.as_subclass(Named))
     expected = (q @ k.mT / D**0.5 + mask).softmax(-1)
     torch.testing.assert_close(seen[""].dense().as_subclass(Tensor), expected)
 
@@ -306,15 +300,11 @@ def test_a_step_of_an_optimizer_changes_no_map(fused: bool, training: bool) -> N
 
 @pytest.mark.parametrize("what", ["the queries", "the mask"])
 def test_learned_queries_and_masks_are_marked(what: str) -> None:
-    class Learned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.latents, self.added = nn.Parameter(torch.randn(1, H, T, D)), nn.Parameter(torch.randn(T, S))
-
-        def forward(self, k: Tensor, v: Tensor) -> Tensor:
-            q = self.latents.expand(B, -1, -1, -1) if what == "the queries" else k[:, :, :T]
-            mask = self.added if what == "the mask" else None
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    @parts(lambda: {"latents": nn.Parameter(torch.randn(1, H, T, D)), "added": nn.Parameter(torch.randn(T, S))})
+    def Learned(self: Any, k: Tensor, v: Tensor) -> Tensor:
+        q = self.latents.expand(B, -1, -1, -1) if what == "the queries" else k[:, :, :T]
+        mask = self.added if what == "the mask" else None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     model, (_, k, v) = Learned(), vectors()
     truths = []
@@ -375,15 +365,11 @@ def test_block_lists_are_read_as_the_kernel_visits_them() -> None:
 @pytest.mark.parametrize("layer", [nn.MultiheadAttention(E, H, batch_first=True),
                                    nn.TransformerEncoderLayer(E, H, 32, batch_first=True)])  # fmt: skip
 def test_an_offloaded_layer_loses_neither_its_report_nor_another_layer(layer: nn.Module) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.offloaded, self.other = copy.deepcopy(layer), copy.deepcopy(layer)
-
-        def forward(self, x: Tensor) -> Tensor:
-            for one in (self.other, self.offloaded, self.offloaded):
-                x = one(x) if isinstance(layer, nn.TransformerEncoderLayer) else one(x, x, x)[0]
-            return x
+    @parts(lambda: {"offloaded": copy.deepcopy(layer), "other": copy.deepcopy(layer)})
+    def Net(self: Any, x: Tensor) -> Tensor:
+        for one in (self.other, self.offloaded, self.offloaded):
+            x = one(x) if isinstance(layer, nn.TransformerEncoderLayer) else one(x, x, x)[0]
+        return x
 
     net, x = Net().eval(), torch.randn(B, T, E)
     kept, inner = dict(net.offloaded.named_parameters()), net.offloaded.forward
@@ -401,8 +387,7 @@ def test_an_offloaded_layer_loses_neither_its_report_nor_another_layer(layer: nn
             put("meta")
 
     net.offloaded.forward = forward
-    with torch.no_grad(), regard.watch(net) as seen:
-        net(x)
+    seen = watching(net)(x)
     assert "an offload hook" in str(seen.report())
     assert [one.shape for one in seen.maps] == [(B, H, T, T)]
 

@@ -1,6 +1,8 @@
 """Parameters that are split over ranks: a rank has its own heads, and a question about all of them is refused."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -13,18 +15,15 @@ import regard
 from regard.errors import NotSeenError
 from regard.watching import compare, head_table, relevance, rollout
 from regard.watching.observed import OF_ONE_RANK
+from tests.modules import parts, watching
 
 REFUSED = "would be about a part of the heads: the parameters of 0 are split over 2 ranks"
 
 
-class Attend(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (one(x).unflatten(-1, (-1, 4)).transpose(1, 2) for one in (self.q, self.k, self.v))
-        return self.o(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+@parts(lambda: {name: nn.Linear(16, 16) for name in ("q", "k", "v", "o")})
+def Attend(self: Any, x: Tensor) -> Tensor:
+    q, k, v = (one(x).unflatten(-1, (-1, 4)).transpose(1, 2) for one in (self.q, self.k, self.v))
+    return self.o(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 @pytest.fixture
@@ -59,8 +58,7 @@ def test_parameters_that_are_gathered_to_run_give_all_heads(two_ranks: DeviceMes
     model = nn.Sequential(Attend()).eval()
     fully_shard(model[0], mesh=two_ranks)
     fully_shard(model, mesh=two_ranks)
-    with regard.watch(model) as seen:
-        model(torch.randn(1, 5, 16))
+    seen = watching(model, context=nullcontext)(torch.randn(1, 5, 16))
     assert seen["0"].shape == (1, 4, 5, 5)
     assert "rank" not in str(seen.report())
     head_table(seen)

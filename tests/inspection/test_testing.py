@@ -10,20 +10,15 @@ from torch.nn import functional as F
 import regard
 from regard.errors import ArgumentError
 from regard.testing import assert_sound
+from tests.modules import parts
 
 
-class Tokens(nn.Module):
+@parts(lambda *, hands_on: {"embedding": nn.Embedding(9, 4), "hands_on": hands_on}, seed=0)
+def Tokens(self: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
     """Attention over tokens with a padding mask, True for real tokens."""
-
-    def __init__(self, *, hands_on: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.hands_on = nn.Embedding(9, 4), hands_on
-
-    def forward(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-        x = self.embedding(ids)[:, None]
-        mask = attention_mask[:, None, None].bool() if self.hands_on else None
-        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)[:, 0]
+    x = self.embedding(ids)[:, None]
+    mask = attention_mask[:, None, None].bool() if self.hands_on else None
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)[:, 0]
 
 
 BATCH = {"ids": torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]]), "attention_mask": torch.tensor([[1] * 4, [1, 1, 0, 0]])}
@@ -53,7 +48,6 @@ def test_only_intended_reasons_are_ignored() -> None:
 
 
 def test_a_check_that_looked_at_nothing_passes_nothing() -> None:
-    """Nothing says whether it is causal, it attends to nothing, another copy ran, or a word is wrong."""
     with pytest.raises(AssertionError, match="not known to be sound: whether it is causal is not known: tell causal="):
         assert_sound(Tokens(hands_on=True), BATCH)
     with pytest.raises(AssertionError, match="no attention was seen"):

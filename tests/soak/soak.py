@@ -56,10 +56,7 @@ WORDS = ["ein", "zwei", "drei", "vier", "fünf", "木々", "звёзды", "sieb
 
 
 class SoakError(Exception):
-    """Something was lost."""
-
-
-# -- what is trained -------------------------------------------------------------------------------------
+    pass
 
 
 def write_data(folder: Path) -> Path:
@@ -103,8 +100,6 @@ def make_config(kind: str, data: Path, out: Path) -> Any:
 
 @dataclass(frozen=True)
 class Measuring:
-    """Statistics of some documents under a tiny GPT-2, in the place of a training's settings."""
-
     model: Path
     out: Path
 
@@ -124,9 +119,6 @@ def train(kind: str, config: Any) -> None:
     TASKS[task].run(config, resume=RunFolder(config.out).holds_a_run())
 
 
-# -- one process, and its death ---------------------------------------------------------------------------
-
-
 class Plan(NamedTuple):
     """How a process is to die: before a file event of that number, or in a write after that."""
 
@@ -137,8 +129,6 @@ class Plan(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a process came to its end."""
-
     status: int
     """0 if it had come to the end of its work, minus the signal if it was killed."""
     events: int
@@ -148,7 +138,6 @@ class Ended(NamedTuple):
 
 
 def in_a_process(work: Callable[[], None], folder: Path, plan: Plan | None) -> Ended:
-    """Fork, work there, and die as planned."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -206,12 +195,7 @@ def _writes(arguments: tuple[Any, ...]) -> bool:
     return bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
-# -- what must hold ---------------------------------------------------------------------------------------
-
-
 class Seen(NamedTuple):
-    """What a folder held after a kill."""
-
     step: int = 0
     best: float | None = None
 
@@ -230,7 +214,6 @@ def check_alive(folder: Path, before: Seen) -> Seen:
 
 
 def check_equal(folder: Path, undisturbed: Path) -> None:
-    """The two runs cannot be told apart."""
     if (undisturbed / "totals").is_dir():
         return _check_same("files", bytes_of(folder), bytes_of(undisturbed))
     ours, theirs = Checkpoints(folder), Checkpoints(undisturbed)
@@ -276,9 +259,6 @@ def logged(folder: Path) -> list[tuple[Any, ...]]:
     return [tuple(record.get(name) for name in figures) for record in map(json.loads, lines)]
 
 
-# -- the soak ---------------------------------------------------------------------------------------------
-
-
 def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
     """Kill a task's training so many times; how often in which way.
 
@@ -319,7 +299,6 @@ def _draw(generator: random.Random, whole: Ended) -> Plan:
 
 
 def main() -> None:
-    """Soak every kind of model, and print what was done when it was killed."""
     parser = argparse.ArgumentParser(description="Kill training over and over, and see whether anything is ever lost.")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)

@@ -80,6 +80,13 @@ class Family:
             return self.maps_of(model(**self.inputs(), output_attentions=True))
 
 
+def built(model: str, settings: dict[str, Any], implementation: str = "sdpa", seed: int = 0) -> Any:
+    """A model in eval mode with the random weights that transformers gives it."""
+    kind = getattr(_transformers(), model)
+    torch.manual_seed(seed)
+    return kind._from_config(kind.config_class(**settings), attn_implementation=implementation).eval()
+
+
 def _field(outputs: Any, name: str) -> Any:
     for part in name.split("."):
         outputs = getattr(outputs, part)

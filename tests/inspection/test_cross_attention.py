@@ -168,18 +168,6 @@ def test_the_layers_of_torch(grad: bool) -> None:
     assert [call.crosses for call in seen.calls] == [False, False, False, True, False, True]
 
 
-def test_the_models_of_the_library() -> None:
-    from regard.models import Transformer, TransformerConfig
-
-    config = TransformerConfig(dim=8, num_heads=2, encoder_layers=1, decoder_layers=1)
-    model = Transformer(config, source_vocab_size=11, target_vocab_size=13).eval()
-    for grad in (True, False):
-        with torch.set_grad_enabled(grad), regard.watch(model) as seen:
-            model(torch.randint(4, 11, (2, 5)), torch.tensor([5, 3]), torch.randint(4, 13, (2, 5)))
-        found = {call.name.rpartition(".")[2]: call.crosses for call in seen.calls}
-        assert found == {"self_attention": False, "cross_attention": True}
-
-
 def test_relevance_goes_by_the_origin_of_the_keys() -> None:
     @parts(lambda: {name: nn.ModuleList([Attention()]) for name in ("first", "second")})
     def Both(self: Any, x: Tensor, y: Tensor) -> Tensor:

@@ -201,7 +201,10 @@ def test_a_page_takes_one_sentence() -> None:
 def test_the_recurrent_model_of_the_library() -> None:
     config = RNNConfig(embedding_dim=6, hidden_dim=4, attention_dim=5)
     model = RNNSeq2Seq(config, source_vocab_size=11, target_vocab_size=13).eval()
-    seen = watching(model)(torch.randint(4, 11, (2, 5)), torch.tensor([5, 3]), torch.randint(4, 13, (2, 7)))
+    given = torch.randint(4, 11, (2, 5)), torch.tensor([5, 3]), torch.randint(4, 13, (2, 7))
+    seen = watching(model, verify=True)(*given)
+    assert max(call.error for call in seen.calls) < 1e-5
+    assert not seen.report().missed
     assert {one.dimensions.leading for one in seen.maps} == {("batch",)}
     assert set(head_table(seen, skip=["encoder", "decoder"])["entropy"].shape[1:]) == {1}
 

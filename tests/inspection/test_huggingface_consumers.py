@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
+from tests.inspection.huggingface_families import SMALL, built
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
@@ -22,13 +23,11 @@ def both(make: Callable[[str], Any], *, grad: bool = False) -> tuple[Any, Any]:
 
 
 def esm(implementation: str) -> Any:
-    torch.manual_seed(0)
-    config = transformers.EsmConfig(
-        vocab_size=33, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
-        max_position_embeddings=64, pad_token_id=1, mask_token_id=32, position_embedding_type="rotary",
-        initializer_range=0.5,
-    )  # fmt: skip
-    model = transformers.EsmModel._from_config(config, attn_implementation=implementation).eval()
+    settings = SMALL | {
+        "vocab_size": 33, "num_hidden_layers": 3, "max_position_embeddings": 64, "pad_token_id": 1,
+        "mask_token_id": 32, "position_embedding_type": "rotary", "initializer_range": 0.5,
+    }  # fmt: skip
+    model = built("EsmModel", settings, implementation)
     torch.nn.init.normal_(model.contact_head.regression.weight, std=3.0)
     return model
 
@@ -46,15 +45,8 @@ def test_contacts_of_a_protein_by_esm() -> None:
 
 
 def bert(layers: int, seed: int) -> Callable[[str], Any]:
-    def make(implementation: str) -> Any:
-        torch.manual_seed(seed)
-        config = transformers.BertConfig(
-            vocab_size=40, hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=48,
-            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.3,
-        )  # fmt: skip
-        return transformers.BertModel._from_config(config, attn_implementation=implementation)
-
-    return make
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
+    return lambda kind: built("BertModel", SMALL | still | {"num_hidden_layers": layers}, kind, seed).train()
 
 
 def minilm(student: Any, teacher: Any) -> Tensor:

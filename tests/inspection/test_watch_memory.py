@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import regard
+from tests.inspection.huggingface_families import LLAMA, built
 from tests.modules import watching
 
 transformers = pytest.importorskip("transformers")
@@ -20,16 +21,14 @@ B, T, LAYERS, HEADS, GROUPS, WIDTH = 2, 67, 2, 8, 2, 128
 
 
 def gpt2() -> tuple[Any, int]:
-    config = transformers.GPT2Config(vocab_size=61, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=2 * T)
-    return transformers.GPT2Model(config).eval(), HEADS
+    sizes = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 2 * T}
+    return built("GPT2Model", {"vocab_size": 61, **sizes}), HEADS
 
 
 def llama() -> tuple[Any, int]:
-    config = transformers.LlamaConfig(
-        vocab_size=61, hidden_size=WIDTH, intermediate_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        num_key_value_heads=GROUPS, max_position_embeddings=2 * T, pad_token_id=0,
-    )  # fmt: skip
-    return transformers.LlamaModel(config).eval(), GROUPS
+    sizes = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "num_attention_heads": HEADS}
+    more = {"num_key_value_heads": GROUPS, "max_position_embeddings": 2 * T}
+    return built("LlamaModel", LLAMA | sizes | more), GROUPS
 
 
 @pytest.fixture(scope="module", autouse=True)

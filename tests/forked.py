@@ -83,7 +83,6 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float = 180.0) -> int:
-        """The same, once it has ended."""
         deadline = time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -175,7 +174,6 @@ def execute() -> None:
 
 
 def run_ranks(count: int, *arguments: str, function: str = PROGRAM) -> list[subprocess.CompletedProcess[str]]:
-    """Call a function in processes that are the ranks of one training, as `torchrun` would start them."""
     ranks = start_ranks(count, *arguments, function=function)
     said = [rank.communicate() for rank in ranks]
     return [
@@ -185,7 +183,6 @@ def run_ranks(count: int, *arguments: str, function: str = PROGRAM) -> list[subp
 
 
 def start_ranks(count: int, *arguments: str, **how: Any) -> list[Any]:
-    """Such processes, which run."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -238,7 +235,6 @@ def _serve(connection: socket.socket, imported: Sequence[str]) -> None:
 
 
 def _watch(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Fork the process, and tell its number and how it ends. Never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     *streams, status = descriptors
     child = os.fork()

@@ -7,8 +7,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Largest(TorchDispatchMode):
-    """The largest tensor storage that any operator returns, in elements."""
-
     elements = 0
 
     def __torch_dispatch__(

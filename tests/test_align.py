@@ -43,7 +43,6 @@ def test_the_path_is_that_of_transformers_with_ties_and_without(
 
 
 def heads() -> tuple[regard.AttentionMap, Tensor]:
-    """Maps of two sequences and three heads that move on with the key, and their matrices."""
     torch.manual_seed(0)
     at, frames = torch.linspace(0, 1, 17)[:, None], torch.linspace(0, 1, 53)[:, None]
     q, k = (torch.cat([torch.cos(3 * x), torch.sin(3 * x)], -1) for x in (at, frames))
@@ -53,7 +52,6 @@ def heads() -> tuple[regard.AttentionMap, Tensor]:
 
 
 def standardized(dense: Tensor, median: int) -> Tensor:
-    """The scores as transformers writes them."""
     mean, deviation = dense.mean(-2, keepdim=True), torch.std(dense, dim=-2, keepdim=True, unbiased=False)
     return smoothed((dense - mean) / deviation, median).mean(-3)
 

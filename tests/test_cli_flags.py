@@ -196,8 +196,6 @@ def test_a_file_of_text_is_not_gone_on_with_in_json(call: Call, asked: Asked, tm
 
 @pytest.fixture
 def of_run(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> Callable[[str], None]:
-    """Let every run folder be one of this kind."""
-
     def set_kind(kind: str) -> None:
         monkeypatch.setattr(RunFolder, "task", lambda self: kind)
 

@@ -34,19 +34,15 @@ class Answer(NamedTuple):
 
 @functools.cache
 def random_row(size: int, prefix: tuple[int, ...]) -> Tensor:
-    """Normal numbers that depend on the prefix alone."""
     generator = torch.Generator().manual_seed(hash((size, prefix)) % (2**31))
     return torch.randn(size, generator=generator, dtype=torch.float64)
 
 
 class Table:
-    """Logits that depend on the source's first token and the whole prefix; the state is the prefixes themselves."""
-
     def __init__(self, vocab: int, *, spread: float = 2.0, eos_bonus: float = 0.0) -> None:
         self.vocab, self.spread, self.eos_bonus = vocab, spread, eos_bonus
 
     def logits(self, prefix: tuple[int, ...]) -> Tensor:
-        """Of the token after a prefix that begins with the source's first token."""
         logits = self.spread * random_row(self.vocab, prefix)
         logits[EOS] += self.eos_bonus
         return logits
@@ -278,7 +274,6 @@ every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 
 
 def untrained(make: Callable[[], nn.Module], seed: int) -> Any:
-    """A model of large weights, so that its answers differ from source to source."""
     torch.manual_seed(seed)
     model = make().double().eval()
     with torch.no_grad():

@@ -49,7 +49,6 @@ def typed(*arguments: str, kind: type[io.TextIOWrapper] = io.TextIOWrapper) -> t
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of five steps of every task, with the defaults but for the size of the model."""
     path = tmp_path_factory.mktemp("first")
     (path / "pairs.tsv").write_text("".join(f"{n} times {m}\t{m} mal {n}\n" for n in range(20) for m in range(20)))
     (path / "book.txt").write_text("".join(f"line {n} of a book, not two of them alike: {n * n}\n" for n in range(300)))
@@ -222,7 +221,6 @@ def test_the_demo_installs_what_it_needs_and_the_tests_the_rest() -> None:
 
 
 def _reading(run: Path, folder: Path, out: Path) -> dict[str, tuple[str, ...]]:
-    """Every command that reads a run folder, by what it reads it for."""
     pairs, of = str(folder / "pairs.tsv"), str(run)
     new = ("train", "--data", pairs, "--out", str(out), "--steps", "1", "--device", "cpu", *TINY["translation"])
     return {

@@ -53,7 +53,6 @@ def decoder() -> DecoderOnly:
 
 
 def steps(made: Any, source: Tensor, lengths: Tensor, token: Tensor) -> Tensor:
-    """The logits of two steps after a prompt."""
     with torch.no_grad():
         first = made.step(made.start(source, lengths), token)
         return torch.stack([first.logits, made.step(first.state, token).logits])

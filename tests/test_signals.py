@@ -35,7 +35,6 @@ armed: dict[str, Any] = {}
 
 
 def hook(event: str, arguments: tuple[Any, ...]) -> None:
-    """Told by the interpreter of everything; sends a signal at the moment that is wanted, once."""
     if armed and event == armed["event"] and armed["path"] in str(arguments[0]):
         armed["left"] -= 1
         if not armed["left"]:

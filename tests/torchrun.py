@@ -16,7 +16,6 @@ def torchrun(*arguments: str) -> list[str]:
 
 
 def rank_of(launcher: subprocess.Popen[str], rank: int) -> int:
-    """The process that torchrun started as one of the ranks."""
     for number in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
         if f"RANK={rank}".encode() in Path(f"/proc/{number}/environ").read_bytes().split(b"\0"):
             return int(number)

@@ -36,8 +36,6 @@ CELL = re.compile(r"^```\{code-cell\}.*?\n(?::tags: \[(?P<tags>.*?)\]\n)?(?P<cod
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of code and its tags."""
-
     code: str
     tags: tuple[str, ...]
 
@@ -59,7 +57,6 @@ def path_of(chapter: str) -> Path:
 
 
 def cells(text: str) -> list[Cell]:
-    """The cells of a chapter in their order."""
     found = CELL.finditer(text)
     return [Cell(cell["code"], tuple((cell["tags"] or "").replace(" ", "").split(","))) for cell in found]
 
@@ -69,7 +66,6 @@ def sections(text: str) -> list[str]:
 
 
 def formulas(text: str) -> list[tuple[str, str]]:
-    """The formulas, each as a block or else within a line."""
     return re.findall(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.S)
 
 
@@ -84,8 +80,6 @@ def sentences(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Ran:
-    """A chapter that has run."""
-
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
     shown: list[int] = field(default_factory=list)
     """The number of figures at each `plt.show()`, and 1 for a cell that ends with a figure."""

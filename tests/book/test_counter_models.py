@@ -14,7 +14,6 @@ SEEDS = range(3)
 
 
 def begun(chapter: str, count: int) -> dict[str, Any]:
-    """The names of a chapter after its first cells."""
     names: dict[str, Any] = {"__name__": "__main__"}
     for cell in cells(path_of(chapter).read_text(encoding="utf-8"))[:count]:
         run(cell, names)
@@ -63,8 +62,6 @@ def test_a_bilinear_score_finds_the_nearest_of_wide_keys_alone(seed: int) -> Non
 
 
 class Recurrent(torch.nn.Module):
-    """A language model without attention."""
-
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(size, dim)

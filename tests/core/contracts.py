@@ -62,7 +62,6 @@ def by_hand(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def output_and_weights_are_the_formula(case: Case, backend: str) -> bool:
-    """The dtype, the shapes and the numbers, against float64."""
     if (attended := attend(case, backend)) is None:
         return False
     dtype = case.query.dtype
@@ -79,7 +78,6 @@ def output_and_weights_are_the_formula(case: Case, backend: str) -> bool:
 
 
 def weights_times_value_is_the_output(case: Case, backend: str) -> bool:
-    """Contract 1."""
     if (attended := attend(case, backend)) is None:
         return False
     value = case.value.to(attended.weights.dtype)
@@ -111,7 +109,6 @@ def asking_for_the_weights_changes_nothing(case: Case, backend: str) -> bool:
 
 
 def rows_sum_to_one_or_are_exactly_zero(case: Case, backend: str) -> bool:
-    """Contract 3, with finite gradients."""
     if (attended := attend(case, backend)) is None:
         return False
     weights, live = attended.weights.dense(), case.allowed.any(-1)
@@ -127,7 +124,6 @@ def rows_sum_to_one_or_are_exactly_zero(case: Case, backend: str) -> bool:
 
 
 def gradients_are_those_of_the_formula(case: Case, backend: str) -> bool:
-    """Of the output and, through the map, of the weights; in float64."""
     case = case.to(torch.float64)
     if (attended := attend(case, backend)) is None:
         return False

@@ -18,8 +18,6 @@ Graph = Mapping[str, frozenset[str]]
 
 
 class Definition(NamedTuple):
-    """A name that a file defines at its top level."""
-
     name: str
     file: str
 
@@ -33,7 +31,6 @@ def files() -> dict[str, ast.Module]:
 
 
 def python_files(package: Path) -> dict[str, ast.Module]:
-    """The trees of all files of a package, by the names of their modules."""
     trees = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
@@ -48,7 +45,6 @@ def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
 
 
 def imports(files: Mapping[str, ast.Module]) -> Graph:
-    """The files of the package that each file imports, anywhere in it: in functions, for type checkers and by name."""
     return {name: frozenset(_imported(tree, files) - {name}) for name, tree in files.items()}
 
 
@@ -131,7 +127,6 @@ def names_that_decide(files: Mapping[str, ast.Module]) -> list[str]:
 
 
 def _deciding_in_functions(tree: ast.Module) -> Iterator[str]:
-    """The same for variables that hold such a name."""
     for function in (node for node in nodes(tree) if isinstance(node, ast.FunctionDef)):
         made = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and _is_a_name(node.value)]
         yield from _deciding(function, {one.id for node in made for one in node.targets if isinstance(one, ast.Name)})
@@ -167,7 +162,6 @@ def _deciding(tree: ast.AST, variables: Set[str]) -> Iterator[str]:
 
 
 def definitions(files: Mapping[str, ast.Module]) -> Iterator[Definition]:
-    """The classes of each file, and its public functions and aliases of types."""
     for file, tree in files.items():
         names: set[str] = set()
         for node in tree.body:
@@ -227,7 +221,6 @@ def lines(folder: Path, without: Iterable[str] = ()) -> dict[str, int]:
 
 
 def script_imports(folder: Path) -> Graph:
-    """The modules that each module of a folder imports."""
     pattern = re.compile(r"""^import [^;]*? from ["']\./([^"']+)["'];""", re.M)
     return {
         path.name: frozenset(pattern.findall(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.js"))
@@ -235,7 +228,6 @@ def script_imports(folder: Path) -> Graph:
 
 
 def script_definitions(folder: Path) -> Iterator[Definition]:
-    """What each module defines at its top level: the page joins them into one module."""
     pattern = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.M)
     for path in sorted(folder.glob("*.js")):
         yield from (Definition(name, path.name) for name in pattern.findall(path.read_text(encoding="utf-8")))
@@ -245,14 +237,11 @@ def script_definitions(folder: Path) -> Iterator[Definition]:
 
 
 class OnDemand(NamedTuple):
-    """What a package has: from names to the modules that they come from, and the packages within."""
-
     homes: Mapping[str, str]
     packages: frozenset[str] = frozenset()
 
 
 def seen_by_type_checkers(tree: ast.Module, package: str) -> OnDemand:
-    """The imports of a package under `if TYPE_CHECKING`."""
     (branch,) = (node for node in tree.body if isinstance(node, ast.If))
     found = [
         (alias.name, str(node.module))

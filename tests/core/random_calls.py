@@ -40,7 +40,6 @@ class Case:
         return {"mask": self.mask, "bias": self.bias, "score": self.score}
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> "Case":
-        """The call in another dtype, and on another device if one is given."""
         device = self.query.device if device is None else device
         query, key, value = (t.detach().to(device, dtype).requires_grad_() for t in self.tensors())
         bias = None if self.bias is None else self.bias.detach().to(device, dtype)
@@ -157,5 +156,4 @@ ROUNDING: set[type] = {regard.Additive}
 
 
 def scores_by_hand(score: Any, query: Tensor, key: Tensor) -> Tensor:
-    """What the formula of the score says, in float64, for key heads already repeated."""
     return FORMULAS[type(score)](score, query, key)

@@ -28,7 +28,6 @@ from tests.core.random_calls import SCORES, cases
 
 @contextmanager
 def small_blocks() -> Iterator[None]:
-    """Blocks of a few queries, so that tiny calls are cut as long ones are."""
     with (
         patch.multiple("regard.kernels.fused_plan", BLOCK_ROWS=(1, 2, 4, 8), CUT_ROWS=2, PAIRS_A_CALL=1),
         patch.multiple("regard.kernels.tiled", TILE_ELEMENTS=40, WIDE_ELEMENTS=100, TILE_ROWS=3),

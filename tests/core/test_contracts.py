@@ -29,7 +29,6 @@ def test_output_and_weights_are_the_formula(backend: Any, dtype: torch.dtype, ca
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
 def test_weights_times_value_is_the_output(backend: Any, dtype: torch.dtype, case: Case, device: torch.device) -> None:
-    """Contract 1."""
     contracts.weights_times_value_is_the_output(case.to(dtype, device), backend)
 
 
@@ -52,7 +51,6 @@ LAYOUTS = [(one, one, one) for one in contracts.LAYOUTS] + [
 @pytest.mark.parametrize("way", [name for name in BACKENDS if name != "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_registered_way_reads_every_layout(way: str, dtype: torch.dtype) -> None:
-    """A way is registered in `BACKENDS`, and no list of this test names it."""
     masks = None, regard.causal(0), regard.lengths(torch.tensor([33, 0, 1, 20, 33, 33, 5, 32]))
     ran = [contracts.a_way_reads_every_layout(way, layouts, dtype, mask) for layouts, mask in product(LAYOUTS, masks)]
     assert all(ran), f"{way!r} has refused {ran.count(False)} of {len(ran)} calls"
@@ -99,14 +97,12 @@ def test_the_fused_kernel_is_the_one_that_torch_runs() -> None:
 def test_rows_sum_to_one_or_are_exactly_zero(
     backend: Any, dtype: torch.dtype, case: Case, device: torch.device
 ) -> None:
-    """Contract 3, with finite gradients."""
     contracts.rows_sum_to_one_or_are_exactly_zero(case.to(dtype, device), backend)
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
 def test_gradients_are_those_of_the_formula(backend: Any, case: Case, device: torch.device) -> None:
-    """Of the output and, through the map, of the weights; in float64."""
     contracts.gradients_are_those_of_the_formula(case.to(torch.float64, device), backend)
 
 

@@ -13,8 +13,6 @@ from regard.watching.kept import evidence
 
 
 class Cached(torch.nn.Module):
-    """Attention with a cache, one position at a time."""
-
     def __init__(self) -> None:
         super().__init__()
         self.keys: Tensor | None = None

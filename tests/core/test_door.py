@@ -65,7 +65,6 @@ def test_a_bias_of_bools_or_of_a_wrong_shape() -> None:
 
 
 def test_a_named_backend_never_falls_back() -> None:
-    """Contract 6."""
     x = torch.randn(2, 3, 4)
     score = regard.Additive(ONES(4))
     bias = torch.zeros(3, 3, requires_grad=True)

@@ -30,8 +30,6 @@ LENGTH = 33
 
 @dataclass
 class Changed:
-    """Options of a call, and a change of something that they hold."""
-
     options: dict[str, Any]
     change: Callable[[], object]
     is_right: bool

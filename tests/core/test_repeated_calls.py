@@ -32,7 +32,6 @@ def _forget() -> None:
 
 
 def first_and_third(*tensors: Tensor, **options: Any) -> tuple[Attended, Attended]:
-    """The answers of a call with empty caches, and of the same call afterwards."""
     _forget()
     with torch.no_grad():
         first = regard.attention(*tensors, return_weights=True, **options)

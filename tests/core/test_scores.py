@@ -13,7 +13,6 @@ from regard.errors import ArgumentError, BackendError, ShapeError
 @pytest.mark.parametrize("backend", ["tiled", "reference"])
 @pytest.mark.parametrize("name", ["additive", "cosine", "bilinear", "gaussian", "laplacian", "epanechnikov"])
 def test_learned_parameters_take_gradients(name: str, backend: str) -> None:
-    """gradcheck through the score's own tensors, twice."""
     q, k, v = (torch.randn(1, 2, n, 3, dtype=torch.float64) for n in (3, 4, 4))
     make = {
         "additive": lambda w: regard.Additive(w[:2], query_weight=w[2:8].view(2, 3), key_weight=w[8:14].view(2, 3)),

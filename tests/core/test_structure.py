@@ -99,7 +99,6 @@ def test_no_folder_imports_itself_by_way_of_others() -> None:
 
 
 def test_ruff_finds_nothing() -> None:
-    """Private names, questions of torch's state, parsers and pickles, as pyproject.toml has them."""
     pytest.importorskip("ruff")
     command = [
         sys.executable,
@@ -142,7 +141,6 @@ def test_the_rooms_and_their_arrows_stay_few() -> None:
 
 
 def exported() -> list[Any]:
-    """The classes and functions that users reach by the names of the packages."""
     packages = ["regard", *(f"regard.{part}" for part in (*ON_DEMAND, *PUBLIC_PACKAGES))]
     values = (getattr(import_module(one), name) for one in packages for name in import_module(one).__dict__["__all__"])
     return [
@@ -177,7 +175,6 @@ def test_a_name_has_one_meaning() -> None:
 
 @pytest.mark.parametrize("name", ["regard", *(f"regard.{part}" for part in ON_DEMAND)])
 def test_a_package_has_on_demand_what_type_checkers_see_in_it(name: str) -> None:
-    """The names, the modules that they come from, and the packages within."""
     given = house.seen_by_type_checkers(files()[name], name)
     modules = {file.rpartition(".")[2] for file in files() if file.rpartition(".")[0] == name}
     assert not modules & set(given.homes), "Python puts a module in the place of a name, once it is imported"

@@ -106,7 +106,6 @@ def _calls_one(tree: ast.Module) -> bool:
 
 
 def _below(name: str, graph: house.Graph) -> set[str]:
-    """A file and all that it imports, directly or by way of others."""
     found, left = set(), [name]
     while left:
         module = left.pop()

@@ -17,8 +17,6 @@ from regard.tensors import memory
 
 
 class NoDoubles(TorchDispatchMode):
-    """Refuses whatever would hand back float64."""
-
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = function(*args, **(kwargs or {}))
         if any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in tree_leaves(found)):

@@ -29,7 +29,6 @@ ELSEWHERE = {"regard.corpus": "ids", "regard.tasks.text": "backend", "regard.cal
 
 
 def strangers(files: dict[str, ast.Module]) -> list[str]:
-    """The parameters whose type is not that of their word."""
     found = []
     for module, tree in files.items():
         for function in ast.walk(tree):
@@ -68,7 +67,6 @@ def _may_be_absent(annotation: ast.expr | None) -> bool:
 
 
 def _annotated(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
-    """Each name of a tree that has a type: parameters, variables, fields, and the results of properties."""
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
             yield node.arg, node.annotation

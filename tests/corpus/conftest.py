@@ -22,7 +22,6 @@ PLACES = 48
 
 
 def save_words(folder: Path) -> None:
-    """A tokenizer with a token for each word."""
     own = {word: number for number, word in enumerate(("<unk>", *WORDS))}
     backend = Tokenizer(models.WordLevel(own, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -86,7 +85,6 @@ def measure_into(out: Path, model: Path, docs: Path, *more: str) -> Path:
 
 @pytest.fixture(scope="session")
 def stats(tmp_path_factory: pytest.TempPathFactory, gpt2: Path, docs: Path) -> Path:
-    """The statistics of the documents, by one process without an interruption."""
     return measure_into(tmp_path_factory.mktemp("stats") / "stats", gpt2, docs)
 
 

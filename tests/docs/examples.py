@@ -14,7 +14,6 @@ SOURCE = ROOT / "src"
 
 
 def write_modules(folder: Path) -> list[Path]:
-    """Write each page, and the docstrings of each module, as one module into the folder."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     texts = {f"page_{_name(page)}": of_page(page.read_text(encoding="utf-8")) for page in pages}
     texts |= {f"in_{_name(path)}": of_docstrings(path) for path in sorted((SOURCE / "regard").rglob("*.py"))}

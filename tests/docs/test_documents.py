@@ -39,7 +39,6 @@ NEEDS = {"docs/uses/atoms.md": "rxnmapper"}
 def test_the_examples_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a page of `SHOWN` prints is what it shows."""
     if page in NEEDS:
         pytest.importorskip(NEEDS[page], reason=f"make consumers ONLY={NEEDS[page]}")
     monkeypatch.setattr("tempfile.mkdtemp", lambda: str(tmp_path))

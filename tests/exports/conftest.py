@@ -17,5 +17,4 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.fixture
 def run(run_of: Runs, tmp_path: Path) -> Path:
-    """A run of one's own, without an export."""
     return shutil.copytree(run_of("pre"), tmp_path / "run", ignore=shutil.ignore_patterns(ENGINE))

@@ -41,8 +41,6 @@ EXPRESSIBLE = ["post, shared", "post", "pre", "pre, untied", "pre, learned"]
 
 
 class Runs:
-    """Runs by their names, each made once under a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -68,7 +66,6 @@ def make_run(name: str, folder: Path) -> None:
 
 
 def ours(run: Path) -> tuple[Any, list[list[int]], list[list[int]]]:
-    """Greedy tokens of each line, with the end mark if it came."""
     translator = Translator.load(run, device="cpu")
     ids = translator.source_tokenizer.encode_batch(LINES)
     batches = [translator.collate([one], [[]]) for one in ids]

@@ -148,8 +148,6 @@ def test_a_sentence_beyond_the_exports_positions_goes_by_ours_and_is_told_once(
 
 
 class Doubling(nn.Module):
-    """A parametrisation."""
-
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         return 2 * weight
 
@@ -159,8 +157,6 @@ class Subclassed(nn.LayerNorm):
 
 
 class LoRA(nn.Module):
-    """A low-rank adapter around a layer, as PEFT injects it."""
-
     def __init__(self, base_layer: nn.Linear) -> None:
         super().__init__()
         self.base_layer, width = base_layer, (base_layer.in_features, base_layer.out_features)

@@ -74,8 +74,6 @@ class Fault:
 
 
 class Outcome(NamedTuple):
-    """What became of a fault."""
-
     fault: Fault
     verdict: Literal["seen", "missed", "broken"]
     by: str
@@ -84,14 +82,11 @@ class Outcome(NamedTuple):
 
 
 def listed(folder: Path = LISTS) -> list[Fault]:
-    """The faults of all lists; each name begins with that of its list."""
     tables = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.toml"))}
     return [Fault(f"{part}/{name}", **fields) for part, table in tables.items() for name, fields in table.items()]
 
 
 class Tree:
-    """A copy of the project in which faults are planted."""
-
     def __init__(self, root: Path, folder: Path) -> None:
         self.folder = folder
         for path in (path for pattern in COPIED for path in root.glob(pattern)):

@@ -29,8 +29,6 @@ PATIENCE = 420.0
 
 @dataclass
 class Tally:
-    """What was done on one ground."""
-
     seed: int
     seconds: float = 0.0
     cases: int = 0
@@ -43,7 +41,6 @@ class Tally:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Search, and return 1 if anything failed."""
     options = parsed(arguments)
     tallies = {name: Tally(options.seed) for name in options.only}
     end = time.monotonic() + 60 * options.minutes
@@ -58,7 +55,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
-    """The options: how long, from which seed, on which grounds."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="how long in all (10)")
     parser.add_argument("--seed", type=int, help="the first seed (random)")
@@ -77,7 +73,6 @@ def _is_done(tally: Tally, rounds: int | None) -> bool:
 
 
 def _take_turn(ground: Ground, tally: Tally, rounds: int | None, seconds: float) -> None:
-    """Search in a new process for some seconds, and print what fails."""
     start, running = time.monotonic(), None
     left = 10**9 if rounds is None else rounds - tally.seeds
     read, write = os.pipe()

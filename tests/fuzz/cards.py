@@ -20,7 +20,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def case(drawn: Drawn) -> None:
-    """One call; nothing is compared where tiles answer."""
     assert is_interpreted(), "set TRITON_INTERPRET=1"
     groups = drawn.number(1, 2)
     heads, dim = groups * drawn.number(1, 2), drawn.of([1, 5, 16, 40])

@@ -14,8 +14,6 @@ from regard.cli.main import run_command
 
 @dataclass(frozen=True)
 class Ran:
-    """A command that has ended."""
-
     status: int
     out: str
     err: str
@@ -26,7 +24,6 @@ class Ran:
 
 
 def run(*arguments: str | Path) -> Ran:
-    """One command in this process; its warnings and its standard error are read too."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
     typed = [os.fspath(argument) for argument in arguments]
     with (

@@ -27,7 +27,6 @@ class Drawn:
         return choices[self.number(0, len(choices) - 1)] if len(choices) > 1 else choices[0]
 
     def chance(self, one_in: int = 2) -> bool:
-        """True once in so many cases, and never in the smallest case."""
         return self.number(0, one_in - 1) == one_in - 1
 
     def some(self, choices: Sequence[T], most: int) -> list[T]:

@@ -9,8 +9,6 @@ from tests.fuzz.search import Case
 
 @dataclass(frozen=True)
 class Ground:
-    """A kind of random case."""
-
     name: str
     where: str
     """The module and its function that draws and checks one."""
@@ -22,7 +20,6 @@ class Ground:
     """The most address space of the process; torch alone maps some GiB."""
 
     def load(self) -> Case:
-        """The case; what it needs is imported now."""
         module, _, name = self.where.partition(":")
         loaded: Callable[..., None] = getattr(import_module(module), name)
         return loaded

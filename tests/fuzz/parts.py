@@ -20,7 +20,6 @@ Dense = dict[str, Tensor]
 
 
 def case(drawn: Drawn) -> None:
-    """A drawn part of a drawn map."""
     one, dense = _whole(drawn)
     for _ in range(drawn.number(1, 3)):
         one, dense = _part(drawn, one, dense)
@@ -50,7 +49,6 @@ def _allowed(mask: Any, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _part(drawn: Drawn, one: Any, dense: Dense) -> tuple[Any, Dense]:
-    """The same rows of a map and of the dense tensors."""
     *lead, queries, keys = one.shape
     if lead and drawn.chance():
         place = drawn.number(0, len(lead) - 1)

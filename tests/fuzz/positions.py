@@ -15,15 +15,11 @@ WIDTH, VOCABULARY, MARK = 6, 40, 39
 
 
 class Attention(nn.Module):
-    """Mixes its positions, so that only an input of the first one keeps them apart."""
-
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden + hidden.mean(-2, keepdim=True)
 
 
 class Embedding(nn.Module):
-    """Puts parts of an input, learned tokens and shuffled parts into positions, as `order` says."""
-
     def __init__(self, order: list[tuple[int, ...]], patch: int) -> None:
         super().__init__()
         self.order, self.patch = order, patch
@@ -49,7 +45,6 @@ class Embedding(nn.Module):
 
 
 def case(drawn: Drawn) -> None:
-    """One embedding: labels are given where they are its order, and nowhere else."""
     drawn.of([_of_parts, _of_parts, _of_moments])(drawn)
 
 
@@ -114,7 +109,6 @@ def _of_parts(drawn: Drawn) -> None:
 
 
 def _claimed(is_picture: bool, rows: int, columns: int, patch: int, front: int, length: int) -> ClaimedAxis | None:
-    """What the count of positions suggests: learned tokens in front, the parts in their order behind them."""
     if front + rows * columns != length:
         return None
     if not is_picture:

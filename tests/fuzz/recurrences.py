@@ -15,7 +15,6 @@ from tests.maps.test_linear_recurrent import test_the_output_the_weights_and_the
 
 
 def case(drawn: Drawn) -> None:
-    """What the tests ask of each recurrence, and the output of two calls for that of one."""
     given: Given = drawn.draw(recurrences())
     loop, parts = cast(Any, of_loop), cast(Any, of_parts)  # each has the function that hypothesis runs
     loop.hypothesis.inner_test(given)
@@ -26,7 +25,6 @@ def case(drawn: Drawn) -> None:
 
 
 def _in_parts(given: Given, cut: int) -> Tensor:
-    """The output of two calls, the second of which goes on from the state of the first."""
     length = given.query.shape[2]
 
     def part(x: Tensor, places: slice) -> Tensor:

@@ -23,8 +23,6 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong in a seed, in words."""
-
     ground: str
     seed: int
     kind: str
@@ -37,8 +35,6 @@ class Failure:
 
 
 class Counted:
-    """A case that counts how often it was run."""
-
     def __init__(self, case: Case) -> None:
         self.case, self.runs = case, 0
 

@@ -12,7 +12,6 @@ from tests.fuzz.search import cover, search
 
 
 def found(ground: str, seeds: range, cases: int = 25) -> str | None:
-    """What the first failing seed says, if one fails."""
     case = GROUNDS[ground].load()
     for seed in seeds:
         _, failure = search(ground, case, seed, cases, known=None)

@@ -51,8 +51,6 @@ def _require_aligned(*tensors: Tensor) -> None:
 
 
 class Operators:
-    """The operators of `torch.ops.aten` that `regard.kernels.cuda_kernels` calls."""
-
     def __init__(self, capability: tuple[int, int]) -> None:
         self.capability = capability
         self.called: list[str] = []

@@ -35,18 +35,14 @@ class Loop:
     weights: float
 
     def of(self, kind: str) -> float:
-        """Instructions of a kind for a weight."""
         return self.kinds[kind] / self.weights
 
     @property
     def slots(self) -> float:
-        """All instructions for a weight."""
         return self.kinds.total() / self.weights
 
 
 class Compiled:
-    """A compiled kernel (of `triton.compile`), whose block has so many weights."""
-
     def __init__(self, kernel: Any, weights: int) -> None:
         self.kernel, self.warps = kernel, kernel.metadata.num_warps
         self.shared = kernel.metadata.shared
@@ -58,12 +54,10 @@ class Compiled:
 
     @property
     def ttgir(self) -> str:
-        """The program before its layouts are lost."""
         return str(self.kernel.asm["ttgir"])
 
     @property
     def loops(self) -> str:
-        """The innermost loops of it."""
         return "\n".join(re.findall(r"scf\.for(?:(?!scf\.for).)*?scf\.yield", self.ttgir, re.DOTALL))
 
     def _printed(self, option: str) -> str:
@@ -77,7 +71,6 @@ class Compiled:
 
     @cached_property
     def body(self) -> Loop:
-        """The loop without a mask."""
         found = re.findall(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(.*?);", self._printed("-sass"), re.MULTILINE)
         at = {int(address, 16): place for place, (address, _) in enumerate(found)}
         names = [re.sub(r"^@!?U?P\w+\s+", "", text).split()[0] for _, text in found]

@@ -53,8 +53,6 @@ def without_gpu(capability: tuple[int, int]) -> Iterator[None]:
 
 
 class Called(TorchDispatchMode):
-    """The names of the attention operators that ran."""
-
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []

@@ -29,7 +29,6 @@ def cuda(request: pytest.FixtureRequest) -> Iterator[Operators]:
 
 
 def plain(called: list[str]) -> bool:
-    """Whether a kernel without masks ran."""
     return not {"flash", "cudnn"}.isdisjoint(called)
 
 
@@ -44,7 +43,6 @@ def test_output_and_weights_are_the_formula(dtype: torch.dtype, cuda: Operators,
 @settings(max_examples=20)
 @given(case=cases(scores=("dot", "scaled")))
 def test_gradients_are_those_of_the_formula(cuda: Operators, case: Case) -> None:
-    """Through the output and, in float32, through the weights."""
     mine, exact = case.to(torch.float32), case.to(torch.float64)
     attended = contracts.attend(mine, "fused")
     assert attended is not None
@@ -60,7 +58,6 @@ def test_gradients_are_those_of_the_formula(cuda: Operators, case: Case) -> None
 
 
 def _close(shape: tuple[int, int, int, int], keys: int, mask: Any, *, groups: int = 1, **options: Any) -> None:
-    """Output and gradients in bf16 against the reference in float64 from the same numbers."""
     q, k, v = (
         torch.randn(shape[0], heads, length, shape[3]).bfloat16().requires_grad_()
         for heads, length in ((shape[1], shape[2]), (shape[1] // groups, keys), (shape[1] // groups, keys))

@@ -55,7 +55,6 @@ def numbers(hidden: int = 37) -> tuple[Tensor, ...]:
 
 
 def check(mask: Any = None, hidden: int = 37) -> None:
-    """Against the formula in float64."""
     tensors = numbers(hidden)
     found = attend(*tensors, mask=mask, backend="tiled")
     expected = attend(*(t.double() for t in tensors), mask=mask, backend="reference")

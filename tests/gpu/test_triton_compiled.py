@@ -40,7 +40,6 @@ def compiled(program: Any, pointers: dict[str, str], scalars: dict[str, str], fi
 
 
 def launched(capability: int, ask: Callable[[], object]) -> dict[str, Compiled]:
-    """The kernels that a question launches, by the names of their programs, as they are compiled for it."""
     made: list[Launch] = []
     real = Launch.__init__
 

@@ -109,9 +109,10 @@ def test_the_cause_of_a_wrong_padding_mask(mask: Tensor | None, cause: str) -> N
     assert cause in finding.cause
 
 
+@pytest.mark.parametrize("real", [keep(), keep()[:, None, None]], ids=["(B, S)", "(B, 1, 1, S)"])
 @pytest.mark.parametrize(("name", "is_real"), [("attention_mask", True), ("key_padding_mask", False)])
-def test_the_name_of_a_mask_tells_its_meaning(name: str, is_real: bool) -> None:
-    given = {name: keep() if is_real else ~keep()}
+def test_the_name_of_a_mask_tells_its_meaning(name: str, is_real: bool, real: Tensor) -> None:
+    given = {name: real if is_real else ~real}
     assert reasons(audited(Model(), input_ids=ids().clamp_min(1), **given)) == [("padding", "error")]
     assert not audited(Model(keep()[:, None, None]), input_ids=ids().clamp_min(1), **given)
 
@@ -140,7 +141,6 @@ def test_padding_by_its_token_where_no_mask_tells_of_any() -> None:
         found = audited(Model(), input_ids=ids("left"), **given)
         assert reasons(found) == [("padding", severity)]
         assert "the runs of padding token 0 at the ends of input_ids" in found[0].says
-    place = torch.arange(T)
     # A mask that hides a part of it, or words in its place, is no better; one that hides words besides is believed, and
     # a sequence of padding alone tells nothing.
     place = torch.arange(T)

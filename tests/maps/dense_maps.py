@@ -29,7 +29,6 @@ NORMALIZATIONS = {
 
 @contextmanager
 def answers_of(reader: type[RowReader]) -> Iterator[list[bool]]:
-    """Whether a reader has answered everything, each time that it was asked."""
     found: list[bool] = []
     why_not, read = reader.why_not, reader.read
 
@@ -61,7 +60,6 @@ def distances(queries: int, keys: int) -> Tensor:
 
 
 def sums_written_out(dense: Tensor, rows: int, columns: int) -> dict[str, Tensor]:
-    """Smooth statistics as functions of P."""
     queries, keys = dense.shape[-2:]
     positive = torch.where(dense > 0, dense, 1.0)
     squares = dense.square().sum(-1)
@@ -78,7 +76,6 @@ def sums_written_out(dense: Tensor, rows: int, columns: int) -> dict[str, Tensor
 
 
 def sums_asked(weights: AttentionMap, rows: int, columns: int) -> dict[str, Tensor]:
-    """The same, asked of the map."""
     return {
         "received": weights.received(),
         "entropy": weights.entropy(),
@@ -92,7 +89,6 @@ def sums_asked(weights: AttentionMap, rows: int, columns: int) -> dict[str, Tens
 def check(
     weights: Any, dense: Tensor, *, tolerance: float, k: int, rows: int, columns: int, p: float, is_part: bool = False
 ) -> None:
-    """A map against its dense weights in float64: every statistic, product and block."""
     dense = dense.detach()
     queries, keys = dense.shape[-2:]
     scale = max(1.0, float(dense.sum(-1).max()), float(dense.sum(-2).max()))

@@ -8,8 +8,6 @@ from torch import Tensor
 
 
 class Given(NamedTuple):
-    """The arguments of `regard.linear_attention`, (B, H, T, ...)."""
-
     query: Tensor
     key: Tensor
     value: Tensor

@@ -21,7 +21,6 @@ from tests.fuzz.files.exhibits import EXHIBITS, Exhibit
     "exhibit", [one for one in EXHIBITS if one.name in ("maps", "summaries")], ids=lambda one: one.name
 )
 def test_whole_files_answer_every_question(exhibit: Exhibit, tmp_path: Path) -> None:
-    """The ground `files` of `make fuzz` damages them."""
     exhibit.make(tmp_path)
     for use in exhibit.uses.values():
         use(tmp_path)

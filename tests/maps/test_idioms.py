@@ -62,7 +62,6 @@ CASES = {
 
 
 def made(sizes: tuple[int, int, int, int], mask: str, normalization: Any, seed: int) -> dict[str, Any]:
-    """Two maps of one shape, and what the idioms name beside them."""
     torch.manual_seed(seed)
     batch, heads, queries, keys = sizes
     allowed = MASKS[mask](sizes)

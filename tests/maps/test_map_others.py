@@ -105,7 +105,6 @@ def test_a_choice_of_one_head_drops_the_dimension() -> None:
 @settings(max_examples=20)
 @given(case=cases(), data=st.data())
 def test_maps_of_maps(case: Case, data: st.DataObject) -> None:
-    """Averages of selections, selections of averages and stacks of both."""
     weights = weights_of(case)
     if len(weights.shape) == 2:
         return
@@ -123,7 +122,6 @@ def test_maps_of_maps(case: Case, data: st.DataObject) -> None:
 def generation(
     steps: int = 7, prompt: int = 3, groups: int = 2
 ) -> tuple[list[regard.AttentionMap], regard.AttentionMap]:
-    """What a cache sees: a prompt at once, then a query at a time against ever more keys."""
     q, k = torch.randn(2, 4, prompt + steps, 5).double(), torch.randn(2, groups, prompt + steps, 5).double()
     maps = [
         regard.attention(

@@ -51,8 +51,6 @@ def test_what_was_written_to_is_not_read(which: str, name: str, times: int) -> N
 
 
 def watched(function: Callable[..., Any], *given: torch.Tensor, **keep: Any) -> regard.AttentionMap:
-    """The watched map of one call of a function, whose tensors the caller holds."""
-
     class Model(torch.nn.Module):
         def forward(self) -> Any:
             return function(*given)

@@ -79,7 +79,6 @@ CASES: dict[str, Case] = {
 
 
 def takes(reader: RowReader, case: dict[str, Any]) -> bool:
-    """Whether the reader has to answer; the mask's ranges and widths are in the cases themselves."""
     match reader:
         case one_loop.NumbaRows():
             return not isinstance(case.get("score"), regard.SoftCapped)

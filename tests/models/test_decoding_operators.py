@@ -35,7 +35,6 @@ def generated(model: Any, mask: torch.Tensor) -> Callable[[int], object]:
 
 
 def of_a_step(run: Callable[[int], object]) -> int:
-    """The operators of one more step."""
     with torch.no_grad():
         run(3)
         return operators_of(lambda: run(5)).total() - operators_of(lambda: run(4)).total()

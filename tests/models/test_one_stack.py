@@ -51,7 +51,6 @@ def some_text(count: int = 3) -> Tensor:
 
 
 def torchs(model: DecoderOnly | EncoderOnly) -> nn.TransformerEncoder:
-    """torch's stack with the weights of ours."""
     config = model.config
     is_pre = config.norm_position == "pre"
     layer = nn.TransformerEncoderLayer(

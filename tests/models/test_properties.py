@@ -149,7 +149,6 @@ def test_logits_depend_on_the_past_the_present_and_the_source_alone(make: Callab
 
 
 def random_sentences(count: int, fewest: int) -> list[Tensor]:
-    """Token ids of varying number, ended by EOS."""
     lengths = torch.randint(fewest, 6, (count,)).tolist()
     return [torch.cat([torch.randint(3, VOCAB, (n,)), torch.tensor([EOS])]) for n in lengths]
 

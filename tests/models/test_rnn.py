@@ -61,7 +61,6 @@ def encoder_weights(model: RNNSeq2Seq, suffix: str) -> tuple[Tensor, ...]:
 
 
 def annotate(model: RNNSeq2Seq, source: list[int]) -> tuple[list[Tensor], Tensor]:
-    """h_j = [forward; backward] of each word, and the backward state at the first word (A.2.1)."""
     n = model.config.hidden_dim
     layer_inputs = [model.source_embedding.weight[w] for w in source]
     for layer in range(model.config.encoder_layers):
@@ -80,7 +79,6 @@ def annotate(model: RNNSeq2Seq, source: list[int]) -> tuple[list[Tensor], Tensor
 
 
 def align(model: RNNSeq2Seq, s: Tensor, annotations: list[Tensor]) -> tuple[Any, Tensor]:
-    """The context and the weights of a decoder state."""
     if model.config.score == "additive":  # Bahdanau A.1.2: v_a . tanh(W_a s + U_a h_j)
         a = model.aligner.attention
         energies = [a.vector @ torch.tanh(a.query_weight @ s + a.key_weight @ h) for h in annotations]

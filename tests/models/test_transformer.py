@@ -64,7 +64,6 @@ def copy_attention(ours: Any, theirs: nn.MultiheadAttention) -> None:
 
 
 def torchs(model: Transformer) -> nn.Transformer:
-    """torch.nn.Transformer with the weights of ours."""
     config = model.config
     is_pre = config.norm_position == "pre"
     theirs = nn.Transformer(

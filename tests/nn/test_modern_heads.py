@@ -91,7 +91,6 @@ def formula(attend: MultiHeadAttention, x: Tensor, allowed: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor, rotated: int) -> Tensor:
-    """The first dimensions as complex numbers, turned by their position."""
     half = rotated // 2
     angles = torch.arange(x.shape[-2]).double()[:, None] * 10_000.0 ** (-torch.arange(half).double() / half)
     plane = torch.complex(x[..., :half], x[..., half:rotated]) * torch.polar(torch.ones_like(angles), angles)

@@ -48,8 +48,6 @@ const list = (cell) => items(cell).map((item) => [...item.children].map((part) =
 
 
 class Lab:
-    """A server of JupyterLab and a browser."""
-
     def __init__(self, folder: Path) -> None:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
@@ -115,7 +113,6 @@ class Lab:
             time.sleep(0.1)
 
     def picture(self, name: str) -> None:
-        """Keep a picture where PICTURES says, for whoever wants to look."""
         if folder := os.environ.get("PICTURES"):
             (Path(folder) / name).write_bytes(self.browser.picture())
 

@@ -125,8 +125,6 @@ def test_a_scaling_without_a_hash_is_asked_each_time() -> None:
 
 
 class Settings(Scaling):
-    """A scaling with a hash, whose factor is a tensor that somebody changes or trains."""
-
     def __init__(self, factor: Tensor) -> None:
         self.factor = factor
 
@@ -135,8 +133,6 @@ class Settings(Scaling):
 
 
 class OfItsOwn(Rotary):
-    """A user's kind of rotary positions."""
-
     def cos_sin(self, positions: Tensor, length: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
         cos, sin = super().cos_sin(positions, length)
         return cos * GAIN, sin * GAIN

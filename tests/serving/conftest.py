@@ -32,8 +32,6 @@ TRANSLATOR, WRITER = "mine", "book"
 
 @dataclass(frozen=True)
 class Running:
-    """A server, and how tests ask it."""
-
     port: int
     desk: Desk
 

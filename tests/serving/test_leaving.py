@@ -22,8 +22,6 @@ from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
 
 
 class Steps:
-    """Counts the steps of a model, each of which takes a while."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any, seconds: float) -> None:
         self.count, step = 0, module.step
 

@@ -20,7 +20,6 @@ def config(tmp_path: Path) -> TranslationConfig:
 
 @pytest.fixture(scope="session")
 def begun_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a translator of four steps, for reading."""
     config = small_config(tmp_path_factory.mktemp("begun"), steps=4)
     train_translation(config)
     return config.out
@@ -28,13 +27,11 @@ def begun_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def begun_copy(begun_run: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
     return copy_of(begun_run, tmp_path / "run")
 
 
 @pytest.fixture(scope="session")
 def run_of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a trained translator of words."""
     folder = tmp_path_factory.mktemp("words")
     config = small_config(folder, steps=60, validate_every=60, save_every=60, tokenizer="words", max_length=8)
     train_translation(config)

@@ -17,14 +17,12 @@ Damage = Callable[[bytes, random.Random], bytes]
 
 
 def flip(content: bytes, generator: random.Random) -> bytes:
-    """One bit of one byte."""
     damaged = bytearray(content)
     damaged[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
     return bytes(damaged)
 
 
 def cut(content: bytes, generator: random.Random) -> bytes:
-    """The end is missing."""
     return content[: generator.randrange(len(content))]
 
 
@@ -36,7 +34,6 @@ def blank(content: bytes, generator: random.Random) -> bytes:
 
 
 def grow(content: bytes, generator: random.Random) -> bytes:
-    """Something was written behind it."""
     return content + generator.randbytes(generator.choice([1, 8, 100]))
 
 
@@ -44,15 +41,12 @@ DAMAGES: dict[str, Damage] = {"flip": flip, "cut": cut, "blank": blank, "grow": 
 
 
 class Case(NamedTuple):
-    """One thing that happens to one file; its number is the seed of where."""
-
     name: str
     damage: str
     number: int
 
 
 def cases(run: Path, count: int, seed: int) -> Iterator[Case]:
-    """Damages to random files of a run; every file has its turn before one has a second."""
     generator = random.Random(seed)
     names = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.stat().st_size)
     for number in range(count):
@@ -62,7 +56,6 @@ def cases(run: Path, count: int, seed: int) -> Iterator[Case]:
 
 
 def apply(case: Case, run: Path) -> bool:
-    """Damage a file; whether it is another one now."""
     path = run / case.name
     before = path.read_bytes()
     after = DAMAGES[case.damage](before, random.Random(case.number))
@@ -96,16 +89,13 @@ def resumed(run: Path) -> list[tuple[str, bytes]]:
 
 
 def snapshot(run: Path) -> dict[str, bytes]:
-    """Everything that is in a folder."""
     return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 def settings_of(run: Path, **changes: Any) -> TranslationConfig:
-    """Those of a translator's run, which may be a copy of another."""
     return changed(RunFolder(run).read_config("translation", TranslationConfig), out=run, **changes)
 
 
 def copy_of(run: Path, folder: Path) -> Path:
-    """A copy to be damaged."""
     shutil.rmtree(folder, ignore_errors=True)
     return Path(shutil.copytree(run, folder))

@@ -65,7 +65,6 @@ def with_fit(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed(config: C, **changes: Any) -> C:
-    """Settings with others in their place, those of the training loop too."""
     names = {field.name for field in fields(FitConfig)}
     fit = replace(config.fit, **{name: value for name, value in changes.items() if name in names})
     return replace(config, fit=fit, **{name: value for name, value in changes.items() if name not in names})

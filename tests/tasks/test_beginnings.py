@@ -17,7 +17,6 @@ from tests.tasks.test_language_model import small_config as text_config
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A translator that learns its pairs by heart within a few validations."""
     folder = tmp_path_factory.mktemp("choosing")
     config = small_config(folder, steps=120, validate_every=30, save_every=30)
     train_translation(config)

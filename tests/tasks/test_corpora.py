@@ -32,7 +32,6 @@ from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 
 def prepared(prepare: Callable[..., None], config: Any) -> tuple[RunFolder, list[str]]:
-    """The folder of a run whose text is ready, and the lines that were said."""
     folder, said = RunFolder(config.out), list[str]()
     folder.path.mkdir()
     prepare(config, folder, said.append)

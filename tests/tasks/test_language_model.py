@@ -43,7 +43,6 @@ def small_config(folder: Path, **changes: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
-    """A hundred and forty lines, well learnt; each a document."""
     folder = tmp_path_factory.mktemp("lines")
     length: dict[str, Any] = {"steps": 250, "schedule": "cosine", "validate_every": 50, "save_every": 250}
     return train_language_model(small_config(folder, documents="lines", **length))
@@ -51,7 +50,6 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a few steps on running text, a byte a token."""
     config = small_config(tmp_path_factory.mktemp("short"), tokenizer="bpe", vocab_size=260)
     train_language_model(config)
     return config.out

@@ -321,7 +321,6 @@ STEPS, LENGTHS = 12, [9, 5, 7, 3]
 
 
 def tried(name: str, end: float = 0.0) -> Any:
-    """A tiny model of theirs, with `end` added to the logit of the end mark."""
     import transformers
 
     kind, config, settings = TRIED[name]

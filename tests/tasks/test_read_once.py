@@ -62,7 +62,6 @@ ENDINGS = {"pairs": ".tsv", "text": ".txt"}
 
 
 def prepare(kind: str, out: Path, **settings: Any) -> dict[str, str]:
-    """Prepare a corpus; the digests of all that it leaves."""
     folder = RunFolder(out)
     said: list[str] = []
     folder.path.mkdir()
@@ -81,7 +80,6 @@ def digest(path: Path) -> str:
 @pytest.mark.parametrize("kind", ["pairs", "text"])
 @pytest.mark.parametrize("has_valid", [True, False])
 def test_every_file_is_opened_once(tmp_path: Path, opens: Opens, kind: str, has_valid: bool) -> None:
-    """In parts, one of them compressed."""
     end = ENDINGS[kind]
     plain, other, valid = write_pairs(tmp_path / f"a{end}", MANY), tmp_path / f"b{end}.gz", tmp_path / f"v{end}"
     with gzip.open(other, "wb") as file:

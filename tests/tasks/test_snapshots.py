@@ -57,7 +57,6 @@ TRAININGS: Mapping[str, Callable[[Path], Path]] = {
 
 
 def images(run: Path) -> dict[int, np.ndarray]:
-    """The pictures in the event files of a run, by step."""
     from matplotlib import image
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

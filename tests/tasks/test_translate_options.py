@@ -25,7 +25,6 @@ TARGETS = ["on voit une maison rouge", "elles en voient deux", "un chat, un chie
 
 
 def shaken(model: Any) -> Any:
-    """Weights far enough from their first values that heads differ and every token can win."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -55,7 +54,6 @@ def make(kind: str = "transformer", tokenizer: Any = Words, **changes: Any) -> T
 
 
 def favour(translator: Translator, token: int, by: float) -> None:
-    """Raise a token's logit."""
     output = translator.model.output
     bias = torch.zeros(output.out_features) if output.bias is None else output.bias.detach().clone()
     bias[token] += by

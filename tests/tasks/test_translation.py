@@ -33,7 +33,6 @@ SOURCES = [source for source, _ in PAIRS]
 
 @pytest.fixture(scope="module", params=["transformer", "rnn"])
 def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Translator:
-    """Fifty pairs learnt by heart."""
     folder = tmp_path_factory.mktemp(request.param)
     length: dict[str, Any] = {"steps": 110, "schedule": "cosine", "validate_every": 55, "save_every": 110}
     return train_translation(small_config(folder, model=request.param, vocab_size=330, **length))
@@ -41,7 +40,6 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a few steps, to be copied and damaged."""
     folder = tmp_path_factory.mktemp("short")
     positions = TransformerConfig(dim=8, num_heads=2, encoder_layers=1, decoder_layers=2, feed_forward_dim=8)
     config = small_config(

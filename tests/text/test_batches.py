@@ -49,7 +49,6 @@ def test_ranks_share_the_batches_of_one_rank(pairs: list[tuple[int, int]], world
 
 
 def many(count: int, seed: int = 0) -> list[tuple[int, int]]:
-    """Lengths as sentences have them: log-normal, the target's like the source's."""
     generator = np.random.default_rng(seed)
     source = np.exp(generator.normal(2.5, 0.5, count))
     return list(

@@ -116,7 +116,6 @@ def test_blocks_of_text_in_sections(small: None) -> None:
 
 
 def peak_bytes(count: int) -> int:
-    """Of the first batch of an epoch."""
     found = batches(count)
     tracemalloc.start()
     next(found.epoch(0, 0))

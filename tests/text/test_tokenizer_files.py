@@ -96,7 +96,6 @@ def test_files_that_are_no_tokenizer(reader: str, text: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_lower_case_is_found_among_steps_within_steps(lowercase: bool, tmp_path: Path) -> None:
-    """As an export of words has them."""
     described = json.loads(Words(lowercase=lowercase).train(["to be"]).to_json())
     steps = {"type": "Sequence", "normalizers": [{"type": "NFC"}, described["normalizer"]]}
     assert Tokenizer.downloaded(written(tmp_path, described, normalizer=steps), Marks()).lowercases == lowercase

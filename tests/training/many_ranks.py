@@ -48,7 +48,6 @@ class SharedBatches(ToyBatches):
 
 
 def train(folder: Path, *, steps: int, dropout: float = 0.0) -> None:
-    """Train to a step, with an average of the weights that is validated."""
     every: dict[str, Any] = {"validate_every": 4, "save_every": 4, "log_every": 1}
     config = FitConfig(steps=steps, accumulate=2, clip_norm=0.2, ema_decay=0.9, **every)
     train_toy(folder, config=config, dropout=dropout, make=TiedModel, batches=SharedBatches)

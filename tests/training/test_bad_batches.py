@@ -35,8 +35,6 @@ CONFIG = FitConfig(steps=12, save_every=3, validate_every=100, log_every=1)
 
 
 class Poisoned:
-    """The toy's loss, spoilt at some of its calls."""
-
     def __init__(self, *calls: Any, by: float = float("nan")) -> None:
         self.calls, self.by, self.count = calls, by, 0
 
@@ -60,8 +58,6 @@ def run(
 
 
 class Without(ToyBatches):
-    """The toy's batches without some of the first pass."""
-
     def __init__(self, *numbers: int) -> None:
         super().__init__()
         self.numbers = numbers

@@ -45,7 +45,6 @@ def losses(folder: Path) -> list[tuple[float, float]]:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty steps in one go."""
     folder = tmp_path_factory.mktemp("straight")
     train_toy(folder, config=CONFIG)
     return folder
@@ -252,7 +251,6 @@ def test_a_run_keeps_its_precision(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def steps(model: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-    """The losses of a few steps, with dropout."""
     torch.manual_seed(5)
     optimizer = adamw(model)
     for group in optimizer.param_groups:
@@ -296,7 +294,6 @@ def test_recomputed_layers_give_the_same_bits(attention_dropout: float) -> None:
 
 
 def count_calls(model: torch.nn.Module) -> list[int]:
-    """How often the first attention module is called."""
     calls = [0]
 
     def note(*_: Any) -> None:

@@ -69,7 +69,6 @@ class Out(nn.Module):
 
 
 def some_steps(model: nn.Module, *optimizers: torch.optim.Optimizer, seed: int) -> None:
-    """Three steps along random directions, with the learning rates of the groups as the loop sets them."""
     generator = torch.Generator().manual_seed(seed)
     for step in range(3):
         for parameter in model.parameters():

@@ -36,7 +36,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pairs(runs: Path) -> Path:
-    """By two ranks, some from the checkpoint of four."""
     launch(
         2,
         {"folder": runs / "two-after-four", "copy_of": runs / "four-8", "steps": 12},

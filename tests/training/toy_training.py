@@ -70,7 +70,6 @@ def killer(step: int, number: int) -> Callback:
 
 
 def poisoned_on(rank: int, own_rank: int) -> Loss:
-    """The loss, NaN at the third batch of one rank."""
     count = 0
 
     def loss(model: nn.Module, batch: ToyBatch) -> LossSum:

@@ -16,8 +16,6 @@ KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "Ar
 
 
 class Chromium:
-    """One browser with one tab."""
-
     def __init__(self, profile: Path) -> None:
         ours, theirs = os.pipe(), os.pipe()
         # The browser reads commands from descriptor 3 and writes answers to descriptor 4.
@@ -92,7 +90,6 @@ class Chromium:
         self.until("document.readyState === 'complete'")
 
     def run(self, program: str) -> Any:
-        """What an (async) program returns: `return ...`."""
         done = self.call(
             "Runtime.evaluate", expression=f"(async () => {{ {program} }})()", awaitPromise=True, returnByValue=True
         )
@@ -116,7 +113,6 @@ class Chromium:
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
     def press(self, key: str) -> None:
-        """A key of the keyboard, where the focus is."""
         text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
         code = KEYS.get(key, ord(key.upper()) if len(key) == 1 else 0)
         for kind in ("keyDown", "keyUp"):
@@ -132,5 +128,4 @@ class Chromium:
             self.mouse(kind, x, y, button="left", clickCount=1)
 
     def picture(self) -> bytes:
-        """The window as PNG."""
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])

@@ -11,7 +11,6 @@ from tests.views.tab import Tab
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
-    """A browser; absent Chromium, the test is passed over and says so."""
     if not CHROMIUM:
         pytest.skip("Chromium is not installed: the page is not opened")
     one = Chromium(tmp_path_factory.mktemp("profile"))

@@ -43,8 +43,6 @@ def carried_comms() -> Iterator[None]:
 
 
 class Notebook:
-    """Cells in a browser; each shows a view."""
-
     def __init__(self, browser: Chromium, path: Path, *, dark: bool = False) -> None:
         self.browser = browser
         self.questions: list[dict[str, Any]] = []
@@ -55,7 +53,6 @@ class Notebook:
         browser.until("globalThis.ready")
 
     def show(self, cell: str, view: Any) -> None:
-        """Show a view in a cell; a cell that is run again loses what it showed."""
         if self.browser.run(f"return {json.dumps(cell)} in cells;"):
             self.browser.run(f"const cell = cells[{json.dumps(cell)}]; cell.remove(); cell.el.remove();")
         comm_of: Carried = view.comm
@@ -80,7 +77,6 @@ class Notebook:
         return self.browser.run(program)
 
     def until(self, condition: str) -> None:
-        """Carry messages until a condition holds."""
         end = time.monotonic() + WAIT_SECONDS
         while True:
             self.pump()

@@ -31,8 +31,6 @@ const reading = () => ({
 
 
 class Tab:
-    """A page in the browser."""
-
     def __init__(self, browser: Chromium, path: Path) -> None:
         self.browser, self.path = browser, path
 

@@ -132,7 +132,6 @@ ALPHABET = "abאבג0123٠١+-#$,.: ()[]!&%/"
 
 
 def laid_out(text: str) -> list[str]:
-    """The characters of a line from the left, as libraqm places them: an algorithm that we did not write."""
     font = get_font([FontPath(face.path, face.number) for face in letter([text])[0].faces])
     font.set_size(text_to_path.FONT_SCALE, text_to_path.DPI)
     return [item.char for item in sorted(font._layout(text, LoadFlags.NO_HINTING), key=lambda item: item.x)]

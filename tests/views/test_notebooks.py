@@ -98,7 +98,6 @@ def executed(notebook: Any, folder: Path) -> list[Any]:
 
 
 def shown_once(cell: Any) -> int:
-    """Check the outputs of a cell; the number of results that showed themselves, 0 or 1."""
     shown = [one.data for one in cell.outputs if one.output_type in ("display_data", "execute_result")]
     static = [data for data in shown if "application/vnd.jupyter.widget-view+json" not in data]
     assert len(static) <= 1, f"shown twice: {cell.source}"

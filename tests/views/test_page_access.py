@@ -20,7 +20,6 @@ pytestmark = pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not insta
 
 
 def serious(browser: Chromium) -> list[list[str]]:
-    """The serious findings in the document and in the shadow roots of its views, with the elements."""
     browser.call("Runtime.evaluate", expression=AXE.read_text(encoding="utf-8"))
     found: list[list[str]] = browser.run("""
       const { violations } = await axe.run(document);

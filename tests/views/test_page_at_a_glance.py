@@ -188,7 +188,6 @@ def looks_at(keys: list[int]) -> np.ndarray:
 
 
 def patterned() -> tuple[list[str], dict[str, np.ndarray]]:
-    """A text that is said twice, and a head of each pattern."""
     count = 20
     words, every = [f"w{n}" for n in range(count)] * 2, range(2 * count)
     heads = {

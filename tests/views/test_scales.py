@@ -40,7 +40,6 @@ def numbers(ax: Any) -> Any:
 
 
 def cell_colours(ax: Any) -> np.ndarray:
-    """The colour in the middle of each cell, read from the drawn picture: (rows, columns, 3)."""
     figure = ax.figure
     figure.set_dpi(72)
     canvas = FigureCanvasAgg(figure)

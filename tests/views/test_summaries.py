@@ -78,7 +78,6 @@ def test_heatmaps_and_grids_of_pictures() -> None:
 
 
 def test_a_page_of_what_was_kept() -> None:
-    """The pictures and the strongest keys that were kept; of the rest nothing is said."""
     whole, kept = seen_by("factors", WHAT)
     data = embedded(page([model_example(kept)]).text)
     for entry, weights in zip(data["examples"][0]["maps"], whole.maps, strict=True):

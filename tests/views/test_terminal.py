@@ -89,8 +89,6 @@ def test_a_pipe_gets_every_number() -> None:
 
 
 class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 

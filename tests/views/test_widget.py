@@ -34,7 +34,6 @@ def factors(*batch: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def softmaxed(q: Tensor, k: Tensor, *, temperature: float = 1.0, is_causal: bool = True) -> np.ndarray[Any, Any]:
-    """Torch's own softmax, in float64."""
     scores = q.double() @ k.double().mT / DIM**0.5 / temperature
     if is_causal:
         late = torch.arange(KEYS) > torch.arange(QUERIES)[:, None] + KEYS - QUERIES
@@ -43,7 +42,6 @@ def softmaxed(q: Tensor, k: Tensor, *, temperature: float = 1.0, is_causal: bool
 
 
 def causal_map(q: Tensor, k: Tensor) -> regard.AttentionMap:
-    """The map of some heads (H, T, S), or of a batch of them."""
     weights = regard.map_of(*(one if q.dim() > 3 else one[None] for one in (q, k)), mask=regard.causal())
     return weights if q.dim() > 3 else cast(regard.AttentionMap, weights[0])
 

@@ -122,7 +122,6 @@ BIASES: tuple[Callable[[Drawn, Sides, Score], Added], ...] = (
 
 
 def random_bias(drawn: Drawn, sides: Sides, score: Score) -> Added | None:
-    """None, or any bias that the score's vectors allow; some read the vectors and need a dot product."""
     if not drawn.chance():
         return None
     return drawn.of(BIASES if score.is_dot else BIASES[:4])(drawn, sides, score)

@@ -18,7 +18,6 @@ def score_error(call: Call, dense: Dense) -> Tensor:
 
 
 def weight_error(call: Call, dense: Dense) -> Tensor | None:
-    """For each weight, how far it may be off; None where the dtype says nothing about it."""
     found = _weight_error(call, dense, score_error(call, dense))
     # Below its smallest number a dtype has nothing.
     return None if found is None else found + 2 * torch.finfo(weight_dtype(call.dtype)).tiny

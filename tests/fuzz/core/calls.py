@@ -22,8 +22,6 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass
 class Call:
-    """The arguments of a call: numbers that the dtype holds exactly, in float64."""
-
     sides: Sides
     dtype: torch.dtype
     vectors: dict[str, Tensor]
@@ -40,7 +38,6 @@ class Call:
         return {**self.vectors, **learned}
 
     def as_given(self, tensors: dict[str, Tensor]) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
-        """The arguments of `regard.attention` made of these tensors."""
         parts: dict[str, dict[str, Tensor]] = {"score": {}, "normalization": {}, "bias": {}}
         for name, tensor in tensors.items():
             if "." in name:
@@ -55,7 +52,6 @@ class Call:
         return (tensors["query"], tensors["key"], tensors["value"]), options
 
     def leaves(self, dtype: torch.dtype | None = None, *, grad: bool = False) -> dict[str, Tensor]:
-        """The tensors in a dtype, each a leaf with the caller's strides."""
         made = {}
         for name, tensor in self.named().items():
             leaf = as_dtype(tensor, dtype or self.dtype)
@@ -121,7 +117,6 @@ class Dense:
 
 
 def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A detached copy of the same strides."""
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
     if 0 in tensor.stride() and copy.numel():
         # A dimension that was expanded is written once.
@@ -132,7 +127,6 @@ def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def random_sides(drawn: Drawn, *, longest: int = 40) -> Sides:
-    """Sizes of any rank; batches of none, one and several."""
     rank = drawn.of([4, 2, 3, 5, 4])
     batch = {
         2: (),
@@ -201,7 +195,6 @@ def random_call(drawn: Drawn, *, longest: int = 40) -> Call:
 
 
 def answers(call: Call, backend: str | None, **options: Any) -> Attended | None:
-    """What regard gives, or None where the named backend says that it cannot run the call."""
     vectors, given = call.as_given(call.leaves())
     try:
         return regard.attention(*vectors, **given, backend=backend, return_weights=True, **options)
@@ -211,7 +204,6 @@ def answers(call: Call, backend: str | None, **options: Any) -> Attended | None:
 
 
 def require_reasonable(call: Call, dense: Dense) -> None:
-    """Leave out what has no answer that arithmetic of the dtype could give."""
     if call.norm.name == "Unnormalized" and dense.scores.numel():
         assume(float(dense.scores.max()) < 10)
     if call.sides.flat == 0:

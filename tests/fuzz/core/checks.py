@@ -19,7 +19,6 @@ BACKENDS: tuple[BackendName | None, ...] = (None, "reference", "tiled", "fused")
 
 
 def check_values(call: Call, drawn: Drawn) -> None:
-    """Output and weights of every backend against the formulas, exact zeros, and the same bits without weights."""
     with torch.no_grad():
         dense = call.dense(call.leaves(torch.float64))
         require_reasonable(call, dense)
@@ -59,7 +58,6 @@ def _check_bits(call: Call, found: Attended, backend: Any) -> None:
 
 
 def check_copies(call: Call) -> None:
-    """Under vmap each copy of a call gives what the call gives, or the call is refused."""
     call = replace(call, dtype=torch.float64)
     vectors, given = call.as_given(call.leaves())
     require_reasonable(call, call.dense(call.leaves()))
@@ -85,7 +83,6 @@ def check_explained(call: Call) -> None:
 
 
 def check_gradients(call: Call, drawn: Drawn) -> None:
-    """Of the output and of the weights, to every tensor, on every backend, against autograd of the formulas."""
     call = replace(call, dtype=drawn.of([torch.float64, torch.float64, torch.float32]))
     leaves = call.leaves(torch.float64, grad=True)
     dense = call.dense(leaves)
@@ -121,7 +118,6 @@ def gradients_of(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def gradient_bound(call: Call, dense: Dense, leaves: dict[str, Tensor]) -> float:
-    """One bound for every gradient of the call; a call whose bound says nothing is left out."""
     if not dense.weights.numel():
         return 0.0
     largest = {name: _largest(t) for name, t in leaves.items()}

@@ -106,5 +106,4 @@ NORMS: tuple[Callable[[Drawn, Sides], Norm], ...] = (
 
 
 def random_norm(drawn: Drawn, sides: Sides) -> Norm:
-    """Any normalization; half of them are softmax."""
     return drawn.of([NORMS[0], drawn.of(NORMS)])(drawn, sides)

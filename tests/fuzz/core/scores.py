@@ -26,7 +26,6 @@ def _distance(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _each(value: Tensor) -> Tensor:
-    """One number, or one for each head, against (B, H, T, S)."""
     return value.reshape(-1, 1, 1) if value.dim() else value
 
 
@@ -68,7 +67,6 @@ def _cosine(drawn: Drawn, sides: Sides) -> Score:
 
 
 def _numbers(drawn: Drawn, sides: Sides, kind: str) -> Tensor:
-    """A learned scalar, or a positive number for each head."""
     return drawn.normal(*([sides.heads] if kind == "per head" else [])).abs() + 0.5
 
 

@@ -24,8 +24,6 @@ Use = Callable[[Path], Any]
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A folder, and what may be done with it."""
-
     name: str
     make: Callable[[Path], None]
     uses: dict[str, Use]
@@ -34,7 +32,6 @@ class Exhibit:
 
 
 def _ask(weights: regard.AttentionMap) -> None:
-    """Everything that a page or a table would ask."""
     assert repr(weights)
     if not weights.source.has_blocks:
         assert weights.statistics
@@ -82,8 +79,6 @@ def _summaries(folder: Path) -> None:
 
 
 def _each(read: Callable[[Path], Any]) -> Use:
-    """Read every file of a folder."""
-
     def use(folder: Path) -> None:
         for path in sorted(folder.iterdir()):
             read(path)

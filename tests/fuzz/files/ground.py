@@ -27,7 +27,6 @@ def _room() -> Path:
 
 @cache
 def _made(name: str) -> Path:
-    """An exhibit as it was written: made when it is first needed."""
     exhibit = next(e for e in EXHIBITS if e.name == name)
     folder = _room() / "made" / name.replace(" ", "_")
     folder.mkdir(parents=True)
@@ -114,7 +113,6 @@ def _link(drawn: Drawn, path: Path, bystander: Path) -> None:
 
 
 def _use(exhibit: Exhibit, use: str, folder: Path) -> None:
-    """Work, or a refusal of ours in one line that is not too long; the system's own errors are the system's."""
     here = os.getcwd()
     try:
         exhibit.uses[use](folder)
@@ -126,7 +124,6 @@ def _use(exhibit: Exhibit, use: str, folder: Path) -> None:
 
 
 def _snapshot(folder: Path) -> dict[str, bytes | str]:
-    """What is in a folder; links are not followed."""
     found: dict[str, bytes | str] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

@@ -140,7 +140,6 @@ def mutate_toml(drawn: Drawn, path: Path) -> None:
 
 
 def mutate_tensors(drawn: Drawn, path: Path) -> None:
-    """The header of a safetensors file: dtypes, shapes, offsets, and what its metadata say."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
@@ -164,7 +163,6 @@ def mutate_tensors(drawn: Drawn, path: Path) -> None:
 
 
 def mutate(drawn: Drawn, path: Path) -> str:
-    """Damage one file in a way that suits it; says how."""
     before = path.read_bytes()
     by_suffix = {".safetensors": mutate_tensors, ".json": mutate_json, ".toml": mutate_toml}
     how = by_suffix.get(path.suffix)

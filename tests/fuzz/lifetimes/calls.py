@@ -17,8 +17,6 @@ HEADS, DIM = 2, 4
 
 
 class _Score(nn.Module):
-    """A score module of one's own, with a parameter, a buffer and a number."""
-
     def __init__(self, matrix: Tensor) -> None:
         super().__init__()
         self.matrix = nn.Parameter(matrix)
@@ -32,8 +30,6 @@ class _Score(nn.Module):
 
 
 class Parts:
-    """The options of a call, and what may change of them."""
-
     def __init__(self, drawn: Drawn, queries: int, keys: int) -> None:
         self.drawn, self.queries, self.keys = drawn, queries, keys
         self.options: dict[str, Any] = {}
@@ -161,7 +157,6 @@ BIASES: list[Callable[[Parts], Any]] = [
 
 
 def attention(drawn: Drawn) -> Subject:
-    """A call of `regard.attention` with random parts, of leaves or of results of others."""
     queries, keys = drawn.number(1, 12), drawn.number(1, 12)
     parts = Parts(drawn, queries, keys)
     # The gradients of leaves are torch's own matter: it keeps them, and misses writes that count no version.
@@ -196,7 +191,6 @@ def _dense(weights: AttentionMap) -> Tensor:
 
 
 def module(drawn: Drawn) -> Subject:
-    """A call of a module of `regard.nn`."""
     torch.manual_seed(drawn.number(0, 99))
     lengths = drawn.integers(1, 5, 2)
     x = drawn.normal(2, 5, 8)

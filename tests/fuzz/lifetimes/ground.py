@@ -24,8 +24,6 @@ TORCHS = ("modified by an inplace operation", "a second time", "Inference tensor
 
 @dataclass
 class Called:
-    """A call, and the weights and gradients that a twin of it had at once."""
-
     number: int
     life: Life
     weights: Tensor
@@ -66,7 +64,6 @@ def _gradients(life: Life) -> list[Tensor]:
 
 
 def case(drawn: Drawn) -> None:
-    """Some calls, changes and reads, and at last a read of every call."""
     warnings.simplefilter("ignore")
     subjects = {**SUBJECTS, **MODELS}
     subject = subjects[drawn.of(sorted(subjects))](drawn)

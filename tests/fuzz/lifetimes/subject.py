@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 @dataclass
 class Life:
-    """One call: how to read its weights, its output, and the leaves that take its gradients."""
-
     read: Callable[[], Tensor]
     output: Tensor
     leaves: Sequence[Tensor] = ()
@@ -18,8 +16,6 @@ class Life:
 
 @dataclass
 class Subject:
-    """Something that attends. `run` makes a call with the parts as they are."""
-
     name: str
     run: Callable[[], Life]
     parameters: list[nn.Parameter] = field(default_factory=list)

@@ -17,8 +17,6 @@ DIM, HEADS, LENGTH = 8, 2, 5
 
 
 class Attention(nn.Module):
-    """Kernels of torch with learned queries, a mask in a buffer and functions that close over both."""
-
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how = how
@@ -50,8 +48,6 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """torch's own layer, which runs fused in evaluation."""
-
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how = how
@@ -70,7 +66,6 @@ OPTIONS: list[dict[str, Any]] = [{}, {"copy": True}, {"verify": True}, {"keep": 
 
 
 def watched(drawn: Drawn) -> Subject:
-    """A model, and a watch of each of its calls."""
     how = drawn.of([*HOWS, "layer", "weights", "no weights"])
     model: Any = Attention(how) if how in HOWS else Layer(how)
     model.train(drawn.chance())

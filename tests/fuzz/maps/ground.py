@@ -27,7 +27,6 @@ def _read_as_long_ones(elements: int, small: int) -> Iterator[None]:
 
 
 def case(drawn: Drawn) -> None:
-    """One random map, and three questions to it; or gradients; or what is kept of it."""
     elements, small = drawn.of([tiles.TILE_ELEMENTS, 200, 20]), drawn.of([one_loop.SMALL, 0])
     with _read_as_long_ones(elements, small):
         match drawn.of(["questions", "questions", "questions", "gradients", "kept"]):

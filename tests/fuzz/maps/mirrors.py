@@ -16,8 +16,6 @@ from tests.fuzz.drawing import Drawn
 
 @dataclass(frozen=True)
 class Mirror:
-    """A map, what it must say, and what is known of it."""
-
     map: regard.AttentionMap
     dense: Tensor
     error: Tensor

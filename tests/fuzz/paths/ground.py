@@ -34,7 +34,6 @@ def case(drawn: Drawn) -> None:
 
 
 def multi_head(drawn: Drawn) -> None:
-    """nn.MultiheadAttention: self-attention mostly, with all of its options."""
     # Torch runs a module fused only without any of these options: half of the cases have none.
     is_bare = drawn.chance()
 
@@ -128,8 +127,6 @@ def transformer(drawn: Drawn) -> None:
 
 
 class Sdpa(nn.Module):
-    """F.scaled_dot_product_attention as it stands."""
-
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, **options)
 
@@ -160,7 +157,6 @@ def _broadcast(drawn: Drawn, lead: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _watched(drawn: Drawn, module: nn.Module, given: list[Tensor], options: dict[str, Any]) -> tuple[Any, Weights]:
-    """The output of a module, and its weights by name; the same bits with a watch and without."""
     module.train(drawn.chance(3))
     mode = drawn.of(list(CONTEXTS))
     said = {name: _said(value) for name, value in options.items()}

@@ -58,7 +58,6 @@ def case(drawn: Drawn) -> None:
 
 
 def _drawn(drawn: Drawn, path: str) -> tuple[dict[str, Any], bool]:
-    """A body, and whether every value in it may be so."""
     is_good, body = drawn.chance(2), dict[str, Any]()
     for name, values in FIELDS[path].items():
         if name in NEEDED[path] if is_good else drawn.chance(2):

@@ -34,7 +34,6 @@ def written_model() -> LanguageModel:
 
 @cache
 def models() -> tuple[ServedTranslator, ServedLanguageModel]:
-    """A translator whose tokenizer splits characters, and a writer."""
     translator = make(tokenizer=lambda: ByteLevelBPE(vocab_size=280), max_length=64)
     return ServedTranslator(TRANSLATOR, translator, ("en", "fr"), LIMITS), ServedLanguageModel(
         WRITER, written_model(), LIMITS

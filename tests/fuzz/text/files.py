@@ -88,8 +88,6 @@ PACKED = {"plain": "", "gzip": ".gz", "bz2": ".bz2", "xz": ".xz"}
 
 @dataclass(frozen=True)
 class Drawing:
-    """A file on a disk, and the lines it was made from."""
-
     path: Path
     rows: list[list[str]]
     is_plain: bool
@@ -97,7 +95,6 @@ class Drawing:
 
 
 def draw_file(drawn: Drawn, folder: Path, columns: int) -> Drawing:
-    """Write one file of at most 30 rows of so many columns."""
     rows = [[_sentence(drawn) for _ in range(columns)] for _ in range(drawn.of([12, 1, 2, 5, 30, 0]))]
     separator, end, encoding = drawn.of(SEPARATORS), drawn.of(LINE_ENDS), drawn.of(ENCODINGS)
     style = drawn.of(["lines"] * 6 + ["csv", "json", "tmx", "three columns"])

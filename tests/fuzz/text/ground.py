@@ -57,7 +57,6 @@ def case(drawn: Drawn) -> None:
 
 
 def _translate(drawn: Drawn, translator: Path, folder: Path) -> None:
-    """As many answers as questions."""
     drawing = _drawn(drawn, folder, 1)
     stopping = drawn.of(["stop", "skip"])
     ran = run(

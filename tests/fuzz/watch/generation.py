@@ -13,8 +13,6 @@ from tests.fuzz.watch.watching import require_joined, require_same_bits, require
 
 
 class Cached(nn.Module):
-    """Causal attention to the keys of a cache that is passed in and handed back."""
-
     def __init__(self, dim: int, heads: int, how: str, window: int | None, truths: Truths) -> None:
         super().__init__()
         self.num_heads, self.how, self.window, self.truths = heads, how, window, [truths]
@@ -52,8 +50,6 @@ class Cached(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Layers of cached attention; each output is the next input."""
-
     def __init__(self, layers: list[Cached]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
@@ -107,7 +103,6 @@ def check_generation(drawn: Drawn) -> None:
 
 
 def _require_separate(seen: Seen, path: str) -> None:
-    """Two generations are no one generation: joined refuses, or gives one of them."""
     try:
         joined = seen.joined(path)
     except RegardError:

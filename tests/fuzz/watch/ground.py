@@ -20,7 +20,6 @@ def case(drawn: Drawn) -> None:
 
 
 def check_writing(drawn: Drawn) -> None:
-    """One writing of attention: it is shown, and nothing else is said of it."""
     truths = Truths()
     torch.manual_seed(drawn.number(0, 99))
     model = Written(8, 2, Writing.random(drawn), truths).train(drawn.chance(3))
@@ -42,7 +41,6 @@ def check_writing(drawn: Drawn) -> None:
 
 
 def check_model(drawn: Drawn) -> None:
-    """A random nesting: in training or not, with gradients, without them, or in inference mode."""
     truths, dim = Truths(), 8
     model = random_model(drawn, truths, dim)
     model.train(drawn.chance(3))

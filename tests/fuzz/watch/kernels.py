@@ -12,8 +12,6 @@ from tests.fuzz.watch.truths import Truths
 
 
 class Kernel(nn.Module):
-    """F.scaled_dot_product_attention, or regard.attention, with random options."""
-
     def __init__(self, dim: int, heads: int, drawn: Drawn, truths: Truths) -> None:
         super().__init__()
         self.heads, self.truths = heads, [truths]

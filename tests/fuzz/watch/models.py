@@ -10,8 +10,6 @@ from tests.fuzz.watch.written_out import DECOYS, TEXTBOOK, Decoy, Textbook, Writ
 
 
 class Nest(nn.Module):
-    """Children in any order, each called once or several times, in nn.Sequential's way or by hand."""
-
     def __init__(self, children: list[tuple[nn.Module, int, str]]) -> None:
         super().__init__()
         self.inner = nn.ModuleList(child for child, _, _ in children)

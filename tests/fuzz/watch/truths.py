@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 @dataclass
 class Truth:
-    """One attention call of a module: what a map of it may say."""
-
     module: nn.Module
     writing: str
     right: Callable[[], list[Tensor]]
@@ -24,8 +22,6 @@ class Truth:
 
 @dataclass
 class Truths:
-    """The calls of one run."""
-
     calls: list[Truth] = field(default_factory=list)
     decoys: list[nn.Module] = field(default_factory=list)
     """Modules with a softmax that is no attention."""

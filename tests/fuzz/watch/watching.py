@@ -43,7 +43,6 @@ def require_same_bits(model: nn.Module, truths: Truths, run: Run, *, verify: boo
 
 
 def require_truth(model: nn.Module, seen: Seen, truths: Truths) -> None:
-    """Each map of a module is, in order, the weights of one of its calls; what is missing is named."""
     report = seen.report()
     words = str(report)
     paths = {id(module): path for path, module in model.named_modules()}
@@ -88,7 +87,6 @@ def _is_named(path: str, report: Report) -> bool:
 
 
 def _match(path: str, maps: list[regard.AttentionMap], calls: list[Truth], words: str) -> None:
-    """The maps are those of some of the calls, in their order."""
     left = list(calls)
     for number, found in enumerate(maps):
         dense = found.dense().detach().double()

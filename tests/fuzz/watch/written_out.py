@@ -20,8 +20,6 @@ def folded(tensor: Tensor) -> Tensor:
 
 
 def each(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A product of two matrices, for one head of one sequence after the other."""
-
     def products(p: Tensor, v: Tensor) -> Tensor:
         found = [product(a, b) for a, b in zip(folded(p), folded(v), strict=True)]
         return torch.stack(found).view(*p.shape[:3], v.shape[-1])
@@ -119,8 +117,6 @@ PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Writing:
-    """How each step is written."""
-
     scores: str
     masking: str
     softmax: str
@@ -150,8 +146,6 @@ class Writing:
 
 
 class Written(nn.Module):
-    """Attention of one writing; it records the weights that it multiplies its values with."""
-
     gate: nn.Parameter
     talk: nn.Parameter
     mix: nn.Linear

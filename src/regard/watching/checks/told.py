@@ -89,12 +89,13 @@ def arguments(call: Observed) -> Iterator[Handed]:
 
 
 def handed(call: Observed, names: Container[str], length: int) -> Iterator[Handed]:
-    """The arguments (B or 1, length) of some names, as (B, length)."""
+    """The arguments (B or 1, length), or (B or 1, 1, 1, length) for several queries, of some names, as (B, length)."""
     batch = call.sizes.flat_batch
     for one in arguments(call):
         shape = one.values.shape
-        if one.name in names and len(shape) == 2 and shape[1] == length and shape[0] in (1, batch):
-            yield one._replace(values=one.values.expand(batch, length))
+        is_of_keys = len(shape) == 2 or (set(shape[1:-1]) == {1} and call.sizes.queries > 1)
+        if one.name in names and is_of_keys and shape[-1] == length and shape[0] in (1, batch):
+            yield one._replace(values=one.values.reshape(-1, length).expand(batch, length))
 
 
 def part_of(call: Observed, *, crosses: bool, module_is_decoder: bool | None) -> SequencePart | None:
@@ -386,7 +387,9 @@ def _by_the_calls_before(call: Any) -> Told | None:
     """The padding of keys that earlier calls made: of a cache, of the same memory, or of an encoder's output."""
     before, keys = call.before, call.sizes.keys
     if call.crosses:
-        if before is not None and not call.grows and before.sizes.keys == keys and _is_one_batch(call, before):
+        is_reordered = call.grows or (call.step is not None and call.step.origins is not None)
+        shape = call.sizes.flat_batch, keys
+        if before is not None and not is_reordered and (before.sizes.flat_batch, before.sizes.keys) == shape:
             keep: Told | None = before.keep
             return keep
         encoder = call.encoder
@@ -398,10 +401,6 @@ def _by_the_calls_before(call: Any) -> Told | None:
     if known is None or new < 0 or call.step.start != (before.step.start if before.step is not None else 0):
         return None
     return Told(pad(known.values, (0, new), value=True), known.source, known.is_sure)
-
-
-def _is_one_batch(call: Any, before: Any) -> bool:
-    return call.sizes.flat_batch == before.sizes.flat_batch and (call.step is None or call.step.origins is None)
 
 
 def _inner(modules: Iterable[nn.Module]) -> list[Any]:

@@ -63,8 +63,9 @@ def small_arguments(module: nn.Module, args: Iterable[Any], kwargs: Mapping[str,
 
 
 def is_small(name: str, tensor: Tensor) -> bool:
-    """True for an integer or bool tensor of few dimensions, and for a float mask (B, L) by its name."""
-    if tensor.is_nested or tensor.dim() > 3 or not 0 < tensor.numel() <= MOST_ELEMENTS:
+    """True for an integer or bool tensor of few dimensions or (B, 1, 1, L), and for a float mask (B, L) by its name."""
+    is_deep = tensor.dim() > 3 and tensor.shape[1:-1] != (1, 1)
+    if tensor.is_nested or is_deep or not 0 < tensor.numel() <= MOST_ELEMENTS:
         return False
     return not (tensor.is_floating_point() or tensor.is_complex()) or (tensor.dim() == 2 and "mask" in name)
 

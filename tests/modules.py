@@ -11,10 +11,8 @@ from torch.utils._pytree import tree_leaves
 import regard
 from regard.watching.watch import Seen
 
-Forward = Callable[..., Any]
 
-
-def module(forward: Forward, of: Callable[..., dict[str, Any]] = dict, seed: int | None = None) -> type[Any]:
+def module(forward: Any, of: Callable[..., dict[str, Any]] = dict, seed: int | None = None) -> type[Any]:
     """A class of modules: `module(lambda m, x: m.inner(x), lambda: {"inner": nn.Linear(2, 2)})`."""
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -25,10 +23,11 @@ def module(forward: Forward, of: Callable[..., dict[str, Any]] = dict, seed: int
             setattr(self, name, part)
 
     name = "Made" if forward.__name__ == "<lambda>" else forward.__name__
+    forward.__code__ = forward.__code__.replace(co_name="forward")  # by which a watch knows it
     return type(name, (nn.Module,), {"__init__": made, "forward": forward, "__module__": forward.__module__})
 
 
-def parts(of: Callable[..., dict[str, Any]], seed: int | None = None) -> Callable[[Forward], type[Any]]:
+def parts(of: Callable[..., dict[str, Any]], seed: int | None = None) -> Callable[[Any], type[Any]]:
     """The same of a longer function, above which this stands: its first argument is the module."""
     return lambda forward: module(forward, of, seed)
 

@@ -11,9 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from tests import modules
 from tests.inspection import huggingface_families as families
-from tests.inspection.huggingface_families import LENGTH
 
-VOCABULARY, DIM, HEADS = 61, 32, 4
+VOCABULARY, DIM, HEADS, LENGTH = 61, 32, 4, families.LENGTH
 TEXT: dict[str, Any] = families.SMALL | {
     "num_hidden_layers": 3, "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.3,
 }  # fmt: skip

@@ -3,6 +3,7 @@ tests.audit_bench.table` writes it into docs/uses/audit.md."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class Verdict:
         return any(one.reason in self.fault.reasons for one in self.found.faults)
 
 
+@cache
 def verdict(fault: Fault) -> Verdict:
     found, bad = run(*fault.make(True))
     of_twin, good = run(*fault.make(False))
@@ -56,6 +58,7 @@ def verdict(fault: Fault) -> Verdict:
     return Verdict(fault, found, of_twin, differs)
 
 
+@cache
 def clean(name: str) -> Checked:
     return run(*CLEAN[name]())[0]
 

@@ -42,19 +42,20 @@ def inputs(queries: int = T, batch: int = B) -> Tensor:
 
 
 def watched(model: nn.Module, *args: Any, **kwargs: Any) -> Seen:
-    seen = watching(model)(*args, **kwargs)
-    return seen
+    return watching(model)(*args, **kwargs)
+
+
+def call_of(mask: regard.Mask | Tensor, queries: int, keys: int, batch: int = B) -> Any:
+    x, y = inputs(queries, batch)[:, None], inputs(keys, batch)[:, None]
+    options: dict[str, Any] = {"score": regard.ScaledDot(), "normalization": regard.Softmax(), "bias": None}
+    return make_call(x, y, y, mask=mask, dropout=0.0, **options)[0]
 
 
 def kind(mask: regard.Mask | Tensor | None, queries: int = T, keys: int = T, batch: int = B) -> str:
     """The kind of a mask that was handed over as a dense tensor, which the watch may have read back or not."""
     dense = None
     if mask is not None:
-        x, y = inputs(queries, batch)[:, None], inputs(keys, batch)[:, None]
-        call, _ = make_call(
-            x, y, y, score=regard.ScaledDot(), normalization=regard.Softmax(), mask=mask, bias=None, dropout=0.0
-        )
-        assert call.mask is not None
+        call = call_of(mask, queries, keys, batch)
         given = str(kind_of(spans_of_call(call, None)))
         dense = call.allowed(call.mask, range(queries), range(keys))
     seen = watched(Attention(), inputs(queries, batch), inputs(keys, batch), mask=dense)
@@ -140,12 +141,7 @@ def test_a_kind_says_what_the_mask_says(seed: int) -> None:
     if not upto(4):
         mask = mask & (torch.rand(1, 1, queries, 1, generator=pick) < 0.7)
     found = kind(mask, queries, keys)
-    x = inputs(queries)[:, None]
-    y = inputs(keys)[:, None]
-    call, _ = make_call(
-        x, y, y, score=regard.ScaledDot(), normalization=regard.Softmax(), mask=mask, bias=None, dropout=0.0
-    )
-    assert call.mask is not None
+    call = call_of(mask, queries, keys)
     dense = call.allowed(call.mask, range(queries), range(keys)).expand(B, 1, queries, keys)
     read = read_mask(call.allowed(call.mask, range(queries), range(keys)), call.sizes)
     again = torch.ones_like(dense) if read.mask is None else read.mask.dense(call.sizes).expand_as(dense)

@@ -299,23 +299,27 @@ def folded(module: nn.Module, x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
-def projecting(**methods: Callable[..., Tensor]) -> Any:
+def projecting(**methods: Any) -> Any:
     """A module of one projection with these methods."""
+    for name, method in methods.items():
+        if method.__code__.co_name == "<lambda>":
+            method.__code__ = method.__code__.replace(co_name=name)
     model = type("Projecting", (nn.Module,), methods)()
     model.qkv = nn.Linear(H * D, 3 * H * D)
     return model
 
 
-FORWARDS: dict[str, Callable[..., Tensor]] = {
-    "called this": lambda this, x: folded(this, x),
-    "by a star": lambda *args, **named: folded(args[0], named["x"] if named else args[1]),
-    "by keyword": lambda self, *, x: folded(self, x),
+FORMS: dict[str, dict[str, Any]] = {
+    "called this": {"forward": lambda this, x: folded(this, x)},
+    "by a star": {"forward": lambda *args, **named: folded(args[0], named["x"] if named else args[1])},
+    "by keyword": {"forward": lambda self, *, x: folded(self, x)},
+    "renamed": dict.fromkeys(("attend", "forward"), lambda block, x: folded(block, x)),
 }
 
 
-@pytest.mark.parametrize("form", FORWARDS)
+@pytest.mark.parametrize("form", FORMS)
 def test_folded_heads_need_no_parameter_of_a_name(form: str) -> None:
-    model, inputs = projecting(forward=FORWARDS[form]), torch.randn(B, T, H * D)
+    model, inputs = projecting(**FORMS[form]), torch.randn(B, T, H * D)
     seen = watching(model)(x=inputs) if form == "by keyword" else watching(model)(inputs)
     assert seen.maps[0].dimensions.leading == ("batch", "head")
     assert seen.maps[0].shape == (B, H, T, T)

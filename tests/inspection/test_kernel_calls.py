@@ -15,6 +15,7 @@ from regard.errors import NotSeenError
 from regard.watching.readers.kernel_arguments import KERNELS, XFORMERS
 from tests import ROOT
 from tests.inspection import kernel_stand_ins as stand_ins
+from tests.inspection.huggingface_families import LLAMA, WINDOWED, built
 from tests.modules import module, watching
 
 BOUND = 64 * torch.finfo(torch.float32).eps
@@ -37,7 +38,7 @@ FLASH, THREE = "flash_attn", "flash_attn_interface"
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
-def of(home: str) -> Layer:
+def of(home: str) -> Any:
     return Layer(lambda name, *x, **form: getattr(sys.modules[home], name)(*x, **form))
 
 
@@ -74,7 +75,7 @@ def require_weights(seen: Any, name: str = "", number: int = 0) -> None:
     assert lse.shape == weights.shape[:-1]
 
 
-VARLEN = partial(of(FLASH), "flash_attn_varlen_func")
+VARLEN: Any = partial(of(FLASH), "flash_attn_varlen_func")
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
@@ -337,12 +338,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Gemma2"])
 def test_models_of_transformers(loaded: Any, family: str) -> None:
-    config = getattr(loaded, f"{family}Config")(
-        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
-        num_key_value_heads=2, sliding_window=4, pad_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = loaded.AutoModelForCausalLM.from_config(config, attn_implementation="flash_attention_2").eval()
+    model = built(f"{family}ForCausalLM", WINDOWED, "flash_attention_2")
     ids, mask = torch.randint(1, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
     with torch.no_grad(), regard.watch(model, verify=True) as seen:
         model(ids)
@@ -362,10 +358,7 @@ def test_models_of_transformers(loaded: Any, family: str) -> None:
 
 
 def test_generation_and_documents_of_transformers(loaded: Any) -> None:
-    config = loaded.LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4, pad_token_id=0
-    )
-    model = loaded.AutoModelForCausalLM.from_config(config, attn_implementation="flash_attention_2").eval()
+    model = built("LlamaForCausalLM", LLAMA | {"num_hidden_layers": 1}, "flash_attention_2")
     ids, name = torch.randint(3, 50, (1, 9)), "model.layers.0.self_attn"
     with torch.no_grad(), regard.watch(model) as seen:
         model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)

@@ -1,16 +1,21 @@
 """A part is not the whole: modules that mix positions unread are named, and no answer leaves them out unasked."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError, NotSeenError
 from regard.watching import compare, head_table, measure_mixing, relevance, rollout
+from regard.watching.observed import OF_ONE_RANK
 from regard.watching.watch import Seen
 from tests.families.architectures import inputs_for, tiny
 from tests.modules import module, parts, watching
@@ -275,13 +280,6 @@ def Predicted(self: Any, x: Tensor) -> Tensor:
     return frames + self.frames(frames)
 
 
-def test_lengths_that_a_model_predicts_stay_those_of_its_run() -> None:
-    model, x = Predicted(), torch.randn(2, 5, 4)
-    seen = watching(model, context=nullcontext)(x)
-    for _ in range(5):
-        assert measure_mixing(seen, lambda: model(x)) == {}
-
-
 @parts(lambda: {"part": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), "frames": nn.Linear(4, 4)})
 def Drawn(self: Any, x: Tensor) -> Tensor:
     x = self.part(x)
@@ -289,21 +287,22 @@ def Drawn(self: Any, x: Tensor) -> Tensor:
     return self.frames(frames) * torch.ones(frames.shape[1], 1)
 
 
-def test_lengths_that_a_model_draws_stay_those_of_its_run() -> None:
-    model, x = Drawn(), torch.randn(2, 5, 4)
+@pytest.mark.parametrize("kind", [Predicted, Drawn])
+def test_lengths_that_a_model_predicts_stay_those_of_its_run(kind: type[Any]) -> None:
+    model, x = kind(), torch.randn(2, 5, 4)
     seen = watching(model, context=nullcontext)(x)
     for seed in range(5):
         torch.manual_seed(seed)
-        assert list(measure_mixing(seen, lambda: model(x))) == []
+        assert measure_mixing(seen, lambda: model(x)) == {}
+
+
+Whole = module(lambda m, x: x[..., 0].long())
 
 
 @parts(lambda: {"places": nn.Sequential(Whole(), nn.Embedding(3, 4)), "gru": nn.GRU(4, 4, batch_first=True)})
 def Placed(self: Any, x: Tensor) -> Tensor:
     """Patches whose first number is a position, which one layer looks up and the other takes as it is."""
     return self.gru(x)[0] + self.places(x)
-
-
-Whole = module(lambda m, x: x[..., 0].long())
 
 
 def test_a_module_that_refuses_another_token_is_not_told_and_its_like_are() -> None:
@@ -339,27 +338,68 @@ def UnseenAttention(self: Any, x: Tensor, before: Tensor) -> Tensor:
     return (near[..., None] * before[:, None]).sum(2) / near.sum(-1, keepdim=True)
 
 
-AttentionLayer = module(lambda m, x: m.after(m.core(x), x), lambda after: {"core": AttentionCore(), "after": after})
+@parts(lambda after: {"core": AttentionCore(), "after": after})
+def AttentionLayer(self: Any, x: Tensor) -> Tensor:
+    return self.after(self.core(x), x)
 
 
-def missed(model: nn.Module, *given: Any) -> list[tuple[str, str]]:
-    seen = watching(model)(*given)
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (AttentionLayer(AttentionOutput()), []),
+        (nn.Sequential(AttentionLayer(AttentionOutput())), []),
+        (AttentionLayer(UnseenAttention()), ["after"]),
+    ],
+    ids=["a projection", "within another module", "another attention"],
+)
+def test_beside_attention_that_was_seen_a_projection_is_no_gap(model: nn.Module, named: list[str]) -> None:
+    seen = watching(model)(torch.randn(2, 5, 8))
     assert len(seen) == 1
-    return [*seen.report().missed, *seen.report().mixers]
+    assert [path for path, _ in (*seen.report().missed, *seen.report().mixers)] == named
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_the_projection_after_attention_that_was_seen_is_no_gap(nested: bool) -> None:
-    layer = AttentionLayer(AttentionOutput())
-    assert missed(nn.Sequential(layer) if nested else layer, torch.randn(2, 5, 8)) == []
+REFUSED = "would be about a part of the heads: the parameters of 0 are split over 2 ranks"
 
 
-def test_attention_beside_attention_that_was_seen_is_named() -> None:
-    found = missed(AttentionLayer(UnseenAttention()), torch.randn(2, 5, 8))
-    assert [path for path, _ in found] == ["after"]
+@parts(lambda: {name: nn.Linear(16, 16) for name in ("q", "k", "v", "o")})
+def Split(self: Any, x: Tensor) -> Tensor:
+    q, k, v = (one(x).unflatten(-1, (-1, 4)).transpose(1, 2) for one in (self.q, self.k, self.v))
+    return self.o(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
-def test_a_projection_is_no_gap_where_no_attention_around_it_was_seen() -> None:
-    Model = module(lambda m, x: m.after(m.core(x), x), lambda: {"core": AttentionCore(), "after": AttentionOutput()})
+@pytest.fixture
+def two_ranks() -> Iterator[DeviceMesh]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # torch's own ranks that say nothing
 
-    assert missed(Model(), torch.randn(2, 5, 8)) == []
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_heads_of_one_rank_are_named_and_answer_for_themselves(two_ranks: DeviceMesh) -> None:
+    plan = {"0.q": ColwiseParallel(), "0.k": ColwiseParallel(), "0.v": ColwiseParallel(), "0.o": RowwiseParallel()}
+    model = parallelize_module(nn.Sequential(Split()).eval(), two_ranks, plan)
+    with regard.watch(model, values=True, gradients=True) as seen:
+        model(torch.randn(1, 5, 16)).sum().backward()
+    assert seen["0"].shape == (1, 2, 5, 5)
+    assert OF_ONE_RANK.format(2) in str(seen.report())
+    for ask in (
+        lambda: rollout(seen, -1),
+        lambda: head_table(seen),
+        lambda: compare(seen, seen),
+        lambda: relevance(seen),
+    ):
+        with pytest.raises(NotSeenError, match=REFUSED):
+            ask()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parameters_that_are_gathered_to_run_give_all_heads(two_ranks: DeviceMesh) -> None:
+    model = nn.Sequential(Split()).eval()
+    fully_shard(model[0], mesh=two_ranks)
+    fully_shard(model, mesh=two_ranks)
+    seen = watching(model, context=nullcontext)(torch.randn(1, 5, 16))
+    assert seen["0"].shape == (1, 4, 5, 5)
+    assert "rank" not in str(seen.report())
+    head_table(seen)

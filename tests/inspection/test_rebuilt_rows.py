@@ -48,31 +48,25 @@ def vectors(keys: int = S, groups: int = H, dtype: torch.dtype = torch.float32) 
     return tuple(torch.randn(shape, dtype=dtype) for shape in shapes)  # type: ignore[return-value]
 
 
-def _multi_head(**options: Any) -> Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]:
-    def make() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-        training = options.pop("training", False)
-        x = torch.randn(B, T, E)
-        return nn.MultiheadAttention(E, H, batch_first=True).train(training), (x, x, x), options
-
-    return make
+Case = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
-def _encoder_layer(**settings: Any) -> Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]:
-    def make() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-        layer = nn.TransformerEncoderLayer(E, H, 32, batch_first=True, **settings)
-        return layer.eval(), (torch.randn(B, T, E),), {"src_mask": torch.ones(T, T, dtype=torch.bool).triu(1)}
-
-    return make
+def _multi_head(*, training: bool = False, **options: Any) -> Case:
+    x = torch.randn(B, T, E)
+    return nn.MultiheadAttention(E, H, batch_first=True).train(training), (x, x, x), options
 
 
-def _half(
-    made: tuple[nn.Module, tuple[Any, ...], dict[str, Any]],
-) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def _encoder_layer(**settings: Any) -> Case:
+    layer = nn.TransformerEncoderLayer(E, H, 32, batch_first=True, **settings)
+    return layer.eval(), (torch.randn(B, T, E),), {"src_mask": torch.ones(T, T, dtype=torch.bool).triu(1)}
+
+
+def _half(made: Case) -> Case:
     module, given, options = made
     return module.bfloat16(), tuple(x.bfloat16() for x in given), options
 
 
-def _nested(module: nn.Module, times: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def _nested(module: nn.Module, times: int) -> Case:
     """A call of fused layers with sequences of unlike lengths, without padding."""
     x = torch.nested.nested_tensor([torch.randn(1 + n % T, E) for n in range(B)])
     return module.eval(), (x,) * times, {}
@@ -82,7 +76,7 @@ def _far(q: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return q - (i - j).abs()
 
 
-KINDS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]] = {
+KINDS: dict[str, Callable[[], Case]] = {
     "sdpa": lambda: (Sdpa(), vectors(), {}),
     "causal": lambda: (Sdpa(), vectors(T), {"is_causal": True}),
     "shared keys": lambda: (Sdpa(), vectors(groups=1), {"enable_gqa": True}),
@@ -94,15 +88,15 @@ KINDS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
     "sigmoid": lambda: (Own(), vectors(), {"normalization": regard.Sigmoid()}),
     "a sink": lambda: (Own(), vectors(), {"normalization": regard.SoftmaxWithSink(torch.randn(H))}),
     "an own bias": lambda: (Own(), vectors(), {"bias": torch.randn(T, S)}),
-    "fused": _multi_head(need_weights=False),
-    "fused under a mask": _multi_head(attn_mask=torch.ones(T, T, dtype=torch.bool).triu(1)),
-    "an encoder layer": _encoder_layer(),
-    "an encoder layer, norm first": _encoder_layer(norm_first=True, activation="gelu"),
-    "an encoder layer, bfloat16": lambda: _half(_encoder_layer(activation=F.gelu)()),
+    "fused": lambda: _multi_head(need_weights=False),
+    "fused under a mask": lambda: _multi_head(attn_mask=torch.ones(T, T, dtype=torch.bool).triu(1)),
+    "an encoder layer": lambda: _encoder_layer(),
+    "an encoder layer, norm first": lambda: _encoder_layer(norm_first=True, activation="gelu"),
+    "an encoder layer, bfloat16": lambda: _half(_encoder_layer(activation=F.gelu)),
     "a nested batch": lambda: _nested(nn.MultiheadAttention(E, H, batch_first=True), 3),
     "a nested batch in an encoder layer": lambda: _nested(nn.TransformerEncoderLayer(E, H, 32, batch_first=True), 1),
-    "projected": _multi_head(training=True),
-    "projected, no weights": _multi_head(training=True, need_weights=False),
+    "projected": lambda: _multi_head(training=True),
+    "projected, no weights": lambda: _multi_head(training=True, need_weights=False),
 }
 
 

@@ -38,13 +38,6 @@ def vectors(*lead: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(*lead, T, D), torch.randn(*lead, S, D), torch.randn(*lead, S, D)
 
 
-def in_place(model: Written, scores: Tensor) -> Tensor:
-    weights = scores.softmax(-1)
-    weights *= torch.ones(T, S).tril(2)
-    weights /= weights.sum(-1, keepdim=True)
-    return weights
-
-
 CHANGED: dict[str, Weights] = {
     "a gate per head": lambda m, s: s.softmax(-1) * m.gate.sigmoid(),
     "talking heads by einsum": lambda m, s: torch.einsum("bhts,hg->bgts", s.softmax(-1), m.mix),
@@ -82,15 +75,6 @@ def test_where_nothing_stands_between_the_softmax_is_the_map() -> None:
     times_one = same_bits(Written(lambda m, s: s.softmax(-1) * torch.ones(S)), *vectors(B, H))
     assert times_one.softmax("") is times_one[""]
     assert times_one.report().held_bytes == B * H * T * S * 4
-
-
-def test_a_softmax_that_was_overwritten_is_said_to_be_gone() -> None:
-    for context in (torch.no_grad, torch.inference_mode):
-        model = Written(in_place)
-        seen = same_bits(model, *vectors(B, H), context=context)
-        weights = seen[""]
-        assert torch.equal(weights.dense(), model.used[-1])
-        assert "overwritten" in str(seen.report())
 
 
 def test_the_softmax_is_not_kept_with_statistics_alone() -> None:
@@ -141,46 +125,59 @@ def test_verify_catches_weights_that_are_not_those_of_the_product(monkeypatch: p
     assert seen.calls[0].error > 0.1
 
 
-def test_heads_one_by_one_are_maps_of_their_own() -> None:
-    def product(a: Tensor, v: Tensor) -> Tensor:
-        return torch.stack([one @ two for one, two in zip(a.unbind(1), v.unbind(1), strict=True)])
-
-    model = Written(lambda m, s: s.softmax(-1), product)
-    seen = same_bits(model, *vectors(B, H))
-    for n in range(H):
-        assert torch.equal(seen["", n].dense(), model.used[-1][:, n])
-    assert "a part of a softmax (2, 3, 7, 9)" in str(seen.report())
+def in_place(model: Written, scores: Tensor) -> Tensor:
+    weights = scores.softmax(-1)
+    weights *= torch.ones(T, S).tril(2)
+    weights /= weights.sum(-1, keepdim=True)
+    return weights
 
 
-def test_axes_in_another_order() -> None:
-    """As Transformer-XL has them: queries, keys, batch, heads."""
-    model = Written(
-        lambda m, s: s.permute(2, 3, 0, 1).softmax(1), lambda a, v: torch.einsum("tsbh,bhsd->tbhd", a, v)
-    )  # fmt: skip
-    weights = same_bits(model, *vectors(B, H))[""]
-    assert torch.equal(weights.dense(), model.used[-1].permute(2, 3, 0, 1))
-
-
-def test_a_softmax_over_the_queries_is_shown_with_a_note() -> None:
-    model = Written(lambda m, s: s.softmax(-2))
-    seen = same_bits(model, *vectors(B, H))
-    weights = seen[""]
-    torch.testing.assert_close(weights.received(), torch.ones(B, H, S))
-    assert "the columns of its weights sum to 1" in str(seen.report())
-
-
-def test_slot_attention() -> None:
+def slots(model: Written, scores: Tensor) -> Tensor:
     """Slots compete for the keys, and are then normalised over them."""
+    weights = scores.softmax(-2)
+    return weights / weights.sum(-1, keepdim=True)
 
-    def slots(model: Written, scores: Tensor) -> Tensor:
-        weights = scores.softmax(-2)
-        return weights / weights.sum(-1, keepdim=True)
 
-    model = Written(slots)
-    seen = same_bits(model, *vectors(B, H))
-    weights, softmax = seen[""], seen.softmax("")
-    assert torch.equal(weights.dense(), model.used[-1])
-    torch.testing.assert_close(softmax.received(), torch.ones(B, H, S))
+def softmax(model: Written, scores: Tensor) -> Tensor:
+    return scores.softmax(-1)
+
+
+WRITINGS: dict[str, tuple[Weights, Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], list[Tensor]], str]] = {
+    "overwritten": (in_place, torch.matmul, lambda used: [used], "overwritten"),
+    "heads one by one": (
+        softmax,
+        lambda a, v: torch.stack([one @ two for one, two in zip(a.unbind(1), v.unbind(1), strict=True)]),
+        lambda used: list(used.unbind(1)),
+        "a part of a softmax (2, 3, 7, 9)",
+    ),
+    # As Transformer-XL has them: queries, keys, batch, heads.
+    "axes in another order": (
+        lambda m, s: s.permute(2, 3, 0, 1).softmax(1),
+        lambda a, v: torch.einsum("tsbh,bhsd->tbhd", a, v),
+        lambda used: [used.permute(2, 3, 0, 1)],
+        "",
+    ),
+    "over the queries": (
+        lambda m, s: s.softmax(-2), torch.matmul, lambda used: [used], "the columns of its weights sum to 1",
+    ),
+    "slots": (slots, torch.matmul, lambda used: [used], "seen.softmax(name)"),
+    "in blocks": (softmax, lambda a, v: a[..., :4] @ v[..., :4, :] + a[..., 4:] @ v[..., 4:, :], lambda used: [],
+                  "in blocks"),
+}  # fmt: skip
+"""How weights are made and multiplied, the maps that are then shown, and a part of the report."""
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", WRITINGS)
+def test_each_product_has_the_map_of_its_weights_and_a_note(name: str, context: Any) -> None:
+    weights, product, expected, note = WRITINGS[name]
+    model = Written(weights, product)
+    seen = same_bits(model, *vectors(B, H), context=context)
+    for found, used in zip(seen.maps, expected(model.used[-1]), strict=True):
+        assert torch.equal(found.dense(), used)
+    assert note in str(seen.report())
+    if name == "slots":
+        torch.testing.assert_close(seen.softmax("").received(), torch.ones(B, H, S))
 
 
 WIDTH, HEADS = 24, 4
@@ -431,15 +428,6 @@ def test_a_softmax_that_no_product_took_up_is_reported_and_good_maps_stay() -> N
     seen = same_bits(nn.ModuleDict({"attn": OfferAttention()})["attn"], *vectors(B, H))
     assert len(seen) == 1
     assert seen.report().missed == (("", f"a softmax ({B}, {H}, {S}, {S}) that no product with values took up"),)
-
-
-def test_slices_of_a_softmax_are_blocks() -> None:
-    def product(weights: Tensor, v: Tensor) -> Tensor:
-        return weights[..., :4] @ v[..., :4, :] + weights[..., 4:] @ v[..., 4:, :]
-
-    seen = same_bits(Written(lambda m, s: s.softmax(-1), product), *vectors(B, H))
-    assert not seen.maps
-    assert "in blocks" in str(seen.report())
 
 
 SLOPES = torch.rand(4)

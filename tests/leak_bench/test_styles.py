@@ -142,6 +142,12 @@ def test_a_recurrence_is_causal_if_its_model_says_so(says: str) -> None:
     assert [(one.reason, one.severity, one.path) for one in checked.faults] == expected
 
 
+@parts(lambda *, leaks: {"leaks": leaks})
+def Mean(self: Any, x: Tensor, pads: Tensor) -> Tensor:
+    words = (~pads | self.leaks)[..., None].to(x)
+    return (x * words).sum(1) / words.sum(1)
+
+
 @of_words(
     lambda *, leaks: {
         "encode": nn.TransformerEncoder(
@@ -153,12 +159,6 @@ def test_a_recurrence_is_causal_if_its_model_says_so(says: str) -> None:
 def Pooled(self: Any, input_ids: Tensor, lengths: Tensor) -> Tensor:
     pads = torch.arange(input_ids.shape[1]) >= lengths[:, None]
     return self.head(self.pool(self.encode(self.tokens(input_ids), src_key_padding_mask=pads), pads))
-
-
-@parts(lambda *, leaks: {"leaks": leaks})
-def Mean(self: Any, x: Tensor, pads: Tensor) -> Tensor:
-    words = (~pads | self.leaks)[..., None].to(x)
-    return (x * words).sum(1) / words.sum(1)
 
 
 @pytest.mark.parametrize("leaks", [False, True])
@@ -286,16 +286,13 @@ def test_a_source_as_long_as_its_target_is_another_sequence(leaks: bool) -> None
 def test_a_model_of_equal_lengths_is_audited_on_its_batch() -> None:
     """The trials take the padding off, and the lengths are unlike then."""
 
-    class OfOneLength(Pair):
-        def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-            return super().forward(src, tgt + 0 * src)
-
+    OfOneLength = parts(lambda: {"pair": Pair(leaks=True)})(lambda m, src, tgt: m.pair(src, tgt + 0 * src))
+    model = OfOneLength().eval()
     given = {"src": ids().index_fill(1, torch.tensor([10, 11]), 0), "tgt": ids()}
-    checked = regard.check(OfOneLength(leaks=True).eval(), given, causal=True)
+    checked = regard.check(model, given, causal=True)
     assert {one.reason for one in checked.errors} == {"future"}
     assert any(
-        one.startswith("no trial was run: OfOneLength does not run on src (1, 10), tgt (1, 12)")
-        for one in checked.unknown
+        one.startswith("no trial was run: Made does not run on src (1, 10), tgt (1, 12)") for one in checked.unknown
     )
 
 

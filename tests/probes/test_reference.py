@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ from regard.errors import ArgumentError
 from regard.watching.checks import Checked, check
 from regard.watching.checks.departures import turns
 from tests import each_once
+from tests.inspection.huggingface_families import LLAMA, built
 from tests.modules import parts, watching
 
 DIM, HEADS, KEY_HEADS, LENGTH, LAYERS = 32, 4, 2, 12, 3
+SIZE = DIM // HEADS
+OF_KEYS = KEY_HEADS * SIZE
 
 
 def turned(x: Tensor, places: Tensor, *, halves: bool = True, base: float = 100.0) -> Tensor:
@@ -44,34 +48,14 @@ class How:
     """The layers that attend so; the others are sound."""
 
 
-class Model(nn.Module):
-    def __init__(self, how: How = How()) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.how = how
-        self.table = nn.Embedding(40, DIM)
-        size = DIM // HEADS
-        self.into = nn.ModuleList(nn.Linear(DIM, DIM + 2 * KEY_HEADS * size) for _ in range(LAYERS))
-        self.out = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(LAYERS))
-        self.attends = nn.ModuleList(nn.Identity() for _ in range(LAYERS))
-        self.blocks = nn.ModuleList(Block(how if n in how.layers else sound(how), n, self) for n in range(LAYERS))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = 3 * self.table(ids)
-        for block in self.blocks:
-            x = x + block(x)
-        return x
-
-
 def sound(how: How) -> How:
     return replace(How(), is_written_out=how.is_written_out)
 
 
-@parts(lambda how, number, of: {"how": how, "into": of.into[number], "out": of.out[number]})
+@parts(lambda how: {"how": how, "into": nn.Linear(DIM, DIM + 2 * OF_KEYS), "out": nn.Linear(DIM, DIM)})
 def Block(self: Any, x: Tensor) -> Tensor:
-    how, size = self.how, DIM // HEADS
-    q, k, v = self.into(x).split([DIM, KEY_HEADS * size, KEY_HEADS * size], -1)
-    q, k, v = (t.unflatten(-1, (-1, size)).transpose(1, 2) for t in (q, k, v))
+    how = self.how
+    q, k, v = (t.unflatten(-1, (-1, SIZE)).transpose(1, 2) for t in self.into(x).split([DIM, OF_KEYS, OF_KEYS], -1))
     q = q[:, list(how.order)]
     places = torch.arange(x.shape[1], dtype=x.dtype)
     for _ in range(how.rotations):
@@ -79,13 +63,27 @@ def Block(self: Any, x: Tensor) -> Tensor:
     v = turned(v, places) if how.turns_values else v
     k, v = how.repeats(k), how.repeats(v)
     k, v = k[:, list(how.order)], v[:, list(how.order)]
-    scale = size**-0.5 if how.scale is None else how.scale
+    scale = SIZE**-0.5 if how.scale is None else how.scale
     if how.is_written_out:
         found = ((q @ k.mT) * scale).masked_fill(~how.mask, -torch.inf).softmax(-1) @ v
     else:
         found = sdpa(q, k, v, attn_mask=how.mask, scale=scale)
     back = [how.order.index(n) for n in range(HEADS)]
     return self.out(found[:, back].transpose(1, 2).flatten(2))
+
+
+@parts(
+    lambda how=How(): {
+        "table": nn.Embedding(40, DIM),
+        "blocks": nn.ModuleList(Block(how if n in how.layers else sound(how)) for n in range(LAYERS)),
+    },
+    seed=1,
+)
+def Model(self: Any, ids: Tensor) -> Tensor:
+    x = 3 * self.table(ids)
+    for block in self.blocks:
+        x = x + block(x)
+    return x
 
 
 IDS = torch.randint(0, 40, (2, LENGTH), generator=torch.Generator().manual_seed(2))
@@ -112,7 +110,6 @@ MASKS = {
     "none": torch.ones(LENGTH, LENGTH, dtype=torch.bool),
     "next": torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(1),
 }
-SIZE = DIM // HEADS
 DEPARTS: Mapping[str, tuple[How, str, str]] = {
     "no scale": (How(scale=1.0), "another scale", f"1/sqrt({SIZE}) is missing"),
     "the scale twice": (How(scale=1 / SIZE), "another scale", f"1/sqrt({SIZE}) is applied twice"),
@@ -186,7 +183,7 @@ def test_one_token_more_at_the_beginning_is_a_shift() -> None:
 def test_an_output_that_differs_under_equal_maps_is_named() -> None:
     model = Model()
     with torch.no_grad():
-        model.out[LAYERS - 1].weight.mul_(1.1)
+        model.blocks[LAYERS - 1].out.weight.mul_(1.1)
     (found,) = of_reference(beside(model, Model()))
     assert (found.reason, found.path) == ("another output", "")
 
@@ -195,7 +192,7 @@ def test_an_output_that_differs_under_equal_maps_is_named() -> None:
 def test_a_map_that_nothing_explains_says_where_to_look(layer: int, cause: str) -> None:
     model = Model()
     with torch.no_grad():
-        (model.into[0] if not layer else model.out[0]).weight.add_(0.1)
+        (model.blocks[0].into if not layer else model.blocks[0].out).weight.add_(0.1)
     (found,) = of_reference(beside(model, Model()))
     assert (found.reason, found.path) == ("another map", f"blocks.{layer}")
     assert cause in found.cause
@@ -261,15 +258,8 @@ def test_rows_of_padding_do_not_count(side: str) -> None:
 
 
 def test_models_of_transformers_under_two_kernels_and_with_a_changed_scale() -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes: dict[str, Any] = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
-
-    def llama(kernel: str) -> Any:
-        torch.manual_seed(0)
-        config = transformers.LlamaConfig(**sizes, attn_implementation=kernel)
-        return transformers.LlamaForCausalLM(config).eval()
-
+    pytest.importorskip("transformers")
+    llama = partial(built, "LlamaForCausalLM", LLAMA | {"initializer_range": 0.3})
     assert not check(llama("sdpa"), reference=llama("eager"))
     broken = llama("sdpa")
     broken.model.layers[1].self_attn.scaling = 1.0

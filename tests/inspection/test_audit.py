@@ -1,7 +1,6 @@
 """What reached the kernel: kinds of masks, shares of weight against the dense map, and findings of faulty models."""
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -314,7 +313,7 @@ def test_a_mask_that_is_added_to_the_scores_hides_nothing_and_is_named(low: floa
             keep = torch.ones(T, T, dtype=torch.bool).tril()
             return sdpa(x, x, x, attn_mask=torch.where(keep, high, low))
 
-    seen = watching(Model(), context=nullcontext)(torch.randn(1, 2, T, 4))
+    seen = watching(Model())(torch.randn(1, 2, T, 4))
     assert f"mask: none; {low:g} and {high:g} are added to the scores; weight: " in str(seen.report())
     if low > -10:
         finding = next(one for one in seen.audit(causal=True) if one.reason == "future")

@@ -1,7 +1,6 @@
 """Cross-attention is known by the origin of its keys, whatever its module is called, and edits follow it."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -80,7 +79,7 @@ def test_an_edit_finds_the_queries_of_cross_attention(how: str) -> None:
     """The third query of fewer queries than keys, which a cached step would have at the end of its keys."""
     model, given = TwoWay(how), two_way()
     with torch.no_grad():
-        plain = watching(model, context=nullcontext)(*given)
+        plain = watching(model)(*given)
         with regard.watch(model) as edited, regard.edit(model, {("self_attn", 0): Knockout(keys=1, queries=2)}):
             model(*given)
     one, other = (seen["self_attn", 0].dense()[0, 0] for seen in (plain, edited))

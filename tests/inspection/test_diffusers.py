@@ -1,7 +1,6 @@
 """Transformers of diffusers, at tiny size, of images and videos: maps by step and word, unchanged bits, the order of
 joint attention."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -53,7 +52,7 @@ def test_every_attention_has_a_map_and_words_have_their_places(name: str) -> Non
         # In the first layer a word's vector changes its own scores alone: all other keys keep their ratios.
         other = WORDS.clone()
         other[0, 2] += 3.0
-        changed = watching(model, context=nullcontext)(**given | {"encoder_hidden_states": other})
+        changed = watching(model)(**given | {"encoder_hidden_states": other})
     words, patch = (slice(16, 21), 0) if begin else (slice(5), 5)
     first, last = (watched.maps[0][0, 0].dense()[patch : patch + 16] for watched in (seen, changed))
     ratios = (last / first)[:, words] / (last / first)[:, patch, None]

@@ -1,7 +1,6 @@
 """The steps of generations, joined: each against the same model's own eager weights of the whole sequence at once."""
 
 import dataclasses
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -125,7 +124,7 @@ def test_a_token_of_padding_may_have_a_key_of_zeros(prompt: list[int], written: 
     with regard.watch(model) as seen:
         for ids in (prompt, *([token] for token in written)):
             cache = model(torch.tensor([ids]), past_key_values=cache, use_cache=True).past_key_values
-    at_once = watching(model, context=nullcontext)(torch.tensor([prompt + written]))
+    at_once = watching(model)(torch.tensor([prompt + written]))
     for path in names_of(seen):
         same(seen.joined(path).dense(), at_once[path].dense())
 

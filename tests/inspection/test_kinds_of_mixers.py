@@ -1,7 +1,6 @@
 """Every module that mixes tokens has its kind, and the analyses take the layers that they are about."""
 
 import sys
-from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -183,7 +182,7 @@ def test_several_scans_of_one_module_are_no_layers() -> None:
             return torch.cat([home.mamba_selective_scan(one, one.abs(), rates, inner, inner) for one in halves], 1)
 
     Scans.__module__ = home.__name__
-    seen = watching(Scans(), context=nullcontext)(torch.rand(1, 8, 5))
+    seen = watching(Scans())(torch.rand(1, 8, 5))
     del sys.modules[home.__name__]
     assert len(seen) == 0
     assert "one of several recurrences of a module" in str(seen.report())
@@ -249,7 +248,7 @@ def test_padding_is_no_part_of_a_recall(side: str) -> None:
     keep = torch.ones(2, 24, dtype=torch.long)
     keep[1, :9] = 0
     keep = keep if side == "left" else keep.flip(-1)
-    seen = watching(model, context=nullcontext)(torch.randint(3, 50, (2, 24)), attention_mask=keep)
+    seen = watching(model)(torch.randint(3, 50, (2, 24)), attention_mask=keep)
     call = seen.calls[0].factors.call
     scores = (call.query @ call.key.mT).double() * call.score.dot_scale(call.query.shape[-1])
     visible = torch.ones(24, 24).tril().bool() & keep[:, None, None].bool()

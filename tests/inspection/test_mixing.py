@@ -1,7 +1,6 @@
 """A part is not the whole: modules that mix positions unread are named, and no answer leaves them out unasked."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -128,7 +127,7 @@ def test_patches_pixels_and_products_with_weights_are_not_accused() -> None:
             x = self.cut(self.stem(x)).flatten(2).mT
             return self.attend(self.rotate(x @ self.weight @ self.turn))
 
-    seen = watching(Patches(), context=nullcontext)(torch.randn(2, 3, 12, 12))
+    seen = watching(Patches())(torch.randn(2, 3, 12, 12))
     assert seen.report().mixers == ()
 
 
@@ -290,7 +289,7 @@ def Drawn(self: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", [Predicted, Drawn])
 def test_lengths_that_a_model_predicts_stay_those_of_its_run(kind: type[Any]) -> None:
     model, x = kind(), torch.randn(2, 5, 4)
-    seen = watching(model, context=nullcontext)(x)
+    seen = watching(model)(x)
     for seed in range(5):
         torch.manual_seed(seed)
         assert measure_mixing(seen, lambda: model(x)) == {}
@@ -308,7 +307,7 @@ def Placed(self: Any, x: Tensor) -> Tensor:
 def test_a_module_that_refuses_another_token_is_not_told_and_its_like_are() -> None:
     model, x = Placed(), 100 * torch.randn(2, 5, 4)
     x[..., 0] = 0
-    seen = watching(model, context=nullcontext)(x)
+    seen = watching(model)(x)
     assert list(measure_mixing(seen, lambda: model(x))) == ["gru"]
 
     def failing() -> None:
@@ -399,7 +398,7 @@ def test_parameters_that_are_gathered_to_run_give_all_heads(two_ranks: DeviceMes
     model = nn.Sequential(Split()).eval()
     fully_shard(model[0], mesh=two_ranks)
     fully_shard(model, mesh=two_ranks)
-    seen = watching(model, context=nullcontext)(torch.randn(1, 5, 16))
+    seen = watching(model)(torch.randn(1, 5, 16))
     assert seen["0"].shape == (1, 4, 5, 5)
     assert "rank" not in str(seen.report())
     head_table(seen)

@@ -1,7 +1,6 @@
 """`regard.on_attention`: when the function is called and with what; and docs/uses/eviction.md, which looks by it."""
 
 import ast
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -108,7 +107,7 @@ def test_regard_attention_by_place_and_by_name(how: str) -> None:
     with regard.on_attention(Own(), lambda name, weights, *vectors: shapes.append([t.shape for t in vectors])) as hook:
         hook.model(torch.randn(1, 2, 3, 4))
     assert shapes == [[(1, 2, 3, 4)] * 3]
-    seen = watching(Own(), context=nullcontext)(torch.randn(1, 2, 3, 4))
+    seen = watching(Own())(torch.randn(1, 2, 3, 4))
     assert len(seen) == 1
 
 

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -181,7 +180,7 @@ def test_the_proof_leaves_random_states_and_memory_alone() -> None:
     model(*given)
     expected = torch.rand(1)
     torch.manual_seed(1)
-    seen = watching(model, context=nullcontext)(*given)
+    seen = watching(model)(*given)
     assert torch.equal(torch.rand(1), expected)
     assert seen.calls[0].proof is None, "a row that fits holds nothing"
 
@@ -196,7 +195,7 @@ def test_a_causal_bias_is_its_variant(kind: Callable[[int, int], Tensor], t: int
     model, mask = Sdpa(), kind(t, s)
     during: list[Tensor] = []
     with torch.no_grad():
-        seen = watching(model, context=nullcontext)(q, k, v, attn_mask=mask)
+        seen = watching(model)(q, k, v, attn_mask=mask)
         with regard.on_attention(model, lambda name, weights, *rest: during.append(weights.dense())):
             model(q, k, v, attn_mask=mask)
         with regard.edit(model, {"": Knockout(keys=0)}):

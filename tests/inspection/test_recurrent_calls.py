@@ -102,7 +102,7 @@ def test_a_pass_and_a_generation_are_read_and_keep_their_bits(family: str) -> No
     assert [seen[key].shape[-2:] for key in seen if key[0] == path] == [
         (9, 9), (1, 10), (1, 11), (1, 12),
     ]  # fmt: skip
-    at_once = watching(model, context=nullcontext)(written[:, :-1])
+    at_once = watching(model)(written[:, :-1])
     whole: Any = at_once[path]
     torch.testing.assert_close(seen.joined(path).dense(), whole.dense(), rtol=1e-5, atol=1e-5)
 
@@ -125,7 +125,7 @@ def test_beams_change_places(qwen: tuple[nn.Module, str]) -> None:
 def test_a_state_that_was_not_seen_is_said(qwen: tuple[nn.Module, str]) -> None:
     model, path = qwen
     cache = model(tokens(5), use_cache=True).past_key_values
-    seen = watching(model, context=nullcontext)(tokens(1), past_key_values=cache)
+    seen = watching(model)(tokens(1), past_key_values=cache)
     (call,) = [one for one in seen.calls if one.name == path]
     assert call.map is not None
     assert call.map.shape[-2:] == (1, 1)
@@ -155,7 +155,7 @@ def test_gradients_reach_the_model(qwen: tuple[nn.Module, str]) -> None:
 def test_analyses_of_a_hybrid(qwen: tuple[nn.Module, str]) -> None:
     model, path = qwen
     ids = tokens(9)
-    seen = watching(model, context=nullcontext)(ids)
+    seen = watching(model)(ids)
     with pytest.raises(ArgumentError, match='name the rule for them, signs="size"'):
         rollout(seen, -1)
     with_rule = rollout(seen, -1, signs="size")
@@ -166,7 +166,7 @@ def test_analyses_of_a_hybrid(qwen: tuple[nn.Module, str]) -> None:
     assert table.layers == (path, "model.layers.1.self_attn")
     torch.testing.assert_close(table["entropy"][0], seen[path, 0].entropy(of="size").mean((0, 2)))
     assert not seen.audit()
-    few = watching(model, context=nullcontext, keep="summary")(ids)
+    few = watching(model, keep="summary")(ids)
     kept: Any = few[path]
     assert set(kept.statistics) == {"received", "top_keys", "pooled"}
     asked: list[str] = []

@@ -4,7 +4,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -584,7 +583,7 @@ def test_nested_watches() -> None:
         with regard.watch(model) as outer:
             with regard.watch(model.first, verify=True) as inner:
                 assert torch.equal(model(inputs), expected)
-            another = watching(model, "second", context=nullcontext)(inputs)
+            another = watching(model, "second")(inputs)
         model(inputs)
     assert list(outer) == [("first", 0), ("second", 0), ("first", 1), ("second", 1)]
     assert list(inner) == [("", 0)]

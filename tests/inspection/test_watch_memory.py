@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -70,7 +69,7 @@ def test_the_factors_and_no_more_than_a_twentieth(make: Callable[..., Any], padd
     with context():
         model(**given, use_cache=False)
         before = storages()
-        seen = watching(model, context=nullcontext, verify=True)(**given, use_cache=False)
+        seen = watching(model, verify=True)(**given, use_cache=False)
     held = sum(size for place, size in storages().items() if place not in before)
     assert factors(key_heads) <= held <= 1.05 * factors(key_heads)
     assert factors(key_heads) <= seen.report().held_bytes <= held

@@ -3,7 +3,6 @@
 import gc
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -99,9 +98,8 @@ def test_every_statistic_of_every_kind_of_call(make: Callable[..., Any], context
 )  # fmt: skip
 def test_under_masks_and_biases_of_which_none_is_kept(mask: dict[str, Any]) -> None:
     model, inputs = Attend(), x()
-    with torch.no_grad():
-        whole = watching(model, context=nullcontext)(inputs, **mask)
-        seen = watching(model, context=nullcontext, keep=EVERYTHING)(inputs, **mask)
+    whole = watching(model)(inputs, **mask)
+    seen = watching(model, keep=EVERYTHING)(inputs, **mask)
     same(seen[""].statistics, of_dense(whole[""].dense()))
     assert not seen.record.policy.dense_masks
 
@@ -127,9 +125,8 @@ def test_the_bytes_that_are_kept_are_those_that_are_promised() -> None:
 
 def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
     model, inputs = Attend(), x()
-    with torch.no_grad():
-        whole = watching(model, context=nullcontext)(inputs)
-        seen = watching(model, context=nullcontext, keep=EVERYTHING)(inputs)
+    whole = watching(model)(inputs)
+    seen = watching(model, keep=EVERYTHING)(inputs)
     kept, weights = seen[""], whole[""]
     torch.testing.assert_close(kept.received("mean"), weights.received("mean"))
     torch.testing.assert_close(kept.top_keys(2).values, weights.top_keys(2).values)
@@ -258,7 +255,7 @@ def test_a_watch_waits_for_nothing_on_a_card(is_summary: bool, monkeypatch: pyte
         return sum(seen[name] for name in WAITS)
 
     with torch.no_grad():
-        whole = watching(model, context=nullcontext)(given)
+        whole = watching(model)(given)
         of_tiles = waits(lambda: SummarySource.of(whole[""].source, EVERYTHING)) if is_summary else 0
         with regard.watch(model, keep=EVERYTHING if is_summary else "factors") as seen:
             assert waits(lambda: model(given)) == of_tiles

@@ -1,6 +1,5 @@
 """Faults that models have had, planted again: each is found, and the same model without it has no fault."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -153,7 +152,7 @@ def test_the_mask_of_a_book_is_upside_down(kernel: bool) -> None:
     assert {"future", "inverted mask"} == found(checked), str(checked)
     # Nobody needs to know that the model should be causal.
     assert found(check(model, x)) == {"inverted mask"}
-    seen = watching(model, context=nullcontext)(x)
+    seen = watching(model)(x)
     assert [finding.reason for finding in seen.audit() if finding.severity == "error"] == ["inverted mask"]
 
 

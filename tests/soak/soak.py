@@ -1,17 +1,13 @@
 """Kill training over and over, and see whether anything is ever lost: python tests/soak/soak.py --kills 100
 
-Each run of a task is first made undisturbed. Then the same run is begun again and killed, resumed and killed, until it
-comes to its end; and the next one begins, until there were as many kills as were asked for. The moments are drawn from
-the seed, in two ways (between these the disk stays as it is):
+A run is made undisturbed. Then it is begun again, killed and resumed until it comes to its end, over and over. The
+moments are drawn from the seed, in two ways (between these the disk stays as it is):
 
-event   SIGKILL right before some file is opened, renamed or removed, or a folder made: between any two of these steps
-write   in the middle of a write: from some file event on no file may grow beyond some size (SIGXFSZ, whose default is
-        to end the process)
+event   SIGKILL right before some file is opened, renamed or removed, or a folder made
+write   from some file event on no file may grow beyond some size (SIGXFSZ, whose default is to end the process)
 
-After every kill each checkpoint must load, the last one must not be older than before and the best one no worse. At the
-end every tensor of both checkpoints, the position, all logged losses, the tokenizers and the tokenised text must be,
-bit for bit, those of the undisturbed run, and no temporary file may be left. `--only measure` kills `regard measure`,
-whose files must have the bytes of an undisturbed run.
+`check_alive` says what must hold after every kill, and `check_equal` at the end. `--only measure` kills `regard
+measure`, whose files must have the bytes of an undisturbed run.
 """
 
 import argparse
@@ -214,6 +210,7 @@ def check_alive(folder: Path, before: Seen) -> Seen:
 
 
 def check_equal(folder: Path, undisturbed: Path) -> None:
+    """Tensors, position, losses, tokenizers and text are the same, bit for bit, and no temporary file is left."""
     if (undisturbed / "totals").is_dir():
         return _check_same("files", bytes_of(folder), bytes_of(undisturbed))
     ours, theirs = Checkpoints(folder), Checkpoints(undisturbed)

@@ -31,11 +31,9 @@ LONGEST_S = 3600
 
 
 class Row(NamedTuple):
-    """One environment; a transformers of None stands for an environment without it."""
-
     python: str
     torch: str
-    transformers: str | None
+    transformers: str
 
     @property
     def name(self) -> str:
@@ -131,12 +129,11 @@ def interpreter(version: str) -> tuple[str | None, str]:
 def install(row: Row, python: str, own: Path) -> str:
     """Install torch first, pinned, then regard and what the tests need; answer why it cannot be done, or nothing."""
     pip = [str(own), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    tools = ["pytest", "pytest-xdist", "hypothesis", "beartype", "scikit-learn"]
-    wanted = [*tools, *([f"transformers=={row.transformers}"] if row.transformers else [])]
+    wanted = ["pytest", "pytest-xdist", "hypothesis", "beartype", f"transformers=={row.transformers}"]
     steps = [
         *([] if own.exists() else [[python, "-m", "venv", str(FOLDER / row.name)]]),
         [*pip, f"torch=={row.torch}", "numpy"],
-        [*pip, f"torch=={row.torch}", *requirements("text"), *requirements("view"), *requirements("fast"), *wanted],
+        [*pip, f"torch=={row.torch}", *requirements("train", "view", "learn", "fast"), *wanted],
     ]
     with (FOLDER / f"{row.name}.log").open("w", encoding="utf-8") as log:
         for step in steps:
@@ -148,12 +145,12 @@ def install(row: Row, python: str, own: Path) -> str:
     return ""
 
 
-def requirements(extra: str) -> list[str]:
-    """What pyproject.toml asks for: the package's own requirements and those of an extra."""
+def requirements(*extras: str) -> list[str]:
+    """What pyproject.toml asks for: the package's own requirements and those of some extras."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *project["optional-dependencies"][extra]]
+    return [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
 
 
 def versions(own: Path) -> str:
@@ -171,8 +168,6 @@ def run_part(row: Row, own: Path, part: str, *, whole: bool) -> dict[str, Any]:
     files = [f"tests/{file}" for file in PARTS[part].split()]
     if whole:
         files = sorted({str(Path(file).parent) for file in files})
-    if part == "transformers" and row.transformers is None:
-        return {"passed": 0, "failed": 0, "skipped": 0, "names": [], "note": "without transformers"}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
     command = [str(own), "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
     log = FOLDER / f"{row.name}-{part}.log"
@@ -197,8 +192,6 @@ def counted(text: str) -> dict[str, Any]:
 
 
 def shown(part: dict[str, Any]) -> str:
-    if part.get("note"):
-        return str(part["note"])
     words = [f"{part[what]} {what}" for what in ("passed", "failed", "skipped") if part[what]]
     return ", ".join(words) or "nothing ran"
 

@@ -121,9 +121,10 @@ def test_beams_change_places(qwen: tuple[nn.Module, str]) -> None:
 @torch.no_grad()
 def test_a_state_that_was_not_seen_is_said(qwen: tuple[nn.Module, str]) -> None:
     model, path = qwen
-    cache = model(tokens(5), use_cache=True).past_key_values
+    cache = transformers.DynamicCache(config=model.config)
+    model(tokens(5), None, None, cache)
     with regard.watch(model) as seen:
-        model(tokens(1), past_key_values=cache)
+        model(tokens(1), None, None, cache)
     (call,) = [one for one in seen.calls if one.name == path]
     assert call.map is not None
     assert call.map.shape[-2:] == (1, 1)

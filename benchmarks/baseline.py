@@ -1,7 +1,8 @@
 """Questions about attention by three ways: all weights kept, a hook that reduces them layer by layer, and a watch.
 
     python -m benchmarks baseline              # every case, ten minutes
-    python -m benchmarks.baseline gpt2 512     # tries a case at this length, and writes nothing
+    python -m benchmarks.baseline sources      # one case, and writes nothing
+    python -m benchmarks.baseline gpt2 1024    # at this length
 
 A hook on each layer is the fair baseline of a script that needs statistics alone: eager attention makes the weights of
 one layer, the hook reduces them, and they are freed before the next layer. Each way runs in a fresh process of one
@@ -46,7 +47,7 @@ class Case:
     """The statistics that the watch takes as the model runs; None for the calls themselves."""
 
 
-def of_transformers(kind: str, **sizes: Any) -> Callable[[int, str], tuple[nn.Module, Tensor]]:
+def of_transformers(kind: str, batch: int = 1, **sizes: Any) -> Callable[[int, str], tuple[nn.Module, Tensor]]:
     def make(length: int, implementation: str) -> tuple[nn.Module, Tensor]:
         import transformers
 
@@ -56,7 +57,7 @@ def of_transformers(kind: str, **sizes: Any) -> Callable[[int, str], tuple[nn.Mo
         if hasattr(config, "use_cache"):
             config.use_cache = False
         model = getattr(transformers, f"{kind}Model")._from_config(config, attn_implementation=implementation)
-        return model.eval(), torch.randint(0, 1000, (1, length), generator=torch.Generator().manual_seed(1))
+        return model.eval(), torch.randint(0, 1000, (batch, length), generator=torch.Generator().manual_seed(1))
 
     return make
 
@@ -86,11 +87,26 @@ def sources_of_map(weights: regard.AttentionMap) -> Answers:
     return [last.spans(keys=quarters), last.top_keys(1).values[..., 0], weights.mass(regard.lengths(1))]
 
 
+def with_logits(length: int, implementation: str) -> tuple[nn.Module, Tensor]:
+    """A Llama that, written out, hands back its logits before the softmax in the place of weights."""
+    from transformers.models.llama import modeling_llama
+
+    def written_out(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, **_: Any
+    ) -> Any:
+        logits = (query @ key.mT) * scaling + mask
+        return (logits.softmax(-1) @ value).transpose(1, 2).contiguous(), logits
+
+    modeling_llama.eager_attention_forward = written_out
+    return of_transformers("Llama", **LLAMA)(length, implementation)
+
+
 SUMMARY = regard.Summarize("received", "entropy", "top_keys", k=8)
 LLAMA = {
     "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
     "num_key_value_heads": 8, "max_position_embeddings": 8192,
 }  # fmt: skip
+ALBERT = {"hidden_size": 256, "embedding_size": 128, "intermediate_size": 512, "num_attention_heads": 8}
 CASES = {
     "gpt2": Case(
         "GPT-2 small's shape: keys received, entropy, eight largest weights of each row, of every head", 4096,
@@ -99,6 +115,15 @@ CASES = {
     "sources": Case(
         "Llama, 4 layers of 8 heads: 64 rows as spans and largest weights, the sink of every row", 4096,
         of_transformers("Llama", **LLAMA), sources_of_dense, sources_of_map,
+    ),
+    "logits": Case(
+        "Llama, 4 layers of 8 heads: the largest logit of every row", 4096,
+        with_logits, lambda logits: [logits.amax(-1)], lambda weights: [weights.max_logit()],
+    ),
+    "atoms": Case(
+        "ALBERT, one layer 12 times, 8 heads, 8 sequences: the largest weight of each row of one head", 512,
+        of_transformers("Albert", 8, **ALBERT), lambda weights: [weights[:, 5].amax(-1)],
+        lambda weights: [weights[:, 5].top_keys(1).values[..., 0]],
     ),
 }  # fmt: skip
 
@@ -205,4 +230,4 @@ def run() -> tuple[list[str], list[str]]:
 
 
 if __name__ == "__main__":
-    row(sys.argv[1], int(sys.argv[2]))
+    row(sys.argv[1], int(sys.argv[2]) if sys.argv[2:] else CASES[sys.argv[1]].length)

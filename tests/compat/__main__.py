@@ -124,12 +124,11 @@ def interpreter(version: str) -> tuple[str | None, str]:
 def install(row: Row, python: str, own: Path) -> str:
     """Install torch first, pinned, then regard and what the tests need; answer why it cannot be done, or nothing."""
     pip = [str(own), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    tools = ["pytest", "pytest-xdist", "hypothesis", "beartype", "scikit-learn"]
-    wanted = [*tools, f"transformers=={row.transformers}"]
+    wanted = ["pytest", "pytest-xdist", "hypothesis", "beartype", f"transformers=={row.transformers}"]
     steps = [
         *([] if own.exists() else [[python, "-m", "venv", str(FOLDER / row.name)]]),
         [*pip, f"torch=={row.torch}", "numpy"],
-        [*pip, f"torch=={row.torch}", *requirements("text"), *requirements("view"), *requirements("fast"), *wanted],
+        [*pip, f"torch=={row.torch}", *requirements("train", "view", "learn", "fast"), *wanted],
     ]
     with (FOLDER / f"{row.name}.log").open("w", encoding="utf-8") as log:
         for step in steps:
@@ -141,12 +140,12 @@ def install(row: Row, python: str, own: Path) -> str:
     return ""
 
 
-def requirements(extra: str) -> list[str]:
-    """What pyproject.toml asks for: the package's own requirements and those of an extra."""
+def requirements(*extras: str) -> list[str]:
+    """What pyproject.toml asks for: the package's own requirements and those of some extras."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *project["optional-dependencies"][extra]]
+    return [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
 
 
 def versions(own: Path) -> str:

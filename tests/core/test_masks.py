@@ -14,13 +14,6 @@ from tests.core.random_calls import combined
 from tests.fuzz.core.parts import Sides
 
 
-def test_true_means_keep_for_a_tensor() -> None:
-    x = torch.eye(2)
-    keep = torch.tensor([[True, False], [True, True]])
-    weights = regard.attention(x, x, x, mask=keep, return_weights=True).weights.dense()
-    assert weights[0].tolist() == [1.0, 0.0]
-
-
 @given(data=st.data())
 def test_every_rendering_is_the_same_predicate(data: st.DataObject) -> None:
     """Dense, by blocks, along the axes that the mask depends on; no tile is skipped that the predicate wants."""

@@ -138,15 +138,7 @@ def test_random_edits_are_those_of_eager_attention(edits: list[Edit], kind: str)
     assert seen.calls[0].error < 1e-9
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        Reweight([1, 2], 1.0),
-        AddBias(0.0),
-        ScaleHeads(None, 1.0),
-        AddBias(torch.zeros(T)),
-    ],
-)
+@pytest.mark.parametrize("edit", [Reweight([1, 2], 1.0), AddBias(0.0), ScaleHeads(None, 1.0), AddBias(torch.zeros(T))])
 def test_an_edit_that_changes_nothing_leaves_the_bits(model: Any, edit: Edit) -> None:
     with torch.no_grad():
         plain = model(x())

@@ -15,6 +15,16 @@ from tests.maps.dense_maps import bins
 USUAL = ("received", "entropy", "top_keys", "pooled_sum", "pooled_mean", "pooled_max", "distance", "top_weight")
 
 
+BY_LENGTHS: dict[str, Any] = {
+    "none": lambda t, s: None,
+    "causal": lambda t, s: regard.causal(),
+    "causal from the first key": lambda t, s: regard.causal(0),
+    "window": lambda t, s: regard.window(20),
+    "lengths": lambda t, s: regard.lengths(torch.tensor([s, 0])),
+    "causal and lengths": lambda t, s: regard.causal() & regard.lengths(torch.tensor([s, s // 2])),
+    "prefix": lambda t, s: regard.prefix(7),
+}
+"""Masks of two sequences, from the numbers of queries and keys."""
 QUERIES, KEYS = 41, 37
 MASKS: dict[str, Any] = {
     "none": None,

@@ -1,17 +1,19 @@
 """Every module that mixes tokens has its kind, and the analyses take the layers that they are about."""
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import regard
 from regard.errors import NotKeptError, NotSeenError, ShapeError
 from regard.watching import compare, head_table, relevance, rollout
 from regard.watching.readers.channel_calls import Convolution
+from regard.watching.report import beside_attention
 from tests.families.architectures import inputs_for, tiny
 from tests.modules import module, same_bits, watching
 
@@ -77,16 +79,41 @@ def test_attention_over_depth_and_convolutions_beside_attention_are_no_layers() 
     seen, _, _ = watched("inkling2_text")
     kinds = seen.report().kinds
     assert kinds["layers.1.attention_input"] == "attention over depth"
-    assert kinds["layers.0.self_attn.k_sconv"] == kinds["layers.0.post_mlp_convolution"] == "convolution"
-    assert str(seen["final_input", 0].dimensions) == "(batch, head, query: slots, key: layers)"
+    of_keys = next(path for path in kinds if path.startswith("layers.0.self_attn.k_"))  # The next release renames it.
+    assert kinds[of_keys] == kinds["layers.0.post_mlp_convolution"] == "convolution"
+    assert str(seen["final_input", 0].dimensions) == "(batch, window, query: slots, key: layers)"
     assert str(seen["layers.1.self_attn", 0].dimensions) == "(batch, head, query, key)"  # of the depth's outputs
-    assert "attention over depth (queries: slots, keys: layers), F.scaled" in str(seen.report())
-    with pytest.raises(NotSeenError, match=r"layers.0.self_attn.k_sconv: a convolution within layers.0.self_attn"):
+    assert "attention over depth (queries: slots, keys: layers), " in str(seen.report())
+    with pytest.raises(NotSeenError, match=f"{of_keys}: a convolution within layers.0.self_attn"):
         rollout(seen, -1)
+    deep: Any = SimpleNamespace(calls=[
+        SimpleNamespace(name=name, kind=kind, is_of_positions=True)
+        for name, kind in (("layer.keys.filter", "convolution"), ("layer", "attention"))
+    ])  # fmt: skip
+    assert list(beside_attention(deep)) == ["layer.keys.filter"]
     skip = [path for path, kind in kinds.items() if kind == "convolution"]
     assert rollout(seen, -1, skip=skip).shape == (2, 11)
     assert set(head_table(seen, skip=skip).layers) == {"layers.0.self_attn", "layers.1.self_attn"}
     assert not seen.audit(skip=skip, causal=True)
+
+
+def by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return ((query @ key.mT) * 0.5).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("attend", [F.scaled_dot_product_attention, by_hand])
+@pytest.mark.parametrize("kind", ["attention over depth", "attention"])
+def test_the_keys_of_learned_queries_are_layers_of_each_position_or_heads(attend: Any, kind: str) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        heads = m.project(x).unflatten(-1, (3, 4)).transpose(1, 2)
+        states = heads if kind == "attention" else torch.stack([x, x.sin(), x.tanh()], -2)
+        return attend(m.query.expand(2, 3, 2, 4), states, states)  # type: ignore[no-any-return]
+
+    model = module(forward, lambda: {"query": nn.Parameter(torch.zeros(2, 4)), "project": nn.Linear(4, 12)})()
+    with regard.watch(model) as seen:
+        model(torch.randn(2, 3, 4))
+    assert seen.report().kinds[""].removeprefix("cross-") == kind
+    assert "mask: none" in str(seen.report()) or kind == "attention"
 
 
 def test_streams_and_cross_attention_have_their_kinds() -> None:

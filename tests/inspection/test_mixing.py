@@ -241,14 +241,10 @@ def test_a_measurement_needs_tokens_and_leaves_the_model_as_it_was() -> None:
 
 # transformers calls what torch has deprecated; nothing of it is ours.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize(
-    ("key", "unread"),
-    [("recurrent_gemma", "layers.0.temporal_block")],
-)
-def test_hybrid_models(key: str, unread: str) -> None:
+def test_hybrid_models() -> None:
     pytest.importorskip("transformers")
-    model = tiny(key)
-    inputs = inputs_for(key, model)
+    model, unread = tiny("recurrent_gemma"), "layers.0.temporal_block"
+    inputs = inputs_for("recurrent_gemma", model)
     seen = watching(model)(**inputs)
     assert next(iter(dict(seen.report().mixers))) == unread
     assert not seen.report().missed

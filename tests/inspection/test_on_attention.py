@@ -236,7 +236,7 @@ def test_eviction_is_that_of_the_papers_eager_form(model: Any, method: str, rule
     with torch.no_grad():
         for step in range(NEW):
             given = expected if not step else expected[:, -1:]
-            logits = model(given, past_key_values=whole).logits
+            logits = model(given, None, None, whole).logits
             expected = torch.cat([expected, logits[:, -1:].argmax(-1)], 1)
     model.set_attn_implementation("sdpa")
     assert torch.equal(ids, expected)

@@ -124,8 +124,9 @@ def test_beams_change_places(qwen: tuple[nn.Module, str]) -> None:
 @torch.no_grad()
 def test_a_state_that_was_not_seen_is_said(qwen: tuple[nn.Module, str]) -> None:
     model, path = qwen
-    cache = model(tokens(5), use_cache=True).past_key_values
-    seen = watching(model)(tokens(1), past_key_values=cache)
+    cache = transformers.DynamicCache(config=model.config)
+    model(tokens(5), None, None, cache)
+    seen = watching(model)(tokens(1), None, None, cache)
     (call,) = [one for one in seen.calls if one.name == path]
     assert call.map is not None
     assert call.map.shape[-2:] == (1, 1)

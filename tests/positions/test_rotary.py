@@ -65,16 +65,6 @@ def test_scores_depend_on_the_distance_alone(layout: Layout, scaling: Scaling | 
         torch.testing.assert_close(rotary.rotate(q, 99).norm(), q.norm())
 
 
-@pytest.mark.parametrize("layout", [Half(), Interleaved()], ids=str)
-def test_attention_after_a_cache_is_the_end_of_the_whole(layout: Layout) -> None:
-    rotary = Rotary(4, layout=layout)
-    q, k, v = torch.randn(2, 4, 9, 4), torch.randn(2, 2, 9, 4), torch.randn(2, 2, 9, 3)
-    keys = rotary.rotate(k)
-    whole = regard.attention(rotary.rotate(q), keys, v, mask=regard.causal())
-    step = regard.attention(rotary.rotate(q[:, :, 7:], 7), keys, v, mask=regard.causal())
-    torch.testing.assert_close(step, whole[:, :, 7:], rtol=0, atol=2e-6)
-
-
 def test_an_offset_positions_and_their_ranks_agree() -> None:
     rotary, x = Rotary(4), torch.randn(2, 3, 5, 4)
     whole = rotary.rotate(torch.nn.functional.pad(x, (0, 0, 6, 0)))[..., 6:, :]

@@ -255,15 +255,11 @@ class Comparison:
     ) -> None:
         self.one, self.other, self.pairs, self.tolerance = one, other, pairs, tolerance
 
-    def first_departure(self) -> Departed | None:
+    def first_departure(self, *, of_rows: bool = True) -> Departed | None:
         """The first call, in call order, whose inputs agree and whose output departs: a module in which no part
         departs does so by its own code. None if no output departs. Results without positions, as of pooling, are
-        compared row by row where nothing else departs."""
-        return self._among(self.one.roots) or self._of_rows(self.one.roots)
-
-    def first_among_positions(self) -> Departed | None:
-        """The same without results of whole rows, which may be of pairs of rows."""
-        return self._among(self.one.roots)
+        compared row by row where nothing else departs, unless they may be of pairs of rows."""
+        return self._among(self.one.roots) or (self._of_rows(self.one.roots) if of_rows else None)
 
     def _of_rows(self, calls: Sequence[TracedCall]) -> Departed | None:
         for call in calls:

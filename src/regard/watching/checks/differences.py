@@ -1,14 +1,16 @@
 """Differences between the outputs of two runs, told apart from rounding, and located in the modules.
 
 A difference that vanishes in double precision is rounding (even a mixture of experts may choose another expert by it);
-a persistent one is a fault. So a large difference is measured again in float64.
+a persistent one is a fault. So a large difference is measured again in float64, where a choice takes the first of ties.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from regard.watching.checks.runs import Output, Outputs, SubjectRun
 from regard.watching.checks.subject import Subject
@@ -67,7 +69,7 @@ def apart(one: SubjectRun, other: SubjectRun, same: Sequence[Same]) -> float | N
         )
         if mine.keys() & theirs.keys():
             found.append(largest_difference([mine], [theirs]))
-    return worst_of(found) if found else None
+    return float(torch.tensor(found, dtype=torch.float64).max()) if found else None
 
 
 def _at(outputs: Outputs, at: slice, of: str | None) -> Outputs:
@@ -95,13 +97,17 @@ def largest_difference(one: Sequence[Outputs], other: Sequence[Outputs]) -> floa
     return worst
 
 
-def worst_of(found: Iterable[float]) -> float:
-    """The largest of some differences; NaN if one of them is.
+class FirstOfTies(TorchFunctionMode):
+    """A top-k takes the first of equal scores: which ones it takes else, as of zeros of relu, depends on the width."""
 
-    >>> worst_of([0.0, 0.5]), worst_of([0.0, math.nan])
-    (0.5, nan)
-    """
-    return float(torch.tensor([0.0, *found], dtype=torch.float64).max())
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.topk, Tensor.topk):
+            return func(*args, **(kwargs or {}))
+        return self._first(*args, **(kwargs or {}))
+
+    def _first(self, input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        chosen = input.sort(dim=dim, descending=largest, stable=True)
+        return torch.return_types.topk(tuple(one.narrow(dim, 0, k) for one in chosen))
 
 
 class Broken(NamedTuple):
@@ -133,7 +139,8 @@ class Judge:
         numbers = {"difference": found}
         if not (math.isnan(found) or dtype == torch.float64):
             try:
-                again = promise.difference(self.double())
+                with FirstOfTies():
+                    again = promise.difference(self.double())
             except Exception:
                 # A model without float64 gives no second opinion: of unlike shapes only a large difference counts then.
                 if found <= (least if promise.is_exact else 1e-2):
@@ -151,7 +158,7 @@ class Judge:
         return self._double
 
     def located(self, promise: Promise, *, has_outputs: bool = True) -> Departed | None:
-        """The first module that departs; None if none does, or the model does not run under traces."""
+        """The first module that departs, by both dtypes without outputs; None if none does, or no trace runs."""
         for is_double in (True, False):
             try:
                 subject = self.double() if is_double else self.subject
@@ -163,7 +170,9 @@ class Judge:
             pairs = [_places(pair, first, second) for pair in promise.same]
             tolerance = 1e-12 if promise.is_exact else STAYS if is_double else 1e-3
             found = Comparison(one, other, pairs, tolerance)
-            return found.first_departure() if has_outputs else found.first_among_positions()
+            departed = found.first_departure(of_rows=has_outputs)
+            if has_outputs or departed is None or not is_double:
+                return departed
         return None
 
     def axes(self, is_double: bool) -> PositionAxes:
@@ -185,7 +194,8 @@ class Judge:
 def _traced(way: Way, subject: Subject, axes: PositionAxes | None = None) -> tuple[RunTrace, SubjectRun]:
     other = subject.fresh()
     torch.manual_seed(SEED)
-    return traced(other.model, lambda: way.run(other), way.rows, axes)
+    with FirstOfTies():
+        return traced(other.model, lambda: way.run(other), way.rows, axes)
 
 
 def _places(pair: Same, one: SubjectRun, other: SubjectRun) -> tuple[Places, Places]:

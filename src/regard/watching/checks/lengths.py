@@ -23,12 +23,9 @@ def borders(model: nn.Module) -> list[int]:
     for owner in _owners(model):
         for name, value in list(vars(owner).items()):
             if name[:1] != "_" and any(one in name for one in NAMED) and not any(one in name for one in COUNTED):
-                found |= {n for n in (value if isinstance(value, list | tuple) else (value,)) if _is_length(n)}
+                several = value if isinstance(value, list | tuple) else (value,)
+                found |= {n for n in several if type(n) is int and 1 < n <= MOST}
     return sorted(found)
-
-
-def _is_length(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 < value <= MOST
 
 
 def _owners(model: nn.Module) -> Iterator[Any]:

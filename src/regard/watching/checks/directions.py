@@ -38,8 +38,8 @@ def expected_causality(model: nn.Module, named: Mapping[str, Any], ahead: str | 
     if len(outermost) != 1:
         return None
     own: Any = modules[outermost[0]]
-    if is_pair(own.config):
-        return True if pairs else None
+    if pairs or is_pair(own.config):
+        return (pairs and is_pair(own.config)) or None  # (Of two sequences of another model, the config tells one.)
     part = {path.removeprefix(outermost[0]).lstrip("."): one for path, one in modules.items()
             if is_inside(path, outermost[0])}  # fmt: skip
     says = getattr(own.config, "is_decoder", False) is True and not sees_both_sides(own.config)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.families import table
 from tests.families.architectures import architectures, library
-from tests.families.examine import Row, examine, mixing_alone, told
+from tests.families.examine import Row, examine, told
 
 SECONDS, BYTES = 120, 8 << 30
 
@@ -59,17 +59,6 @@ def _child(key: str, writing: int, make: Callable[[str], Row]) -> None:
     os._exit(0)
 
 
-def _mix_again(path: Path, names: list[str]) -> None:
-    found = [json.loads(line) for line in path.open()]
-    for row in found:
-        if "why" not in row and (not names or row["architecture"] in names):
-            again = in_a_process(row["architecture"], make=mixing_alone)
-            row["mixing"] = again.get("mixing") or {"why": again["why"]}
-            path.write_text("".join(json.dumps(one) + "\n" for one in found), encoding="utf-8")
-    if path == table.ROWS:
-        table.write()
-
-
 def main() -> None:
     """Examine what is not in the file yet, or what is named."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -77,7 +66,6 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=table.ROWS)
     parser.add_argument("--again", action="store_true", help="forget what is in the file")
     parser.add_argument("--show", action="store_true", help="examine in this process, and print what is found")
-    parser.add_argument("--mixing", action="store_true", help="measure the column of mixing layers only, in known rows")
     parser.add_argument("--page", action="store_true", help="write the page only")
     options = parser.parse_args()
     if options.page:
@@ -91,9 +79,6 @@ def main() -> None:
     if options.again:
         options.rows.unlink(missing_ok=True)
     done = {json.loads(line)["architecture"] for line in options.rows.open()} if options.rows.exists() else set()
-    if options.mixing:
-        _mix_again(options.rows, options.names)
-        return
     wanted = options.names or [key for key in known if key not in done]
     with options.rows.open("a") as rows:
         for key in wanted:

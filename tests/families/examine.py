@@ -54,14 +54,6 @@ def examine(key: str) -> Row:
     return row
 
 
-def mixing_alone(key: str) -> Row:
-    model = build(getattr(library(), architectures()[key]), tiny_config(key))
-    inputs = inputs_for(key, model)
-    with torch.no_grad(), regard.watch(model) as seen:
-        run(model, inputs)
-    return {"architecture": key, "mixing": mixing(seen, lambda: run(model, inputs))}
-
-
 def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 

@@ -47,9 +47,6 @@ def some_text(count: int = 3) -> Tensor:
     return torch.randint(0, VOCAB, (count, LENGTH))
 
 
-# -- against torch -----------------------------------------------------------------------------------
-
-
 def torchs(model: DecoderOnly | EncoderOnly) -> nn.TransformerEncoder:
     config = model.config
     is_pre = config.norm_position == "pre"
@@ -97,27 +94,10 @@ def test_encoder_only_equals_torch(norm_position: str) -> None:
     torch.testing.assert_close(model(text, lengths)[~padded], expected[~padded], rtol=0, atol=1e-10)
 
 
-def test_rotary_scores_depend_on_distances_alone() -> None:
-    """Against the sum over planes written out: the cosine of the distance, in complex numbers."""
-    attend = MultiHeadAttention(8, 2, rotary=Rotary(4)).double()
-    x = torch.randn(1, 5, 8, dtype=torch.float64)
-    weights = attend(x, return_weights=True).weights.dense()[0]
-    q, k, _ = (part.unflatten(-1, (2, 4)).transpose(0, 1) for part in (x[0] @ attend.in_weights[0].T).chunk(3, -1))
-    planes = [torch.complex(part[..., :2], part[..., 2:]) for part in (q, k)]
-    distance = (torch.arange(5)[:, None] - torch.arange(5)).double()
-    angles = torch.polar(
-        torch.ones(5, 5, 2).double(), distance[..., None] * torch.tensor([1.0, 0.01], dtype=torch.float64)
-    )
-    scores = torch.einsum("hqp,hkp,qkp->hqk", planes[0], planes[1].conj(), angles).real / 2
-    torch.testing.assert_close(weights, scores.softmax(-1), rtol=0, atol=1e-12)
-
-
 def test_rotary_must_fit_the_heads() -> None:
     with pytest.raises(ArgumentError, match=r"heads of width 4, got Rotary\(8\)"):
         MultiHeadAttention(8, 2, rotary=Rotary(8))
 
-
-# -- step by step ------------------------------------------------------------------------------------
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -197,9 +177,6 @@ def test_maps_are_those_of_the_pass() -> None:
     maps = encoder_only().attend(text, torch.tensor([7, 4, 1]))
     assert list(maps) == ["encoder.0", "encoder.1"]
     assert not maps["encoder.1"].dense()[1, :, :, 4:].any()
-
-
-# -- sizes and errors --------------------------------------------------------------------------------
 
 
 def count(model: nn.Module) -> int:

@@ -48,7 +48,6 @@ every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 
 
 def padded_batch(lengths: list[int], target_lengths: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Sources and target inputs padded with PAD to more than the longest."""
     source = torch.full((len(lengths), SOURCE), PAD)
     target = torch.full((len(lengths), TARGET), PAD)
     for b, (n, m) in enumerate(zip(lengths, target_lengths, strict=True)):
@@ -86,14 +85,6 @@ def test_alone_and_in_a_padded_batch_the_logits_are_the_same(
             for b, (n, m) in enumerate(zip(lengths, target_lengths, strict=True)):
                 alone = model(source[b : b + 1, :n], source_lengths[b : b + 1], target[b : b + 1, :m])
                 torch.testing.assert_close(together[b : b + 1, :m], alone, rtol=0, atol=tolerance)
-
-
-@every_model
-def test_what_stands_in_the_padding_changes_no_bit(make: Callable[[], nn.Module]) -> None:
-    model = make()
-    source, lengths, target = padded_batch([7, 3, 1], [5, 5, 5])
-    other = torch.where(torch.arange(SOURCE) < lengths[:, None], source, torch.randint(3, VOCAB, source.shape))
-    assert torch.equal(model(source, lengths, target), model(other, lengths, target))
 
 
 @every_model
@@ -143,9 +134,6 @@ def test_logits_depend_on_the_past_the_present_and_the_source_alone(make: Callab
     assert by_source[0, :4].abs().amax(-1).min() > 0
     assert not by_source[1].any()
     assert not by_target[1].any()
-
-
-# -- learning by heart -------------------------------------------------------------------------------
 
 
 def random_sentences(count: int, fewest: int) -> list[Tensor]:

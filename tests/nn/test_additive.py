@@ -73,23 +73,6 @@ def test_the_value_is_the_key_unless_given() -> None:
     assert torch.equal(module(query, key), module(query, key, key))
 
 
-def test_weights_times_values_is_the_output() -> None:
-    module = AdditiveAttention(3, 7, 11)
-    query, key = torch.randn(2, 2, 3), torch.randn(2, 5, 7)
-    output, weights = module(query, key, return_weights=True)
-    torch.testing.assert_close(weights @ key, output, rtol=0, atol=2e-6)
-    torch.testing.assert_close(weights.dense().sum(-1), torch.ones(2, 2), rtol=0, atol=1e-6)
-
-
-def test_gradients_are_right() -> None:
-    module = AdditiveAttention(3, 2, 5).double()
-    query, key = (
-        torch.randn(1, n, d, dtype=torch.float64, requires_grad=True) for n, d in ((2, 3), (3, 2))
-    )  # fmt: skip
-    mask = regard.lengths(torch.tensor([2]))
-    assert torch.autograd.gradcheck(lambda q, k: module(q, k, mask=mask), (query, key), fast_mode=True)
-
-
 def test_dropout_only_in_training() -> None:
     module = AdditiveAttention(3, 7, 11, dropout=0.5)
     query, key = torch.randn(2, 2, 3), torch.randn(2, 5, 7)

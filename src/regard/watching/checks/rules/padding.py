@@ -8,12 +8,11 @@ from torch import Tensor
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import Pairs, breach
 from regard.watching.checks.finding import Finding, Severity
-from regard.watching.checks.rules.base import NotAsked, need, rule
+from regard.watching.checks.rules.base import NotAsked, need
 
 TRUE = "True means attend for F.scaled_dot_product_attention, and leave out for nn.MultiheadAttention"
 
 
-@rule("padding")
 def padding_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does weight rest on padding?"""
     # (The values of padding, which are 0 in a convolution of a sound model, are not kept.)
@@ -134,7 +133,6 @@ def _agrees(call: AuditedCall, gives: Pairs) -> bool:
     return True
 
 
-@rule("documents")
 def documents_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does weight rest on another document of the same row?"""
     need(call.mixes_positions, "it is no attention over positions")

@@ -10,7 +10,7 @@ from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import breach, hidden_pairs
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.roles import around
-from regard.watching.checks.rules.base import NotAsked, need, need_one_sequence, rule
+from regard.watching.checks.rules.base import NotAsked, need, need_one_sequence
 
 
 class SaidWindow(NamedTuple):
@@ -22,7 +22,6 @@ class SaidWindow(NamedTuple):
     """True for chunks of so many tokens, counted from the first real one, that see nothing of the chunks before."""
 
 
-@rule("window")
 def window_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a layer see the window that its config says?"""
     need_one_sequence(call)

@@ -13,14 +13,14 @@ RESNET = {
     "_only": True, "model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1],
     "layer_type": "basic", "out_indices": [1, 2, 3, 4],
 }  # fmt: skip
-BY_RESNET = {"backbone_config": RESNET, "use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False}
+BY_RESNET = {"backbone_config": RESNET, "backbone": None}
 FORECAST = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 1}
 SECTIONS = {"text_config": {"rope_parameters": ROTATED}}
 HEAD = {"head_dim": 16}
 
 BY_RT_RESNET = {
     "backbone_config": {"_only": True, "model_type": "rt_detr_resnet", "out_indices": [2, 3, 4]},
-    "encoder_in_channels": [512, 1024, 2048], "decoder_in_channels": [64, 64, 64], "num_queries": 10,
+    "decoder_in_channels": [64, 64, 64], "num_queries": 10,
 }  # fmt: skip
 SAM = {"vision_config": {"output_channels": 64, "num_pos_feats": 32}}
 
@@ -45,10 +45,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "esm": {"vocab_size": 100, "pad_token_id": 1, "mask_token_id": 32},
-    "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1},
-    "fastspeech2_conformer_with_hifigan": {
-        "vocoder_config": {"model_in_dim": 80}, "model_config": {"num_mel_bins": 80},
-    },
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "fastspeech2_conformer_with_hifigan": {"vocoder_config": {"model_in_dim": 80}},
     "glm4v_text": {"rope_parameters": ROTATED},
     "glm4v_moe_text": {"rope_parameters": HALF_ROTATED},
     "glm4v": SECTIONS,
@@ -61,30 +59,27 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "glm_ocr_text": {"rope_parameters": ROTATED},
     "glm5_next": {"text_config": {"index_topk": 16}},
     "glm5_next_text": {"index_topk": 16},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "num_local_experts": 4, "num_experts_per_tok": 2},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "grounding-dino": {"backbone_config": {"_only": True, **{k: v for k, v in RESNET.items() if k != "_only"}},
                        "num_queries": 10},
     "hiera": {"image_size": [64, 64], "embed_dim": 16, "depths": [1, 1, 1, 1]},
     "hunyuan_v1_dense": HEAD,
     "hunyuan_v1_moe": {**HEAD, "num_experts": 4, "moe_topk": 2},
     "informer": {**FORECAST},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
-              "use_mamba_kernels": False},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
-    "lilt": {"hidden_size": 48, "channel_shrink_ratio": 4, "num_attention_heads": 4},
-    "longcat_flash": {"qk_head_dim": 32, "head_dim": 16},
-    "mamba2": {"num_heads": 4, "head_dim": 32, "n_groups": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lilt": {"hidden_size": 48},
+    "longcat_flash": {"qk_head_dim": 32},
+    "mamba2": {"head_dim": 32, "n_groups": 1},
     "ministral": HEAD,
     "mistral4": {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "mm-grounding-dino": {"backbone_config": RESNET, "num_queries": 10},
     "mobilebert": {"hidden_size": 64, "intra_bottleneck_size": 32, "true_hidden_size": 32, "embedding_size": 32},
     "moonshine_streaming": {"num_key_value_heads": 4},
     "nemotron": {"num_key_value_heads": 2, **HEAD},
-    "reformer": {
-        "hidden_size": 64, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [32, 32], "attn_layers": ["local", "lsh"],
-        "num_buckets": 2, "is_decoder": False, "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4,
-    },
+    "reformer": {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [32, 32], "num_buckets": 2,
+                 "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4},
     "swinv2": {"pretrained_window_sizes": [0, 0, 0, 0]},
     "table-transformer": BY_RESNET,
     "time_series_transformer": FORECAST,

@@ -14,7 +14,7 @@ from typing import Any
 import regard
 from regard.errors import RegardError
 from regard.watching.checks import Checked
-from tests.families.__main__ import in_a_process
+from tests.families.__main__ import add_rows
 from tests.families.architectures import architectures, build, inputs_for, library, tiny_config
 from tests.families.examine import Row, told
 
@@ -144,16 +144,9 @@ def summary(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    path, names = Path(sys.argv[1]), sys.argv[2:]
-    library()
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    known = {row["architecture"] for row in rows}
-    for key in names or [key for key in architectures() if key not in known]:
-        row = in_a_process(key, 150, check)
-        rows.append(row)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-    print(summary(rows))
+    path = Path(sys.argv[1])
+    add_rows(path, sys.argv[2:], 150, check)
+    print(summary([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from regard.watching.checks.audit import audit
 from regard.watching.checks.audited_call import UserTold
 from regard.watching.checks.finding import Checked, as_one
 from regard.watching.checks.made_up import made_up
-from regard.watching.checks.reference import compared, like, on_batch
+from regard.watching.checks.reference import Given, compared, like
 from regard.watching.checks.runs import output_of
 from regard.watching.checks.subject import Subject
 from regard.watching.checks.trials import Trials
@@ -93,10 +93,8 @@ def check(
             user = UserTold(causal, padding, documents, crossing=trials.crossing)
             audits.insert(0, audit(_run_on(model, batch).record, user))
     if reference is not None:
-        if batch is None:
-            pair = like(trials.subject, reference)
-        else:
-            pair = on_batch(model, batch), on_batch(reference, batch)
+        is_made_up = batch is None
+        pair = like(trials.subject, reference) if is_made_up else (Given(model, batch), Given(reference, batch))
         audits.append(compared(*pair))
         trials.unknown = []  # (The reference tells the direction too.)
     unknown = [

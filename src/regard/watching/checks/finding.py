@@ -18,50 +18,14 @@ if TYPE_CHECKING:
 
 Severity = Literal["error", "warning", "info"]
 """An error is wrong for certain; a warning is wrong unless intended; an info is a surprising fact."""
-Reason = Literal[
-    "future",
-    "inverted mask",
-    "causal encoder",
-    "causal cross-attention",
-    "causal from the first key",
-    "itself hidden",
-    "earlier keys lost",
-    "padding",
-    "documents",
-    "image tokens",
-    "prefix",
-    "window",
-    "positions",
-    "no key",
-    "softmax over the wrong axis",
-    "mask added",
-    "hidden by a finite number",
-    "row sums",
-    "dropout in evaluation",
-    "sink",
-    "bias",
-    "scale",
-    "first key dropped",
-    "labels",
-    "training",
-    "not finite",
-    "recurrence",
-    "not seen",
-    "batch",
-    "length",
-    "cache",
-    "kernel and eager",
-    "another scale",
-    "another order of heads",
-    "another mask",
-    "other positions",
-    "other values",
-    "another map",
-    "another output",
-    "random",
-    "other calls",
-    "not checked",
-]
+OfDirection = Literal["future", "inverted mask", "causal encoder", "causal cross-attention", "image tokens", "prefix"]
+OfSequences = Literal["padding", "documents", "no key", "window", "first key dropped", "batch", "length", "labels"]
+OfCaches = Literal["causal from the first key", "itself hidden", "earlier keys lost", "positions", "cache"]
+OfWeights = Literal["softmax over the wrong axis", "row sums", "dropout in evaluation", "not finite", "recurrence"]
+OfScores = Literal["mask added", "hidden by a finite number", "sink", "bias", "scale", "kernel and eager", "training"]
+OfReference = Literal["another scale", "another order of heads", "another mask", "other positions", "other values"]
+OfOutputs = Literal["another map", "another output", "other calls", "random", "not seen", "not checked"]
+Reason = OfDirection | OfSequences | OfCaches | OfWeights | OfScores | OfReference | OfOutputs
 """The fault, in a word a program can match."""
 _ORDER = ("error", "warning", "info")
 

@@ -112,13 +112,13 @@ def both_sides_rule(call: AuditedCall) -> Iterator[Finding]:
             "causal encoder", "error" if call.role.is_sure else "warning",
             f"a causal mask arrived in an encoder ({call.role.why}): no query sees what comes later, and the mask "
             f"is {mask}",
-            cause=cause, remedy=remedy or "hand it no causal mask",
+            cause=cause, remedy=remedy,
         )  # fmt: skip
 
 
 def cross_attention_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does each query see every real key of another sequence?"""
-    mask, (queries, keys) = call.facts.mask, call.weights.shape[-2:]
+    mask, queries, keys = call.facts.mask, call.sizes.queries, call.sizes.keys
     need(not call.call.is_over_queries, "its softmax ran over the queries")
     need(call.crosses or (call.is_attention and queries > keys), "it attends to its own sequence")
     if queries > 1 and mask.pattern in TURNED:
@@ -127,7 +127,7 @@ def cross_attention_rule(call: AuditedCall) -> Iterator[Finding]:
             "causal cross-attention", "error",
             f"the keys are of another sequence, and the mask that arrived is {mask}",
             numbers={"queries": queries, "keys": keys}, cause=cause,
-            remedy=f"each query should see every real key{remedy and ': '}{remedy}",
+            remedy=f"each query should see every real key: {remedy}",
         )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def _causal_by(call: AuditedCall) -> tuple[str, str]:
             "an is_causal that is True by default, or a mask made for a decoder",
             "set is_causal = False on the module",
         )
-    return "a mask made for a decoder was handed to it", ""
+    return "a mask made for a decoder was handed to it", "hand it no causal mask"
 
 
 def images_and_prefixes_rule(call: AuditedCall) -> Iterator[Finding]:

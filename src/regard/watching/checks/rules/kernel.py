@@ -176,11 +176,12 @@ def _changed_weights(call: AuditedCall) -> Iterator[Finding]:
 def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a mask hide the keys that it names?"""
     need_attention(call)
-    factors, added, sizes = call.call.factors, call.facts.mask.added, call.sizes
+    factors, added, keys = call.call.factors, call.facts.mask.added, range(call.sizes.keys)
     hide = "hide with -inf, or torch.finfo(dtype).min"
     bias = None if factors is None else factors.call.bias
+    tensor = bias.tensor.detach() if isinstance(bias, DenseBias) else None
     # (Beside a mask that hides, two numbers may be a bias.)
-    hides = isinstance(bias, DenseBias) and bool((bias.tensor <= HIDDEN).any())
+    hides = tensor is not None and bool((tensor <= HIDDEN).any())
     if _later_are_constant(call):
         yield Finding(
             "mask added", "error", "in each row all later keys have the same weight, which is not 0: their scores "
@@ -193,14 +194,13 @@ def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
             cause="a mask of zeros and ones was used as if it were an additive one",
             remedy="scores.masked_fill(mask == 0, -inf), or hand it over as bool",
         )  # fmt: skip
-    elif factors is None and added.startswith("0 and -") and _least_weight(call) * sizes.keys > LEAST:
+    elif factors is None and added.startswith("0 and -") and _least_weight(call) * len(keys) > LEAST:
         yield Finding(
             "hidden by a finite number", "warning", f"{added}, and every query sees every key: it hides nothing",
             cause="the number of the mask is no larger than scores are", remedy=hide,
         )  # fmt: skip
-    if factors is None or not isinstance(bias, DenseBias):
+    if factors is None or bias is None or tensor is None:
         return
-    tensor = bias.tensor.detach()
     low = float(tensor.min())
     # A learned or a relative bias has many values; a mask of a finite number has two.
     is_of_two = HIDDEN < low < 0 and bool(((tensor == low) | (tensor == 0) | (tensor <= HIDDEN)).all())
@@ -210,10 +210,9 @@ def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
 
     def hidden(rows: range) -> Tensor:
         vectors = {"query": take(factors.call.query, rows), "key": factors.call.key}
-        return (bias.block(rows, range(sizes.keys), **vectors, sizes=sizes) == low).all(1)
+        return (bias.block(rows, keys, **vectors, sizes=call.sizes) == low).all(1)
 
-    found = breach(call, hidden, of="that the mask should hide")
-    if found is not None:
+    if (found := breach(call, hidden, of="that the mask should hide")) is not None:
         yield Finding(
             "mask added" if is_small else "hidden by a finite number", "error",
             f"{found.share:.2%} of the weight is on keys that {low:g} should hide",
@@ -228,22 +227,22 @@ def _least_weight(call: AuditedCall) -> float:
 
 def _is_of_later(call: AuditedCall, bias: Tensor, low: float) -> bool:
     """True if a bias (..., T, S) has this number at all later keys, and at no others."""
-    if call.offset is None or bias.shape[-2:] != (call.sizes.queries, call.sizes.keys) or call.sizes.queries < 3:
+    rows = range(call.sizes.queries)
+    if call.offset is None or bias.shape[-2:] != (len(rows), call.sizes.keys) or len(rows) < 3:
         return False
-    return bool(((bias == low) == (call.back(range(call.sizes.queries), call.offset) < 0)).all())
+    return bool(((bias == low) == (call.back(rows, call.offset) < 0)).all())
 
 
 def _later_are_constant(call: AuditedCall) -> bool:
     """True if the weights on later keys are one number in each row, and those on earlier ones are not."""
-    queries, keys = call.sizes.queries, call.sizes.keys
-    if not call.call.is_stored or call.offset != 0 or queries != keys or queries < FEWEST_ROWS:
+    queries = call.sizes.queries
+    if not call.call.is_stored or call.offset != 0 or queries != call.sizes.keys or queries < FEWEST_ROWS:
         return False
     rows = range(2, min(queries, 64) - 2)
-    block = call.block(rows)
-    later = call.back(rows, 0) < 0
+    block, later = call.block(rows), call.back(rows, 0) < 0
     top, low = block.masked_fill(~later, -torch.inf).amax(-1), block.masked_fill(~later, torch.inf).amin(-1)
     earlier = block.masked_fill(later, -torch.inf).amax(-1) - block.masked_fill(later, torch.inf).amin(-1)
-    return bool(((top == low) & (low > 0)).all()) and bool((earlier > 1e-6).all())
+    return bool(((top == low) & (low > 0)).all() & (earlier > 1e-6).all())
 
 
 FEWEST_ROWS = 6

@@ -5,7 +5,7 @@ the result: one object, with the questions, the findings, and what could not be 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from torch import Tensor
 
@@ -27,7 +27,6 @@ OfReference = Literal["another scale", "another order of heads", "another mask",
 OfOutputs = Literal["another map", "another output", "other calls", "random", "not seen", "not checked"]
 Reason = OfDirection | OfSequences | OfCaches | OfWeights | OfScores | OfReference | OfOutputs
 """The fault, in a word a program can match."""
-_ORDER = ("error", "warning", "info")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ def by_module(findings: Iterable[Finding]) -> list[Finding]:
         replace(same[0], numbers={**same[0].numbers, "calls": sum(one.numbers.get("calls", 1) for one in same)})
         if same[0].call is not None else same[0] for same in alike.values()
     ]  # fmt: skip
-    return sorted(found, key=lambda one: _ORDER.index(one.severity))
+    return sorted(found, key=lambda one: get_args(Severity).index(one.severity))
 
 
 def grouped(findings: Iterable[Finding]) -> list[str]:

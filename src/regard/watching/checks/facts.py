@@ -164,12 +164,11 @@ class Facts:
 
     def __str__(self) -> str:
         shares = (("later positions", self.later), ("the first key", self.first))
-        said = [f"{_percent(share)} on {what}" for what, share in shares if share is not None]
-        rows = [f"{self.no_key} of {self.rows} rows without a key"] if self.no_key else []
+        said = ", ".join(f"{_percent(share)} on {what}" for what, share in shares if share is not None)
+        rows = f"{self.no_key} of {self.rows} rows without a key" if self.no_key else ""
         mask = f"mask: {self.mask}{' (read from the weights)' if self.mask.of_weights else ''}"
-        recall = [str(self.choice)] if self.choice is not None and self.choice.recall is not None else []
-        blocks = ([] if self.blocks is None else [str(self.blocks)]) + ([self.fault] if self.fault else [])
-        return "; ".join([mask, *recall, *([f"weight: {', '.join(said)}"] if said else []), *rows, *blocks])
+        parts = (mask, self.choice, said and f"weight: {said}", rows, self.blocks, self.fault)
+        return "; ".join(said for part in parts if (said := str(part or "")))
 
 
 @torch.no_grad()

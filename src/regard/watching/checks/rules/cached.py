@@ -116,7 +116,7 @@ def _is_causal(call: AuditedCall) -> bool:
     seen = call.facts.seen
     place = torch.arange(call.sizes.queries, device=call.device) + (call.offset or 0) - 1
     is_strict = len(place) > 2 and bool(seen.live.any()) and seen.all((seen.last == place) | (place < 0))
-    return call.role.direction == "causal" or call.is_later_step or (is_strict and not call.facts.mask.ahead)
+    return call.role.direction == "causal" or call.is_later_step or is_strict
 
 
 def _see_themselves(call: AuditedCall, offset: int) -> bool:
@@ -132,8 +132,6 @@ def _seen_before(call: AuditedCall) -> Tensor | None:
     if before is None or step is None or step.start or step.origins is not None or (said is not None and said.size):
         return None
     own, known = call.seen_keys, before.seen_keys
-    if len(known) not in (1, call.sizes.flat_batch) or known.shape[1] > keys:
-        return None
     # Without a config, a window tells itself by nothing but the oldest keys, which it hides.
     first = own.long().argmax(-1, keepdim=True)
     is_window = call.config is None and bool((own | (torch.arange(keys, device=call.device) < first)).all())

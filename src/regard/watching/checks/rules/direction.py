@@ -94,9 +94,8 @@ def _cause(call: AuditedCall) -> str:
     mask = call.facts.mask
     if mask.added:
         return f"{mask.added}, which hides nothing"
-    if mask.pattern == "none":
-        return f"no causal mask arrived{', and the padding mask took its place' if mask.padding else ''}"
-    return "a window to both sides arrived" if mask.pattern == "window to both sides" else ""
+    took_its_place = ", and the padding mask took its place" if mask.padding else ""
+    return f"no causal mask arrived{took_its_place}" if mask.pattern == "none" else ""
 
 
 def both_sides_rule(call: AuditedCall) -> Iterator[Finding]:

@@ -275,11 +275,8 @@ def sink_rule(call: AuditedCall) -> Iterator[Finding]:
 
 
 def sinks_of(module: torch.nn.Module | None, heads: int) -> torch.nn.Parameter | None:
-    for name in ("sinks", "sink", "attention_sink"):
-        found = getattr(module, name, None)
-        if isinstance(found, torch.nn.Parameter) and found.numel() == heads:
-            return found
-    return None
+    named = (getattr(module, name, None) for name in ("sinks", "sink", "attention_sink"))
+    return next((one for one in named if isinstance(one, torch.nn.Parameter) and one.numel() == heads), None)
 
 
 def scale_rule(call: AuditedCall) -> Iterator[Finding]:

@@ -28,8 +28,6 @@ from regard.tasks.generation.sampling import draw_tokens
 from tests.searches import beam_search, greedy, sample, sample_steps
 from tests.test_decoding import BOS, EOS, LIMITS, Table, padded_sources, sources, tokens_of, untrained
 
-# -- filters, against transformers -------------------------------------------------------------------
-
 VOCAB = 23
 
 
@@ -137,9 +135,6 @@ def test_values_outside_their_range(make: Callable[[], object], message: str) ->
         make()
 
 
-# -- sampling ----------------------------------------------------------------------------------------
-
-
 def test_samples_are_drawn_from_the_filtered_distribution() -> None:
     """Twenty thousand answers of two tokens: each as frequent as its probability, to four standard deviations."""
     table, count = Table(4, spread=1.0), 20_000
@@ -218,9 +213,6 @@ def test_texts_that_have_ended_leave_the_batch() -> None:
     assert all(hypothesis.tokens for hypothesis in found)
 
 
-# -- constraints, in every search --------------------------------------------------------------------
-
-
 def decoder_only() -> DecoderOnly:
     return DecoderOnly(DecoderOnlyConfig(dim=12, num_heads=3, num_layers=2, feed_forward_dim=19), vocab_size=11)
 
@@ -296,9 +288,6 @@ def test_constraints_that_name_no_token_of_the_model(search: Callable[..., list[
         search(Table(4), *sources(3), **LIMITS, max_steps=5, constraints=[ForcedPrefix([[4]])])
     with pytest.raises(ArgumentError, match="the model has 4 tokens, the constraint 5"):
         search(Table(4), *sources(3), **LIMITS, max_steps=5, constraints=[Vocabulary.of([3], 5)])
-
-
-# -- a language model --------------------------------------------------------------------------------
 
 
 @every_search

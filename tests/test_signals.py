@@ -134,9 +134,6 @@ def test_before_anything_is_written_there_is_nothing_to_go_on_with(
     assert call(*command(data, tmp_path / "run"))[0] == 0
 
 
-# -- the first seconds of the program --------------------------------------------------------------
-
-
 def begun(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     """The real program, which has got so far that it listens to signals: before that, Python itself is starting."""
     command = [sys.executable, "-m", "regard", *arguments]  # not of a shell's background, where SIGINT is ignored

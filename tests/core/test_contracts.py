@@ -47,19 +47,6 @@ def test_every_registered_way_reads_every_layout(way: str, dtype: torch.dtype) -
     assert all(ran), f"{way!r} has refused {ran.count(False)} of {len(ran)} calls"
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_dropout_consumes_the_same_random_numbers_with_and_without_weights(dropout: float) -> None:
-    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4)
-    torch.manual_seed(1)
-    plain = regard.attention(q, k, v, dropout=dropout)
-    after = torch.get_rng_state()
-    torch.manual_seed(1)
-    output, weights = regard.attention(q, k, v, dropout=dropout, return_weights=True)
-    assert torch.equal(plain, output)
-    assert torch.equal(after, torch.get_rng_state())
-    torch.testing.assert_close(weights.dense().sum(-1), torch.ones(2, 3, 5))  # before dropout
-
-
 def test_the_fused_kernel_is_the_one_that_torch_runs() -> None:
     """Contract 2: the bits of F.scaled_dot_product_attention, forward and, but for half precision, backward."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):

@@ -16,7 +16,6 @@ from tests.fuzz.core.parts import Sides
 
 @given(data=st.data())
 def test_every_rendering_is_the_same_predicate(data: st.DataObject) -> None:
-    """Dense, by blocks, along the axes that the mask depends on; no tile is skipped that the predicate wants."""
     mask, allowed = combined(data.draw, Sides((2,), 3, 3, 11, 13, 1, 1, True))
     if not isinstance(mask, regard.Mask):
         return

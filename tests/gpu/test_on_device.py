@@ -28,7 +28,6 @@ def _asked_for(request: pytest.FixtureRequest) -> None:
 
 
 def within(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    """A tensor of the device against one of the CPU in float64."""
     torch.testing.assert_close(ours.detach().cpu().double(), theirs.detach(), rtol=tolerance, atol=tolerance)
 
 

@@ -47,9 +47,6 @@ def some_text(count: int = 3) -> Tensor:
     return torch.randint(0, VOCAB, (count, LENGTH))
 
 
-# -- against torch -----------------------------------------------------------------------------------
-
-
 def torchs(model: DecoderOnly | EncoderOnly) -> nn.TransformerEncoder:
     config = model.config
     is_pre = config.norm_position == "pre"
@@ -101,8 +98,6 @@ def test_rotary_must_fit_the_heads() -> None:
     with pytest.raises(ArgumentError, match=r"heads of width 4, got Rotary\(8\)"):
         MultiHeadAttention(8, 2, rotary=Rotary(8))
 
-
-# -- step by step ------------------------------------------------------------------------------------
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -182,9 +177,6 @@ def test_maps_are_those_of_the_pass() -> None:
     maps = encoder_only().attend(text, torch.tensor([7, 4, 1]))
     assert list(maps) == ["encoder.0", "encoder.1"]
     assert not maps["encoder.1"].dense()[1, :, :, 4:].any()
-
-
-# -- sizes and errors --------------------------------------------------------------------------------
 
 
 def count(model: nn.Module) -> int:

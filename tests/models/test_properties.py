@@ -48,7 +48,6 @@ every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 
 
 def padded_batch(lengths: list[int], target_lengths: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Sources and target inputs padded with PAD to more than the longest."""
     source = torch.full((len(lengths), SOURCE), PAD)
     target = torch.full((len(lengths), TARGET), PAD)
     for b, (n, m) in enumerate(zip(lengths, target_lengths, strict=True)):
@@ -135,9 +134,6 @@ def test_logits_depend_on_the_past_the_present_and_the_source_alone(make: Callab
     assert by_source[0, :4].abs().amax(-1).min() > 0
     assert not by_source[1].any()
     assert not by_target[1].any()
-
-
-# -- learning by heart -------------------------------------------------------------------------------
 
 
 def random_sentences(count: int, fewest: int) -> list[Tensor]:

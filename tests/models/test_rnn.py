@@ -35,9 +35,6 @@ def make(dtype: torch.dtype = torch.float64, **changes: Any) -> RNNSeq2Seq:
     return model
 
 
-# -- the second writing ------------------------------------------------------------------------------
-
-
 def sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-x))
 

@@ -32,9 +32,6 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randint(1, SOURCE_VOCAB, (BATCH, SOURCE)), LENGTHS, torch.randint(1, TARGET_VOCAB, (BATCH, TARGET))
 
 
-# -- how it begins -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("activation", ["relu", "swiglu"])
 def test_last_matrices_begin_smaller_where_a_norm_follows_each_sublayer(activation: str) -> None:
     """By the square root of the number of sublayers of the stack: two or three a layer."""
@@ -52,9 +49,6 @@ def test_last_matrices_begin_smaller_where_a_norm_follows_each_sublayer(activati
         gain = gains[name.split(".")[0]] if is_last else 1.0
         torch.testing.assert_close(weight, before[name] * gain)
     assert sum(name.endswith("down.weight") for name in after) == 6
-
-
-# -- against torch -----------------------------------------------------------------------------------
 
 
 def copy_attention(ours: Any, theirs: nn.MultiheadAttention) -> None:
@@ -115,9 +109,6 @@ def test_equals_torch(norm_position: str, activation: str) -> None:
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
 
 
-# -- the maps ----------------------------------------------------------------------------------------
-
-
 def test_attend_names_every_map() -> None:
     model = make(encoder_layers=1)
     source, lengths, target = inputs()
@@ -131,8 +122,6 @@ def test_attend_names_every_map() -> None:
     }
     assert model.alignment_names == ["decoder.0.cross", "decoder.1.cross"]
 
-
-# -- the variants ------------------------------------------------------------------------------------
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {"norm_position": "post"},
@@ -199,9 +188,6 @@ def test_is_a_seq2seq_with_or_without_a_longest_sequence() -> None:
     assert isinstance(make(), Seq2Seq)
     assert make().max_length is None
     assert make(positions="learned", max_length=11).max_length == 11
-
-
-# -- errors ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

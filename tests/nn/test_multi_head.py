@@ -258,9 +258,6 @@ def test_inputs_that_do_not_fit() -> None:
         attend(x, key, value[:, 1:])
 
 
-# -- the cache ---------------------------------------------------------------------------------------
-
-
 def random_kv(length: int, rows: int = BATCH) -> KeyValue:
     return KeyValue.of(torch.randn(rows, HEADS, length, 5), torch.randn(rows, HEADS, length, 5))
 

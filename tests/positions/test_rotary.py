@@ -100,9 +100,6 @@ def test_gradients_turn_back() -> None:
     assert torch.autograd.gradcheck(lambda x: rotary.rotate(x, 3), x, fast_mode=True)
 
 
-# -- Hugging Face ------------------------------------------------------------------------------------------------
-
-
 def hugging_face(kind: str, head_dim: int = 8, longest: int = 64, base: float = 10_000.0, **options: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     parameters = {"rope_type": kind, "rope_theta": base, **options}
@@ -219,9 +216,6 @@ def test_the_half_layout_and_its_fraction_are_gpt_neoxs() -> None:
     cos, sin = neox.GPTNeoXRotaryEmbedding(config)(x, torch.arange(4, 11)[None])
     expected, _ = neox.apply_rotary_pos_emb(x, x, cos, sin)
     torch.testing.assert_close(Rotary(16, fraction=0.25).rotate(x, 4), expected, rtol=0, atol=2e-6)
-
-
-# -- errors ------------------------------------------------------------------------------------------------------
 
 
 def test_errors_say_what_to_do() -> None:

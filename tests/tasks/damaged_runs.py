@@ -27,7 +27,6 @@ def cut(content: bytes, generator: random.Random) -> bytes:
 
 
 def blank(content: bytes, generator: random.Random) -> bytes:
-    """A stretch is zeros, as a disk that lost a block gives it back."""
     begin = generator.randrange(len(content))
     end = min(len(content), begin + generator.choice([1, 16, 512]))
     return content[:begin] + bytes(end - begin) + content[end:]
@@ -79,7 +78,6 @@ def outcome(run: Path, uses: Sequence[Callable[[Any], Any]]) -> list[Any]:
 
 
 def resumed(run: Path) -> list[tuple[str, bytes]]:
-    """Two more steps, as the command line would make them; the tensors they end with."""
     task = task_of(run)
     config = RunFolder(run).read_config(RunFolder(run).task(), task.config)
     task.run(changed(config, out=run, steps=config.fit.steps + 2), resume=True)

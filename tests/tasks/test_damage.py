@@ -14,16 +14,14 @@ import torch
 from regard.errors import DataError, RunFolderError
 from regard.files.atomic import read_checksummed
 from regard.files.locks import locked
-from regard.models.config import DecoderOnlyConfig
 from regard.tasks.generation.config import Beam
-from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.registry import task_of
 from regard.tasks.runs.run_folder import RunFolder, check_prepared
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.training.checkpoints import Checkpoints
-from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.train import train_translation
+from tests.tasks import test_language_model
 from tests.tasks.damaged_runs import apply, cases, copy_of, outcome, settings_of, snapshot
 from tests.tasks.small_runs import PAIRS, changed, small_config, write_pairs
 
@@ -40,12 +38,8 @@ WRITER_USES: list[Callable[[Any], Any]] = [
 @pytest.fixture(scope="module")
 def writer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("writer")
-    config = LanguageModelConfig(
-        data=(write_pairs(folder / "text.txt"),), out=folder / "run", vocab_size=280, block_length=16, batch_tokens=64,
-        model=DecoderOnlyConfig(dim=8, num_heads=2, num_layers=1, feed_forward_dim=8),
-        warmup_steps=2, schedule="constant", fit=FitConfig(steps=4, validate_every=2, save_every=2), pictures=0,
-        device="cpu",
-    )  # fmt: skip
+    small: dict[str, Any] = {"tokenizer": "bpe", "vocab_size": 280, "steps": 4, "validate_every": 2, "save_every": 2}
+    config = test_language_model.small_config(folder, **small)
     train_language_model(config)
     return config.out
 

@@ -193,9 +193,6 @@ def test_reports_count_time_left_down(tmp_path: Path) -> None:
     assert first.tokens_per_second > 0
 
 
-# -- precision -------------------------------------------------------------------------------------
-
-
 CPU = torch.device("cpu")
 
 
@@ -230,9 +227,6 @@ def test_a_run_keeps_its_precision(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(run, "agreed_precision", lambda *_: "float32")
     train_translation(changed(config, steps=4), resume=True)
     assert 'precision = "bf16"' in (config.out / "run.toml").read_text()
-
-
-# -- layers that are computed again ----------------------------------------------------------------
 
 
 def steps(model: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:

@@ -60,8 +60,6 @@ def toy_loss(model: nn.Module, batch: ToyBatch) -> LossSum:
 
 
 def killer(step: int, number: int) -> Callback:
-    """Send ourselves a signal once a step is reported."""
-
     def kill(event: Event) -> None:
         if isinstance(event, Stepped) and event.step == step:
             signal.raise_signal(number)
@@ -134,7 +132,6 @@ def run_in_process(
     batches: Batches[ToyBatch] | None = None,
     **how: Any,
 ) -> list[Event]:
-    """Fit a model at a constant rate; the events."""
     events: list[Event] = []
     model = model if model is not None else ToyModel()
     callbacks = [events.append, *how.pop("callbacks", ())]

@@ -175,9 +175,6 @@ def test_the_chosen_head_is_inside_the_strip(tab: Tab, long_page: str) -> None:
     assert (text.partition(":")[0], is_seen) == ("3.7", True)
 
 
-# -- heads by their patterns -----------------------------------------------------------------------------
-
-
 def looks_at(keys: list[int]) -> np.ndarray:
     """Nine tenths of each query's weight on one key, the rest on all that it may see."""
     length = len(keys)
@@ -271,9 +268,6 @@ def test_queries_of_another_text_have_no_patterns() -> None:
     assert {*own["statistics"]} - {*cross["statistics"]} == {"self", "previous", "induction", "duplicate"}
 
 
-# -- the head that is shown first ------------------------------------------------------------------------
-
-
 def test_the_most_telling_head_is_shown_first(tab: Tab) -> None:
     """Neither a sink, nor a head that looks at itself, nor an even one; of all layers of the kind, or of `show`."""
     words, heads = patterned()
@@ -300,9 +294,6 @@ def test_without_statistics_the_mean_comes_first(tab: Tab) -> None:
     with torch.no_grad(), regard.watch(layer, keep=regard.Summarize("pooled_mean", rows=8, columns=8)) as seen:
         layer(torch.randn(1, 30, 16))
     assert tab.show(page([model_example(seen)]).text).run("return page.state().heads;") == ["mean"]
-
-
-# -- the report ------------------------------------------------------------------------------------------
 
 
 def test_more_says_once_that_maps_have_the_same(tab: Tab) -> None:

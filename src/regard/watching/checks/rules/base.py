@@ -1,6 +1,7 @@
 """How a question is asked: a rule yields the findings of a call, or raises the reason why it cannot be asked of it."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.finding import AuditQuestion, Finding
@@ -29,15 +30,12 @@ def need_one_sequence(call: AuditedCall, *, has_own_keys: bool = False) -> None:
 
 
 def answers_to(name: str, rule: Rule, calls: Iterable[AuditedCall]) -> tuple[AuditQuestion, list[Finding]]:
-    """The question by modules, with the first reason where it was asked of no call of one; and the findings."""
-    asked: dict[str, None] = {}
-    not_asked: dict[str, str] = {}
+    answers: list[tuple[str, str | None]] = []
     found: list[Finding] = []
     for call in calls:
         try:
-            found += [call.placed(one) for one in rule(call)]
-            asked[call.name] = None
+            found += [replace(one, path=call.name, call=call.call.index, observed=call.call) for one in rule(call)]
+            answers.append((call.name, None))
         except NotAsked as why:
-            not_asked.setdefault(call.name, str(why))
-    left = tuple((path, why) for path, why in not_asked.items() if path not in asked)
-    return AuditQuestion(name, tuple(asked), left), found
+            answers.append((call.name, str(why)))
+    return AuditQuestion.of(name, answers), found

@@ -3,7 +3,6 @@
 python docs/make_families.py            examine what is not in docs/families.jsonl yet (an hour for all, on one core)
 python docs/make_families.py --again    examine all
 python docs/make_families.py NAME ...   examine these
-python docs/make_families.py --mixing   measure the layers that mix tokens again, in the rows that there are
 python docs/make_families.py --page     write the page only
 """
 

@@ -76,7 +76,6 @@ class Forked:
         self.pid = self._number()
 
     def poll(self) -> int | None:
-        """The exit status, or minus the number of the signal; None while it runs."""
         if self.returncode is None and select.select([self._told], [], [], 0)[0]:
             self.returncode = self._number()
             os.close(self._told)
@@ -92,12 +91,10 @@ class Forked:
         return status
 
     def send_signal(self, number: int) -> None:
-        """As `kill` does, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Without a word."""
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float = 180.0) -> tuple[str, str]:
@@ -213,9 +210,6 @@ def _server(imported: tuple[str, ...]) -> socket.socket:
     return ours
 
 
-# -- the server ------------------------------------------------------------------------------------------
-
-
 def _serve(connection: socket.socket, imported: Sequence[str]) -> None:
     import torch
 
@@ -248,7 +242,6 @@ def _watch(request: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _be(request: dict[str, Any], streams: Sequence[int]) -> None:
-    """Be the process that was asked for. Never returns: nothing of the server is this process's to tidy up."""
     status = 1
     try:
         for number, descriptor in enumerate([os.open(os.devnull, os.O_RDONLY), *streams]):

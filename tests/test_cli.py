@@ -68,9 +68,6 @@ def wait_for(folder: Path, step: int, process: subprocess.Popen[str] | Forked) -
     raise AssertionError(f"step {step} did not come")
 
 
-# -- training that is stopped ------------------------------------------------------------------------
-
-
 def test_kill_9_and_resume_give_the_same_losses(data: Path, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = Forked("train", "--data", str(data), "--out", str(out), "--steps", "40", *TINY)
@@ -155,9 +152,6 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(data: Path, run: Path, tmp_
         subprocess.run(["umount", str(disk)], check=True)
 
 
-# -- using a run ----------------------------------------------------------------------------------------
-
-
 def test_a_file_a_pipe_and_a_sentence_take_the_same_path(call: Call, run: Path, tmp_path: Path) -> None:
     lines = [source for source, _ in PAIRS[:7]] + [""]
     path = tmp_path / "in.txt"
@@ -222,9 +216,6 @@ def test_whoever_stops_reading_is_not_an_error(run: Path, tmp_path: Path) -> Non
     _, stderr = process.communicate(b"2 times 3\n" * 50, timeout=60)
     assert process.returncode == 0
     assert stderr == b""
-
-
-# -- help and version ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -346,9 +337,6 @@ def test_overwrite_keeps_the_old_run_until_the_new_data_are_read(
     assert not (out / ".new").exists()
 
 
-# -- files of translations --------------------------------------------------------------------------------------
-
-
 def test_a_file_is_translated_into_a_file(call: Call, run: Path, tmp_path: Path) -> None:
     source, target = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("".join(f"{line}\n" for line, _ in PAIRS[:30]))
@@ -411,8 +399,6 @@ def test_evaluate_with_several_references(call: Call, run: Path, tmp_path: Path)
     records.write_text('{"source": "2 times 3", "target": ["", "y"]}\n')
     check_one_line(call("evaluate", str(run), "--data", str(records)), 'in.jsonl:1: expected {"source": text, "target"')
 
-
-# -- language models ------------------------------------------------------------------------------------------
 
 TINY_TEXT = [
     *("--model.dim", "8", "--model.num-heads", "2", "--model.feed-forward-dim", "8", "--model.num-layers", "1"),

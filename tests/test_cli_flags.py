@@ -87,9 +87,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return found
 
 
-# -- generate ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("flags", "filters"),
     [
@@ -109,9 +106,6 @@ def test_generate(call: Call, asked: Asked, flags: tuple[str, ...], filters: lis
     assert {name: asked[name] for name in given} == given
     assert tuple(asked["stop"]) == ("x", "yz")
     assert asked.get("count") == (3 if several else None)
-
-
-# -- translate -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,9 +183,6 @@ def test_a_file_of_text_is_not_gone_on_with_in_json(call: Call, asked: Asked, tm
     copying = ("--copy-unknown", "--alignment-head", "0")
     assert "in.txt:2: expected UTF-8" in call(*command, *copying)[2]
     assert "was begun with json False, not True" in call(*command, *copying, "--resume", "--alignments")[2]
-
-
-# -- evaluate --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -23,9 +23,6 @@ BOS, EOS = 1, 2
 LIMITS: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS}
 
 
-# -- tables ------------------------------------------------------------------------------------------
-
-
 class Answer(NamedTuple):
     logits: Tensor
     alignment: None
@@ -141,8 +138,6 @@ def test_a_search_stops_at_a_step_that_ends_nothing_too() -> None:
 def narrow_beam(
     table: Table, first: int, *, steps: int, size: int, num_best: int, penalty: float
 ) -> list[tuple[float, list[int]]]:
-    """Beam search on lists, one hypothesis at a time: what `beam_search` says that it does."""
-
     def score(total: float, length: int) -> float:
         return total / length**penalty
 
@@ -251,8 +246,6 @@ def test_a_beam_of_numbers_outside_their_range(arguments: dict[str, Any], messag
     with pytest.raises(ArgumentError, match=message):
         Beam(**{"size": 3, **arguments})
 
-
-# -- models ------------------------------------------------------------------------------------------
 
 VOCAB, SOURCE, STEPS = 11, 6, 8
 MODELS: dict[str, Callable[[], nn.Module]] = {

@@ -73,7 +73,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inventory(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file and folder, with its size and the time of its last change; of folders the name alone."""
     found = {}
     for path in sorted(folder.rglob("*")):
         about = path.stat()

@@ -14,7 +14,6 @@ from regard.errors import ArgumentError, NonFiniteError
 from regard.models import DecoderOnly, DecoderOnlyConfig
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import (
-    Constraint,
     Filter,
     ForcedPrefix,
     Progress,
@@ -27,8 +26,6 @@ from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.generation.sampling import draw_tokens
 from tests.searches import beam_search, greedy, sample, sample_steps
 from tests.test_decoding import BOS, EOS, LIMITS, Table, padded_sources, sources, tokens_of, untrained
-
-# -- filters, against transformers -------------------------------------------------------------------
 
 VOCAB = 23
 
@@ -137,9 +134,6 @@ def test_values_outside_their_range(make: Callable[[], object], message: str) ->
         make()
 
 
-# -- sampling ----------------------------------------------------------------------------------------
-
-
 def test_samples_are_drawn_from_the_filtered_distribution() -> None:
     """Twenty thousand answers of two tokens: each as frequent as its probability, to four standard deviations."""
     table, count = Table(4, spread=1.0), 20_000
@@ -218,9 +212,6 @@ def test_texts_that_have_ended_leave_the_batch() -> None:
     assert all(hypothesis.tokens for hypothesis in found)
 
 
-# -- constraints, in every search --------------------------------------------------------------------
-
-
 def decoder_only() -> DecoderOnly:
     return DecoderOnly(DecoderOnlyConfig(dim=12, num_heads=3, num_layers=2, feed_forward_dim=19), vocab_size=11)
 
@@ -255,21 +246,6 @@ def test_vocabularies(search: Callable[..., list[Hypothesis]]) -> None:
     assert set(two.tokens) <= {EOS, 6, 7}
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_a_wide_beam_finds_the_best_of_what_is_allowed(penalty: float) -> None:
-    table, firsts, steps = Table(4), (5, 7, 11), 4
-    constraints: list[Constraint] = [Vocabulary.of([0, EOS, 3], 4), ForcedPrefix([[3], [0, 3], []])]
-    found = beam_search(
-        table, *sources(*firsts), **LIMITS, max_steps=steps, beam=Beam(4**steps, length_penalty=penalty),
-        constraints=constraints,
-    )  # fmt: skip
-    for first, prefix, (hypothesis,) in zip(firsts, [[3], [0, 3], []], found, strict=True):
-        answers = table.best_answers(first, steps, penalty)
-        score, best = next((s, y) for s, y in answers if 1 not in y and y[: len(prefix)] == prefix)
-        assert hypothesis.tokens == best
-        assert hypothesis.score == pytest.approx(score, abs=1e-6)
-
-
 class NeverTwice:
     """A constraint of one's own: every token but the end mark comes once at most."""
 
@@ -296,9 +272,6 @@ def test_constraints_that_name_no_token_of_the_model(search: Callable[..., list[
         search(Table(4), *sources(3), **LIMITS, max_steps=5, constraints=[ForcedPrefix([[4]])])
     with pytest.raises(ArgumentError, match="the model has 4 tokens, the constraint 5"):
         search(Table(4), *sources(3), **LIMITS, max_steps=5, constraints=[Vocabulary.of([3], 5)])
-
-
-# -- a language model --------------------------------------------------------------------------------
 
 
 @every_search

@@ -17,6 +17,7 @@ from regard.tasks.training import loop
 from regard.tasks.training.checkpoints import Checkpoints
 from tests.conftest import Call
 from tests.test_cli import TINY, losses
+from tests.test_cli import data as data
 
 # What is done to which file: moments that no clock could hit. The pairs are opened once; the library's trainer and the
 # encoding read them from the spool.
@@ -60,13 +61,6 @@ def moment(hooked: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
     monkeypatch.setattr(Spool, "__iter__", audited)
     yield armed
     armed.clear()
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("signals") / "pairs.tsv"
-    path.write_text("".join(f"{n} times {m}\t{m} mal {n}\n" for n in range(10) for m in range(10)))
-    return path
 
 
 def command(data: Path, out: Path) -> list[str]:
@@ -138,9 +132,6 @@ def test_before_anything_is_written_there_is_nothing_to_go_on_with(
     assert status == 143
     assert err.splitlines()[-1] == "regard: stopped by SIGTERM"
     assert call(*command(data, tmp_path / "run"))[0] == 0
-
-
-# -- the first seconds of the program --------------------------------------------------------------
 
 
 def begun(*arguments: str, cwd: Path) -> subprocess.Popen[str]:

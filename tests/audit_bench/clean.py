@@ -9,8 +9,22 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from tests.audit_bench import models as m
-from tests.audit_bench.faults import Made, Packed, Prefixed, Tagger, Translator, _translated, described
+from tests.audit_bench.faults import (
+    CHUNK,
+    STEPS,
+    Made,
+    Tagger,
+    Translator,
+    a_prefix_of_ones_own,
+    described,
+    kinds,
+    left,
+    packed,
+    translated,
+    window,
+)
 from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, Family
+from tests.modules import parts
 
 CLEAN: dict[str, Callable[[], Made]] = {}
 
@@ -22,14 +36,9 @@ def clean(make: Callable[[], Made]) -> Callable[[], Made]:
 
 def _generated(name: str, make: Callable[[], Any], given: Callable[[], dict[str, Any]], **settings: Any) -> None:
     def generate(model: Any, **given: Any) -> Tensor:
-        found: Tensor = model.generate(**given, max_new_tokens=4, min_new_tokens=4, do_sample=False, **settings)
-        return found
+        return model.generate(**given, max_new_tokens=4, min_new_tokens=4, do_sample=False, **settings)
 
     CLEAN[f"generate: {name}"] = lambda: (m.Stepwise(make(), generate), given())
-
-
-def left() -> dict[str, Any]:
-    return m.batch("left")
 
 
 _generated("left padding", m.llama, left)
@@ -65,9 +74,7 @@ _read(
     m.bert,
     lambda: {**m.batch(), "token_type_ids": (torch.arange(11) > 4).long()[None].expand(3, 11)},
 )
-_read(
-    "bert as a decoder", lambda: m.huggingface("BertLMHeadModel", "BertConfig", m.TEXT | {"is_decoder": True}), m.batch
-)
+_read("bert as a decoder", lambda: m.huggingface("BertLMHeadModel", m.TEXT, is_decoder=True), m.batch)
 _read(
     "bart, target and source padded",
     m.bart,
@@ -90,35 +97,19 @@ _read(
     lambda: m.gpt2(bos_token_id=0, eos_token_id=0),
     lambda: {"input_ids": torch.tensor([[0, *range(5, 14), 0]])},
 )
-_read(
-    "in steps", lambda: m.Stepwise(m.qwen(), lambda model, input_ids: m.in_steps(model, input_ids, (6, 4, 1))), m.plain
-)
+_read("in steps", lambda: m.stepped(m.qwen(), CHUNK), m.plain)
 _read("a model of text in training mode", lambda: m.qwen(attention_dropout=0.2).train(), m.batch)
 _read(
     "embeddings from a decoder",
-    lambda: m.huggingface(
-        "Gemma3TextModel", "Gemma3TextConfig", m.GROUPED | {"use_bidirectional_attention": True, "sliding_window": 64}
-    ),
+    lambda: m.huggingface("Gemma3TextModel", m.GROUPED, use_bidirectional_attention=True, sliding_window=64),
     m.batch,
 )
 _read("torch's encoder", Tagger, m.batch)
 _read("torch's encoder, evaluated", lambda: Tagger().eval(), m.batch)
-_read("torch's decoder", lambda: Translator().eval(), _translated)
-_read(
-    "documents by number",
-    lambda: Packed(is_faulty=False).eval(),
-    lambda: {**m.plain(), "document_ids": torch.tensor([[0] * 4 + [1] * 7, [0] * 11])},
-)
-_read(
-    "a prefix",
-    lambda: Prefixed(is_faulty=False).eval(),
-    lambda: {**m.plain(), "token_type_ids": (torch.arange(11) >= 4).long()[None].expand(2, 11)},
-)
-_read(
-    "dialogue with a table of speakers",
-    lambda: m.Text(m.causal, kinds=2).eval(),
-    lambda: {**m.plain(), "token_type_ids": (torch.arange(11) >= 4).long()[None].expand(2, 11)},
-)
+_read("torch's decoder", lambda: Translator().eval(), translated)
+CLEAN["documents by number"] = lambda: packed(torch.tensor([[0] * 4 + [1] * 7, [0] * 11]))
+CLEAN["a prefix"] = lambda: a_prefix_of_ones_own(False)
+_read("dialogue with a table of speakers", lambda: m.Text(m.causal, kinds=2).eval(), lambda: {**m.plain(), **kinds()})
 
 
 def _own(
@@ -130,34 +121,25 @@ def _own(
 _own("a decoder", m.causal)
 _own("a decoder, left padding", m.causal, left)
 _own("an encoder", m.both_sides, m.batch)
-_own("steps", m.causal, cuts=(6, 1, 1, 1, 1, 1))
-_own("pieces", m.causal, cuts=(6, 4, 1))
+_own("steps", m.causal, cuts=STEPS)
+_own("pieces", m.causal, cuts=CHUNK)
 _own(
     "a single query without a mask",
     lambda layer, q, k, v, keep: sdpa(q, k, v, is_causal=q.shape[2] > 1),
     cuts=(7, 1, 1, 1, 1),
 )
-_own(
-    "windows that grow",
-    lambda layer, q, k, v, keep: sdpa(
-        q, k, v, attn_mask=m.triangle(11) & ~m.triangle(11, diagonal=-(2 + 2 * layer.number))
-    ),
-)
+_own("windows that grow", lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=window(2 + 2 * layer.number)))
 _own(
     "windows in turns",
-    lambda layer, q, k, v, keep: sdpa(
-        q, k, v, attn_mask=m.triangle(11) & ~m.triangle(11, diagonal=-(3 if layer.number % 2 else 11))
-    ),
+    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=window(3 if layer.number % 2 else 11)),
 )
 _own(
     "a window to both sides",
-    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=(torch.arange(11)[:, None] - torch.arange(11)).abs() < 4),
+    m.masked(lambda q, k, keep: (torch.arange(11)[:, None] - torch.arange(11)).abs() < 4),
 )
 _own(
     "a window with a cache",
-    lambda layer, q, k, v, keep: sdpa(
-        q, k, v, attn_mask=m.triangle(q.shape[2], k.shape[2]) & ~m.triangle(q.shape[2], k.shape[2], diagonal=-5)
-    ),
+    m.masked(lambda q, k, keep: m.triangle(q.shape[2], k.shape[2]) & ~m.triangle(q.shape[2], k.shape[2], diagonal=-5)),
     cuts=(3, 1, 3, 1, 1, 1, 1),
 )
 _own(
@@ -170,32 +152,24 @@ _own(
 _own("written out", lambda layer, q, k, v, keep: m.written(q, k, v, m.triangle(11)))
 _own("written out, -1e9", lambda layer, q, k, v, keep: m.written(q, k, v, keep[:, None, None], low=-1e9), m.batch)
 _own("cosines", lambda layer, q, k, v, keep: regard.attention(q, k, v, score=regard.Cosine(), mask=regard.causal()))
-_own(
-    "a mask of -10,000",
-    lambda layer, q, k, v, keep: sdpa(q, k, v, attn_mask=torch.where(keep, 0.0, -1e4)[:, None, None]),
-    m.batch,
-)
+_own("a mask of -10,000", m.masked(lambda q, k, keep: torch.where(keep, 0.0, -1e4)[:, None, None]), m.batch)
 _own(
     "sigmoids",
     lambda layer, q, k, v, keep: regard.attention(q, k, v, mask=regard.causal(), normalization=regard.Sigmoid()),
 )
 
 
-class Pooled(nn.Module):
-    """Three learned queries over a text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        self.tokens, self.queries = nn.Embedding(m.VOCABULARY, m.DIM), nn.Parameter(torch.randn(1, 3, m.DIM))
-        self.attention = nn.MultiheadAttention(m.DIM, m.HEADS, batch_first=True)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        x = self.tokens(input_ids)
-        found: Tensor = self.attention(self.queries.expand(len(x), -1, -1), x, x, key_padding_mask=attention_mask == 0)[
-            0
-        ]
-        return found
+@parts(
+    lambda: {
+        "tokens": nn.Embedding(m.VOCABULARY, m.DIM),
+        "queries": nn.Parameter(torch.randn(1, 3, m.DIM)),
+        "attention": nn.MultiheadAttention(m.DIM, m.HEADS, batch_first=True),
+    },
+    seed=5,
+)
+def Pooled(self: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    x = self.tokens(input_ids)
+    return self.attention(self.queries.expand(len(x), -1, -1), x, x, key_padding_mask=attention_mask == 0)[0]
 
 
 _read("learned queries", lambda: Pooled().eval(), m.batch)

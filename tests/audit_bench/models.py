@@ -2,132 +2,76 @@
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-VOCABULARY, DIM, HEADS, LENGTH = 61, 32, 4, 11
-TEXT: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": DIM,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": HEADS,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "initializer_range": 0.3,
-}
+from tests import modules
+from tests.inspection import huggingface_families as families
+
+VOCABULARY, DIM, HEADS, LENGTH = 61, 32, 4, families.LENGTH
+TEXT: dict[str, Any] = families.SMALL | {
+    "num_hidden_layers": 3, "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.3,
+}  # fmt: skip
 GROUPED = TEXT | {"num_key_value_heads": 2, "head_dim": 8}
-PAIR: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "d_model": DIM,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-    "init_std": 0.3,
-}
-VISION: dict[str, Any] = {
-    "hidden_size": DIM,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": HEADS,
-    "image_size": 16,
-    "patch_size": 4,
-    "initializer_range": 0.3,
-}
+PAIR: dict[str, Any] = families.BART | {"decoder_start_token_id": 2, "init_std": 0.3}
+VISION: dict[str, Any] = families.VISION | {
+    "num_hidden_layers": 3, "image_size": 16, "patch_size": 4, "initializer_range": 0.3,
+}  # fmt: skip
 
 
-def huggingface(model: str, config: str, settings: dict[str, Any], kernel: str | None = None, **options: Any) -> Any:
+def huggingface(
+    model: str, settings: dict[str, Any], *, kernel: str | None = None, options: Any = None, **more: Any
+) -> Any:
     """A model of transformers with random weights, the same each time."""
     import transformers
 
     transformers.logging.set_verbosity_error()
-    made = getattr(transformers, config)(**settings)
+    kind = getattr(transformers, model)
+    config = kind.config_class(**settings | more)
     if kernel is not None:
-        made._attn_implementation = kernel
+        config._attn_implementation = kernel
     torch.manual_seed(5)
-    return getattr(transformers, model)(made, **options).eval()
+    return kind(config, **options or {}).eval()
 
 
-def llama(**more: Any) -> Any:
-    return huggingface("LlamaForCausalLM", "LlamaConfig", TEXT | more)
+WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+GPT2 = {
+    "vocab_size": VOCABULARY, "n_embd": DIM, "n_layer": 3, "n_head": HEADS, "n_positions": 64, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.3,
+}  # fmt: skip
+T5 = {
+    "vocab_size": VOCABULARY, "d_model": DIM, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": HEADS,
+    "pad_token_id": 0, "decoder_start_token_id": 0, "initializer_factor": 3.0,
+}  # fmt: skip
+GEMMA3 = GROUPED | {
+    "sliding_window": 5, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 8,
+}  # fmt: skip
+llama = partial(huggingface, "LlamaForCausalLM", TEXT)
+qwen = partial(huggingface, "Qwen2ForCausalLM", TEXT | {"num_key_value_heads": 2})
+gpt2 = partial(huggingface, "GPT2LMHeadModel", GPT2)
+bert = partial(huggingface, "BertModel", TEXT, options={"add_pooling_layer": False})
+phi3 = partial(huggingface, "Phi3ForCausalLM", TEXT | {"sliding_window": 5, "bos_token_id": 1, "eos_token_id": 2})
+gemma2 = partial(huggingface, "Gemma2ForCausalLM", GROUPED | WINDOWS, kernel="eager")
+gemma3 = partial(huggingface, "Gemma3ForCausalLM", GEMMA3)
+granite_swa = partial(huggingface, "GraniteSWAForCausalLM", TEXT | WINDOWS | {"num_key_value_heads": 2})
+bart = partial(huggingface, "BartForConditionalGeneration", PAIR)
+t5 = partial(huggingface, "T5ForConditionalGeneration", T5)
+vit = partial(huggingface, "ViTModel", VISION, options={"add_pooling_layer": False})
+siglip = partial(huggingface, "SiglipVisionModel", VISION)
 
 
-def qwen(**more: Any) -> Any:
-    return huggingface("Qwen2ForCausalLM", "Qwen2Config", TEXT | {"num_key_value_heads": 2} | more)
-
-
-def gpt2(**more: Any) -> Any:
-    sizes = {"vocab_size": VOCABULARY, "n_embd": DIM, "n_layer": 3, "n_head": HEADS, "n_positions": 64}
-    marks = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.3}
-    return huggingface("GPT2LMHeadModel", "GPT2Config", sizes | marks | more)
-
-
-def bert(**more: Any) -> Any:
-    return huggingface("BertModel", "BertConfig", TEXT | more, add_pooling_layer=False)
-
-
-def phi3(**more: Any) -> Any:
-    return huggingface(
-        "Phi3ForCausalLM", "Phi3Config", TEXT | {"sliding_window": 5, "bos_token_id": 1, "eos_token_id": 2} | more
-    )
-
-
-def gemma2(**more: Any) -> Any:
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    return huggingface(
-        "Gemma2ForCausalLM", "Gemma2Config", GROUPED | {"sliding_window": 5, "layer_types": kinds} | more, "eager"
-    )
-
-
-def gemma3(kinds: Iterable[str] = ("sliding_attention", "sliding_attention", "full_attention")) -> Any:
-    more = {"sliding_window": 5, "layer_types": list(kinds), "query_pre_attn_scalar": 8}
-    return huggingface("Gemma3ForCausalLM", "Gemma3TextConfig", GROUPED | more)
-
-
-def granite_swa() -> Any:
-    more = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-    return huggingface("GraniteSWAForCausalLM", "GraniteSWAConfig", TEXT | {"num_key_value_heads": 2} | more)
-
-
-def bart() -> Any:
-    return huggingface("BartForConditionalGeneration", "BartConfig", PAIR)
-
-
-def t5() -> Any:
-    sizes = {"vocab_size": VOCABULARY, "d_model": DIM, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": HEADS}
-    marks = {"pad_token_id": 0, "decoder_start_token_id": 0, "initializer_factor": 3.0}
-    return huggingface("T5ForConditionalGeneration", "T5Config", sizes | marks)
-
-
-def vit() -> Any:
-    return huggingface("ViTModel", "ViTConfig", VISION, add_pooling_layer=False)
-
-
-def siglip() -> Any:
-    return huggingface("SiglipVisionModel", "SiglipVisionConfig", VISION)
-
-
-def paligemma(kernel: str | None = None) -> Any:
+def paligemma() -> Any:
     import transformers
 
     text = transformers.GemmaConfig(**TEXT, num_key_value_heads=1, head_dim=8)
     vision = transformers.SiglipVisionConfig(**VISION | {"patch_size": 8}, vision_use_head=False)
     settings = {"vision_config": vision, "text_config": text, "image_token_index": 59, "projection_dim": DIM}
-    model = huggingface("PaliGemmaForConditionalGeneration", "PaliGemmaConfig", settings | {"hidden_size": DIM})
-    if kernel is not None:
-        model.set_attn_implementation(kernel)
-    return model
+    return huggingface("PaliGemmaForConditionalGeneration", settings, hidden_size=DIM)
 
 
 def batch(side: str = "right", lengths: Iterable[int] = (11, 8, 5)) -> dict[str, Tensor]:
@@ -141,12 +85,10 @@ def batch(side: str = "right", lengths: Iterable[int] = (11, 8, 5)) -> dict[str,
 
 
 def plain(rows: int = 2, length: int = LENGTH) -> dict[str, Tensor]:
-    """Sequences of one length."""
     return {"input_ids": torch.randint(3, 58, (rows, length), generator=torch.Generator().manual_seed(7))}
 
 
 def pair(**more: Any) -> dict[str, Tensor]:
-    """A padded source, and a target."""
     target = torch.randint(3, 58, (3, 6), generator=torch.Generator().manual_seed(8))
     return {**batch(), "decoder_input_ids": target, **more}
 
@@ -161,27 +103,26 @@ def triangle(queries: int, keys: int | None = None, diagonal: int = 0) -> Tensor
     return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries + diagonal)
 
 
-def meddle(modules: Iterable[nn.Module], change: Callable[[Any], Any], name: str = "attention_mask") -> None:
-    """Change an argument of modules on its way to them."""
-    for module in modules:
-        parameters = list(inspect.signature(type(module).forward).parameters)[1:]
+def meddle(modules: Iterable[nn.Module], change: Callable[[Any], Any], names: str = "attention_mask") -> None:
+    """Change an argument of modules on its way to them, the first of these names that they have."""
+    for one in modules:
+        parameters = list(inspect.signature(type(one).forward).parameters)[1:]
+        name = next((name for name in names.split("|") if name in parameters), names)
 
-        def before(module: nn.Module, args: Any, kwargs: Any, parameters: list[str] = parameters) -> Any:
-            given = dict(zip(parameters, args, strict=False)) | kwargs
+        def before(module: nn.Module, args: Any, kwargs: Any, name: str = name, order: Any = parameters) -> Any:
+            given = dict(zip(order, args, strict=False)) | kwargs
             return (), given | {name: change(given.get(name))}
 
-        module.register_forward_pre_hook(before, with_kwargs=True)
+        one.register_forward_pre_hook(before, with_kwargs=True)
 
 
-def parts(model: nn.Module, end: str) -> list[nn.Module]:
-    """The modules whose path has this end."""
-    found = [module for path, module in model.named_modules() if path.endswith(end)]
+def parts(model: nn.Module, end: str, under: str = "") -> list[nn.Module]:
+    found = [one for path, one in model.named_modules() if path.endswith(end) and path.startswith(under)]
     assert found, end
     return found
 
 
 def in_steps(model: Any, ids: Tensor, cuts: Iterable[int], *, positions: Any = None, **more: Any) -> Tensor:
-    """The logits of a model of transformers, read piece by piece with a cache."""
     past, found, at = None, [], 0
     for cut in cuts:
         given = {} if positions is None else {"position_ids": positions(at, cut)}
@@ -191,20 +132,15 @@ def in_steps(model: Any, ids: Tensor, cuts: Iterable[int], *, positions: Any = N
     return torch.cat(found, 1)
 
 
-class Stepwise(nn.Module):
-    """A model that is read in steps."""
+Stepwise = modules.module(lambda m, **given: m.run(m.model, **given), lambda model, run: {"model": model, "run": run})
+"""A model that is read in steps."""
 
-    def __init__(self, model: nn.Module, run: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.model, self.run = model, run
 
-    def forward(self, **given: Any) -> Tensor:
-        return self.run(self.model, **given)
+def stepped(model: nn.Module, cuts: Iterable[int], **more: Any) -> nn.Module:
+    return Stepwise(model, lambda model, input_ids: in_steps(model, input_ids, cuts, **more))
 
 
 class Layer(nn.Module):
-    """Attention by a function of the layer, queries, keys, values, and the mask of padding."""
-
     def __init__(self, attend: Callable[..., Tensor], number: int) -> None:
         super().__init__()
         self.attend, self.number = attend, number
@@ -262,7 +198,6 @@ class Text(nn.Module):
 def written(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None, *, low: float = -torch.inf, dim: int = -1
 ) -> Tensor:
-    """Attention written out, with a mask that is True for the keys to see."""
     scores = query @ key.mT / query.shape[-1] ** 0.5
     if keep is not None:
         scores = scores.masked_fill(~keep, low)
@@ -278,6 +213,18 @@ def both_sides(layer: Layer, query: Tensor, key: Tensor, value: Tensor, keep: Te
     return sdpa(query, key, value, attn_mask=None if keep is None else keep[:, None, None])
 
 
+def masked(mask: Callable[[Tensor, Tensor, Any], Tensor | None]) -> Callable[..., Tensor]:
+    return lambda layer, query, key, value, keep: sdpa(query, key, value, attn_mask=mask(query, key, keep))
+
+
+@modules.parts(lambda mask: {"model": Text(causal), "mask": mask})
+def Told(self: Any, input_ids: Tensor, **told: Tensor) -> Tensor:
+    """A model of text under a mask that it makes of its other arguments."""
+    mask = self.mask(**told)
+    for layer in self.model.layers:
+        layer.attend = masked(lambda *_: mask)
+    return self.model(input_ids)
+
+
 def twin(attend: Callable[..., Tensor], faulty: Callable[..., Tensor], **options: Any) -> Callable[[bool], nn.Module]:
-    """A model of one's own with a fault, and without it."""
     return lambda is_faulty: Text(faulty if is_faulty else attend, **options).eval()

@@ -3,6 +3,7 @@ tests.audit_bench.table` writes it into docs/uses/audit.md."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ BEGIN, END = "<!-- table of faults: tests/audit_bench/table.py -->", "<!-- end o
 
 
 def run(model: nn.Module, given: Mapping[str, Any]) -> tuple[Checked, Tensor]:
-    """The audit of one call, told nothing, and the output."""
     torch.manual_seed(3)
     with torch.no_grad(), regard.watch(model) as seen:
         output = model(**given)
@@ -40,8 +40,6 @@ def first(output: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a fault was found."""
-
     fault: Fault
     found: Checked
     of_twin: Checked
@@ -49,25 +47,23 @@ class Verdict:
 
     @property
     def is_named(self) -> bool:
-        """True if an error or a warning has the right reason."""
         return any(one.reason in self.fault.reasons for one in self.found.faults)
 
 
+@cache
 def verdict(fault: Fault) -> Verdict:
-    """Run a model with a fault and without."""
     found, bad = run(*fault.make(True))
     of_twin, good = run(*fault.make(False))
     differs = torch.inf if good.shape != bad.shape else float((good - bad).abs().nan_to_num(torch.inf).max())
     return Verdict(fault, found, of_twin, differs)
 
 
+@cache
 def clean(name: str) -> Checked:
-    """The audit of a clean model."""
     return run(*CLEAN[name]())[0]
 
 
 def table(verdicts: list[Verdict], clean_runs: list[Checked]) -> str:
-    """The page's table."""
     lines = ["| kind of fault | planted by us | named | of kinds that users planted | named |", "|---|---|---|---|---|"]
     kinds = {
         kind: [one for one in verdicts if one.fault.kind == kind] for kind in sorted({v.fault.kind for v in verdicts})
@@ -85,7 +81,6 @@ def table(verdicts: list[Verdict], clean_runs: list[Checked]) -> str:
 
 
 def main(page: Path = PAGE) -> None:
-    """Write the table into the page."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

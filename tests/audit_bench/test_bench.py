@@ -1,14 +1,12 @@
 """The audit names planted faults and is silent about clean models, told nothing; the page shows how many."""
 
-from functools import cache
-
 import pytest
 
 pytest.importorskip("transformers")
-from regard.watching.checks import Checked
 from tests.audit_bench import table
 from tests.audit_bench.clean import CLEAN
-from tests.audit_bench.table import FAULTS
+from tests.audit_bench.faults import Fault
+from tests.audit_bench.table import FAULTS, clean, verdict
 
 # transformers and torch say what they have deprecated; nothing of it is ours.
 pytestmark = [
@@ -19,19 +17,9 @@ WITH_WARNINGS = 2
 """The most clean runs in 60 that may have a warning."""
 
 
-@cache
-def verdict(number: int) -> table.Verdict:
-    return table.verdict(FAULTS[number])
-
-
-@cache
-def clean(name: str) -> Checked:
-    return table.clean(name)
-
-
-@pytest.mark.parametrize("number", range(len(FAULTS)), ids=[f"{one.kind}: {one.name}" for one in FAULTS])
-def test_a_fault_is_named_and_its_twin_is_clean(number: int) -> None:
-    found = verdict(number)
+@pytest.mark.parametrize("fault", FAULTS, ids=[f"{one.kind}: {one.name}" for one in FAULTS])
+def test_a_fault_is_named_and_its_twin_is_clean(fault: Fault) -> None:
+    found = verdict(fault)
     assert found.differs > 1e-4, "the fault changes nothing"
     assert found.is_named, str(found.found)
     assert not found.of_twin, str(found.of_twin)
@@ -43,7 +31,7 @@ def test_a_clean_model_has_no_fault(name: str) -> None:
 
 
 def test_the_page_shows_the_table() -> None:
-    verdicts, runs = [verdict(n) for n in range(len(FAULTS))], [clean(name) for name in CLEAN]
+    verdicts, runs = [verdict(one) for one in FAULTS], [clean(name) for name in CLEAN]
     assert sum(bool(one.warnings) for one in runs) * 60 <= WITH_WARNINGS * len(runs)
     text = table.PAGE.read_text(encoding="utf-8")
     shown = text.partition(table.BEGIN)[2].partition(table.END)[0].strip()

@@ -70,7 +70,6 @@ def formulas(text: str) -> list[tuple[str, str]]:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of the prose: without code, formulas, tables, headings and links' addresses."""
     text = re.sub(r"^---.*?^---$", "", text, count=1, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"\$\$.*?\$\$|^#[^\n]*$|^\|[^\n]*$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -89,7 +88,6 @@ class Ran:
 
 @cache
 def ran(chapter: str) -> Ran:
-    """Run a chapter, once in a process; each exercise gets names of its own."""
     done = Ran()
     with _alone(done.shown):
         for cell in cells(path_of(chapter).read_text(encoding="utf-8")):
@@ -109,8 +107,6 @@ def names_of(chapter: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _alone(shown: list[int]) -> Iterator[None]:
-    """Run in an empty folder, count figures, and leave torch as it was."""
-
     def show() -> None:
         shown.append(len(plt.get_fignums()))
         plt.close("all")

@@ -6,18 +6,12 @@ import pytest
 import torch
 
 import regard
+from regard.call.normalizations import Sigmoid, SoftmaxWithSink
 from regard.models import DecoderOnly, DecoderOnlyConfig
-from tests.book.chapters import cells, names_of, path_of, run
+from tests.book.chapters import cells, names_of, path_of
 
 pytestmark = pytest.mark.usefixtures("as_installed")
 SEEDS = range(3)
-
-
-def begun(chapter: str, count: int) -> dict[str, Any]:
-    names: dict[str, Any] = {"__name__": "__main__"}
-    for cell in cells(path_of(chapter).read_text(encoding="utf-8"))[:count]:
-        run(cell, names)
-    return names
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -26,14 +20,24 @@ def test_a_bias_of_the_keys_changes_nothing_until_positions_turn_them(seed: int)
     query, key, bias = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8), 3 * torch.randn(8)
     turn = regard.Rotary(8)
 
-    def moved(*turned: regard.Rotary) -> float:
-        maps = []
-        for keys in (key, key + bias):
-            pair = (turned[0].rotate(x) if turned else x for x in (query, keys))
-            maps.append(regard.map_of(*pair).dense())
-        return (maps[0] - maps[1]).abs().max().item()
+    def moved(turned: Any = lambda x: x, **how: Any) -> float:
+        before, after = (regard.map_of(turned(query), turned(keys), **how).dense() for keys in (key, key + bias))
+        return (before - after).abs().max().item()
 
-    assert moved() < 1e-5 < 0.1 < moved(turn)
+    ends = moved(turn.rotate), moved(normalization=Sigmoid()), moved(normalization=SoftmaxWithSink())
+    assert moved() < 1e-5 < 0.1 < min(ends)
+
+
+def test_one_head_learns_both_neighbours_if_its_reader_is_no_single_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = names_of("07-many-heads")
+
+    class Reader(names["Neighbours"]):  # type: ignore[misc]
+        def __init__(self, heads: int) -> None:
+            super().__init__(heads)
+            self.read = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.ReLU(), torch.nn.Linear(128, 20))
+
+    monkeypatch.setitem(names["train"].__globals__, "Neighbours", Reader)
+    assert names["train"](1)[0] > 0.95 > 0.7 > names["results"][1][0]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -75,7 +79,7 @@ class Recurrent(torch.nn.Module):
 
 @pytest.mark.slow
 def test_the_verb_needs_the_first_animal_by_attention_or_by_a_state() -> None:
-    names = begun("10-a-language-model", 5)
+    names = names_of("10-a-language-model")
     size, small, pairs = len(names["vocabulary"]), names["small"], names["simple"]["frequency of pairs"]
     for seed in SEEDS:
         loss = {}
@@ -102,18 +106,13 @@ def test_one_layer_does_not_continue_a_pattern_and_two_do() -> None:
     source = cells(path_of("11-looking-inside").read_text(encoding="utf-8"))[0].code
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(source.split("torch.manual_seed(0)")[0], names)
-    sizes: dict[str, Any] = {
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-        "rotary_pct": 1.0,
-    }
+    width = dict.fromkeys(("hidden_size", "intermediate_size", "max_position_embeddings"), 64)
 
     def second_round(layers: int, heads: int, seed: int) -> float:
         torch.manual_seed(seed)
         config = transformers.GPTNeoXConfig(
-            vocab_size=20, num_hidden_layers=layers, num_attention_heads=heads, bos_token_id=0,
-            eos_token_id=0, **sizes,
+            vocab_size=20, num_hidden_layers=layers, num_attention_heads=heads, rotary_pct=1.0, bos_token_id=0,
+            eos_token_id=0, **width,
         )  # fmt: skip
         model = transformers.GPTNeoXForCausalLM(config)
         optimizer, mean = torch.optim.Adam(model.parameters(), lr=5e-3, betas=(0.9, 0.98)), 3.0

@@ -1,11 +1,8 @@
 """Run the tests on other versions of Python, torch and transformers, and write benchmarks/COMPAT.md: make compat
 
-Each row of ROWS gets an environment under build/compat, which is deleted after its run (KEEP=1 keeps it), because torch
-with its CUDA libraries takes 7 GB. A row is skipped, with the reason in the table, where its Python is not installed,
-where the disk is too full, or where pip cannot install it. benchmarks/compat.json keeps the rows of earlier runs; the
-table is made of it.
-
-This file needs nothing but Python, so that any Python may start it.
+Each row of ROWS gets an environment under build/compat, deleted after its run (KEEP=1 keeps it): torch with its CUDA
+libraries takes 7 GB. A row without its Python, disk or packages is skipped, with the reason in the table, which is made
+of benchmarks/compat.json. This file needs nothing but Python, so that any Python may start it.
 """
 
 import argparse
@@ -31,15 +28,12 @@ LONGEST_S = 3600
 
 
 class Row(NamedTuple):
-    """One environment; a transformers of None stands for an environment without it."""
-
     python: str
     torch: str
-    transformers: str | None
+    transformers: str
 
     @property
     def name(self) -> str:
-        """What `--only` calls it, and the name of its folder."""
         return f"py{self.python}-torch{self.torch}-tf{self.transformers}"
 
 
@@ -63,21 +57,20 @@ PARTS = {
     "models": "models/test_transformer.py models/test_rnn.py models/test_steps.py models/test_properties.py",
     "training": "training/test_loop.py storage/test_other_systems.py",
 }
-"""The parts of the table and their files under tests; `--whole` runs the folders of these files instead."""
+"""The parts of the table and their files under tests."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="parts of the names of rows, with commas: " + ROWS[0].name)
     parser.add_argument("--parts", default=",".join(PARTS), help="with commas; the table keeps what the others gave")
-    parser.add_argument("--whole", action="store_true", help="whole folders of tests: an hour for each row")
     options = parser.parse_args()
     wanted = [row for row in ROWS if any(part in row.name for part in options.only.split(","))]
     FOLDER.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     for row in wanted:
         say = printer(row.name)
-        result = run_row(row, options.parts.split(","), whole=options.whole, say=say)
+        result = run_row(row, options.parts.split(","), say)
         before = found.get(row.name, {}).get("parts", {})
         found[row.name] = {**result, "parts": {**before, **result["parts"]}}
         KEPT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -91,7 +84,7 @@ def printer(name: str) -> Callable[[str], None]:
     return lambda text: print(f"{name}: {text}", flush=True)
 
 
-def run_row(row: Row, parts: list[str], *, whole: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def run_row(row: Row, parts: list[str], say: Callable[[str], None]) -> dict[str, Any]:
     result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "skipped": "", "parts": {}}
     python, reason = interpreter(row.python)
     free = shutil.disk_usage(FOLDER).free / 1e9
@@ -109,7 +102,7 @@ def run_row(row: Row, parts: list[str], *, whole: bool, say: Callable[[str], Non
             return {**result, "skipped": reason}
         result["installed"] = versions(own)
         for part in parts:
-            result["parts"][part] = {**run_part(row, own, part, whole=whole), "date": result["date"]}
+            result["parts"][part] = {**run_part(row, own, part), "date": result["date"]}
             say(f"{part}: {shown(result['parts'][part])}")
     finally:
         if not os.environ.get("KEEP"):
@@ -131,12 +124,11 @@ def interpreter(version: str) -> tuple[str | None, str]:
 def install(row: Row, python: str, own: Path) -> str:
     """Install torch first, pinned, then regard and what the tests need; answer why it cannot be done, or nothing."""
     pip = [str(own), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    tools = ["pytest", "pytest-xdist", "hypothesis", "beartype", "scikit-learn"]
-    wanted = [*tools, *([f"transformers=={row.transformers}"] if row.transformers else [])]
+    wanted = ["pytest", "pytest-xdist", "hypothesis", "beartype", f"transformers=={row.transformers}"]
     steps = [
         *([] if own.exists() else [[python, "-m", "venv", str(FOLDER / row.name)]]),
         [*pip, f"torch=={row.torch}", "numpy"],
-        [*pip, f"torch=={row.torch}", *requirements("text"), *requirements("view"), *requirements("fast"), *wanted],
+        [*pip, f"torch=={row.torch}", *requirements("train", "view", "learn", "fast"), *wanted],
     ]
     with (FOLDER / f"{row.name}.log").open("w", encoding="utf-8") as log:
         for step in steps:
@@ -148,12 +140,12 @@ def install(row: Row, python: str, own: Path) -> str:
     return ""
 
 
-def requirements(extra: str) -> list[str]:
-    """What pyproject.toml asks for: the package's own requirements and those of an extra."""
+def requirements(*extras: str) -> list[str]:
+    """What pyproject.toml asks for: the package's own requirements and those of some extras."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *project["optional-dependencies"][extra]]
+    return [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
 
 
 def versions(own: Path) -> str:
@@ -166,13 +158,9 @@ def versions(own: Path) -> str:
     return subprocess.run([str(own), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def run_part(row: Row, own: Path, part: str, *, whole: bool) -> dict[str, Any]:
+def run_part(row: Row, own: Path, part: str) -> dict[str, Any]:
     """Run the tests of a part; deprecations that a version announces are no failures."""
     files = [f"tests/{file}" for file in PARTS[part].split()]
-    if whole:
-        files = sorted({str(Path(file).parent) for file in files})
-    if part == "transformers" and row.transformers is None:
-        return {"passed": 0, "failed": 0, "skipped": 0, "names": [], "note": "without transformers"}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
     command = [str(own), "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
     log = FOLDER / f"{row.name}-{part}.log"
@@ -197,8 +185,6 @@ def counted(text: str) -> dict[str, Any]:
 
 
 def shown(part: dict[str, Any]) -> str:
-    if part.get("note"):
-        return str(part["note"])
     words = [f"{part[what]} {what}" for what in ("passed", "failed", "skipped") if part[what]]
     return ", ".join(words) or "nothing ran"
 
@@ -223,7 +209,7 @@ def machine() -> str:
 HEAD = """# Versions that the tests have run on
 
 `make compat` writes this page: an environment of its own for each row, without a GPU. What is promised:
-[docs/versions.md](../docs/versions.md). "passed" counts tests. What ran of each part (`--whole` runs whole folders):
+[docs/versions.md](../docs/versions.md). "passed" counts tests. What ran of each part:
 
 """
 

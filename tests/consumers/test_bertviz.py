@@ -8,28 +8,20 @@ import pytest
 import torch
 
 import regard
+from tests.inspection.huggingface_families import BART, SMALL, built
 
 bertviz = pytest.importorskip("bertviz", reason="bertviz is in an environment of its own: make consumers ONLY=bertviz")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 TOKENS = [f"t{n}" for n in range(9)]
 
 
 def bert(implementation: str) -> Any:
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=30, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=32
-    )
-    return transformers.BertModel._from_config(config, attn_implementation=implementation).eval()
+    return built("BertModel", SMALL | {"num_hidden_layers": 3}, implementation)
 
 
 def bart(implementation: str) -> Any:
-    torch.manual_seed(0)
-    config = transformers.BartConfig(
-        vocab_size=30, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32,
-    )  # fmt: skip
-    return transformers.BartModel._from_config(config, attn_implementation=implementation).eval()
+    return built("BartModel", BART, implementation)
 
 
 def outputs(make: Any, *, ours: bool, **inputs: Any) -> Any:

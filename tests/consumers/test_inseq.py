@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard
+from tests.inspection.huggingface_families import BART, GPT2, built
 
 inseq = pytest.importorskip("inseq", reason="inseq is in an environment of its own: make consumers ONLY=inseq")
 transformers = pytest.importorskip("transformers")
@@ -25,22 +26,13 @@ def tokenizer() -> Any:
 
 
 def gpt2(implementation: str) -> Any:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=len(WORDS), n_embd=24, n_layer=2, n_head=4, n_positions=64, pad_token_id=0, bos_token_id=1,
-        eos_token_id=2,
-    )  # fmt: skip
-    return transformers.GPT2LMHeadModel._from_config(config, attn_implementation=implementation).eval()
+    marks = {"vocab_size": len(WORDS), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return built("GPT2LMHeadModel", GPT2 | marks, implementation)
 
 
 def bart(implementation: str) -> Any:
-    torch.manual_seed(0)
-    config = transformers.BartConfig(
-        vocab_size=len(WORDS), d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=64, pad_token_id=0,
-        bos_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=None,
-    )  # fmt: skip
-    return transformers.BartForConditionalGeneration._from_config(config, attn_implementation=implementation).eval()
+    marks = {"vocab_size": len(WORDS), "decoder_start_token_id": 2, "forced_eos_token_id": None}
+    return built("BartForConditionalGeneration", BART | marks, implementation)
 
 
 def attributed(make: Any, *, ours: bool, **options: Any) -> list[Any]:

@@ -10,18 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import regard
+from tests.inspection.huggingface_families import LLAMA, built
 
 kvpress = pytest.importorskip("kvpress", reason="kvpress is in an environment of its own: make consumers ONLY=kvpress")
 transformers = pytest.importorskip("transformers")
 
 
 def llama(implementation: str) -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=48, max_position_embeddings=256,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM._from_config(config, attn_implementation=implementation).eval()
+    return built("LlamaForCausalLM", LLAMA | {"max_position_embeddings": 256}, implementation)
 
 
 @contextmanager
@@ -78,8 +74,6 @@ def test_observed_attention_over_fused_attention() -> None:
 
 
 class Given(kvpress.ScorerPress):
-    """A press with the scores that eager attention gave."""
-
     def __init__(self, scores: list[Tensor]) -> None:
         super().__init__(compression_ratio=0.5)
         self.scores = scores
@@ -119,12 +113,13 @@ TEXT, CACHE, INTERVAL = 4096, 512, 32
 
 def test_a_long_generation_in_a_small_cache() -> None:
     """4,096 tokens that the model has drawn itself; the loss of the same text with all keys and with at most 512."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=48, max_position_embeddings=TEXT, initializer_range=0.25,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+    settings = LLAMA | {
+        "vocab_size": 50,
+        "max_position_embeddings": TEXT,
+        "initializer_range": 0.25,
+        "pad_token_id": None,
+    }
+    model = built("LlamaForCausalLM", settings)
     text = model.generate(
         torch.randint(3, 50, (1, 16)), max_length=TEXT, min_length=TEXT, do_sample=True, top_k=0, pad_token_id=0
     )

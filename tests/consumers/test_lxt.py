@@ -53,7 +53,6 @@ def patched(name: str) -> Any:
 
 
 def made(name: str, kind: str, **sizes: Any) -> Any:
-    """A model of random weights in float64, of classes that lxt has patched."""
     patched(name)
     torch.manual_seed(0)
     cls = getattr(patched(name), kind)

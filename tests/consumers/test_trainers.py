@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from regard.errors import ArgumentError
 from regard.watching import AttentionMonitor
 from regard.watching.hooks.observers import this_thread
+from tests.inspection.huggingface_families import GPT2, built
 
 transformers = pytest.importorskip("transformers")
 WHY = "{} is in an environment of its own: make consumers ONLY=trainers"
@@ -18,9 +19,7 @@ NAMES = {"entropy", "largest_logit", "first_key", "dead", "uniform"}
 
 
 def model(implementation: str = "sdpa") -> Any:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=16)
-    return transformers.GPT2LMHeadModel._from_config(config, attn_implementation=implementation)
+    return built("GPT2LMHeadModel", GPT2 | {"n_positions": 16}, implementation).train()
 
 
 def rows(number: int = 32) -> Any:
@@ -36,29 +35,24 @@ def across_documents(of: Any) -> Any:
     return of
 
 
-def folder_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """The scalars that TensorBoard reads, by the last two parts of their names."""
+def board(folder: Path, kind: str) -> dict[str, list[Any]]:
+    """The scalars or images that TensorBoard reads."""
     accumulator: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = {}
+    found: dict[str, list[Any]] = {}
     for path in {file.parent for file in folder.rglob("events.out*")}:
         read = accumulator.EventAccumulator(str(path))
         read.Reload()
-        for name in read.Tags()["scalars"]:
-            found["/".join(name.split("/")[-2:])] = [(one.step, one.value) for one in read.Scalars(name)]
+        found |= {name: getattr(read, kind)(name) for name in read.Tags()[kind.lower()]}
     return found
+
+
+def folder_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    scalars = board(folder, "Scalars").items()
+    return {"/".join(name.split("/")[-2:]): [(one.step, one.value) for one in steps] for name, steps in scalars}
 
 
 def pictures(folder: Path) -> dict[str, list[int]]:
-    accumulator: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found: dict[str, list[int]] = {}
-    for path in {file.parent for file in folder.rglob("events.out*")}:
-        read = accumulator.EventAccumulator(str(path))
-        read.Reload()
-        found |= {name: [one.step for one in read.Images(name)] for name in read.Tags()["images"]}
-    return found
-
-
-# -- transformers ------------------------------------------------------------------------------------
+    return {name: [one.step for one in steps] for name, steps in board(folder, "Images").items()}
 
 
 def trainer(of: Any, folder: Path, steps: int = 6, **options: Any) -> Any:
@@ -114,9 +108,6 @@ def test_trainer_stops_before_the_first_change_or_warns(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="error: transformer.h.0.attn"):
         made.train()
     assert made.state.global_step == 2
-
-
-# -- Lightning ---------------------------------------------------------------------------------------
 
 
 def lightning_run(of: Any, folder: Path, monitor: AttentionMonitor | None, **options: Any) -> Any:

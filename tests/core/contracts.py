@@ -44,7 +44,6 @@ def attend(case: Case, backend: str) -> Attended | None:
 
 
 def by_hand(case: Case) -> tuple[Tensor, Tensor]:
-    """Output and weights in float64, written out once more, from the mask written out by hand."""
     q, k, v = (t.double() for t in case.tensors())
     if q.dim() >= 4:
         group = q.shape[-3] // k.shape[-3]
@@ -56,9 +55,6 @@ def by_hand(case: Case) -> tuple[Tensor, Tensor]:
     total = exponentials.sum(-1, keepdim=True)
     weights = exponentials / torch.where(total == 0, 1.0, total)
     return weights @ v, weights
-
-
-# -- of a call -----------------------------------------------------------------------------------------
 
 
 def output_and_weights_are_the_formula(case: Case, backend: str) -> bool:
@@ -165,9 +161,6 @@ CONTRACTS: tuple[Contract, ...] = (
 )
 
 
-# -- of a registered way, over all layouts ---------------------------------------------------------------
-
-
 def _overlapping(x: Tensor) -> Tensor:
     """Rows that begin one element after the other, as windows over one signal do."""
     batch, heads, length, width = x.shape
@@ -216,9 +209,6 @@ def a_way_reads_every_layout(name: str, layouts: Sequence[str], dtype: torch.dty
     return True
 
 
-# -- of a mask -----------------------------------------------------------------------------------------
-
-
 def every_rendering_asks_the_predicate(mask: regard.Mask, allowed: Tensor, rows: range, columns: range) -> None:
     """Contract 4: dense, by blocks, and all that the mask says of itself; `allowed` is (B, H, T, S), by hand."""
     batch, heads, queries, keys = allowed.shape
@@ -256,11 +246,7 @@ def _diagonals(allowed: Tensor) -> list[Tensor]:
     return [a.diagonal(d) for a in allowed.flatten(0, 1) for d in range(1 - a.shape[0], a.shape[1])]
 
 
-# -- of what is added ----------------------------------------------------------------------------------
-
-
 def check_score(name: str) -> None:
-    """Every contract, on every backend that runs it, of a score that `SCORES` and `FORMULAS` name."""
     _check(cases(scores=(name,)), EVERYDAY)
 
 
@@ -285,7 +271,6 @@ def check_mask(name: str) -> None:
 
 
 def check_backend(name: str) -> None:
-    """Every contract of a backend that `BACKENDS` names, with gradients if it has them, and without."""
     ran = _run_all(cases(), [name])
     with torch.no_grad():
         ran += _run_all(cases(), [name])
@@ -302,7 +287,6 @@ def _check(calls: st.SearchStrategy[Case], backends: Sequence[str]) -> None:
 
 
 def _run_all(calls: st.SearchStrategy[Case], backends: Sequence[str]) -> int:
-    """Ask every contract of every backend in every dtype, and count the calls that were run."""
     return sum(_run(calls, *what) for what in product(CONTRACTS, backends, DTYPES))
 
 

@@ -22,9 +22,6 @@ class Definition(NamedTuple):
     file: str
 
 
-# -- Python ------------------------------------------------------------------------------------------------
-
-
 @cache
 def files() -> dict[str, ast.Module]:
     return python_files(Path(regard.__file__).parent)
@@ -73,7 +70,6 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def folders(graph: Graph) -> Graph:
-    """The folders of each folder, with the ones beside it that it imports from."""
     of_file = {name: name.split(".") for name in graph}
     packages = {".".join(parts[:depth]) for parts in of_file.values() for depth in range(1, len(parts))}
     found: dict[str, set[str]] = {package: set() for package in packages}
@@ -176,7 +172,6 @@ def definitions(files: Mapping[str, ast.Module]) -> Iterator[Definition]:
 
 
 def _is_type_alias(name: str, value: ast.expr) -> bool:
-    """`Name = Something[...]` or `Name = A | B`: in capitals and small letters; constants are all capitals."""
     return bool(re.match(r"[A-Z].*[a-z]", name)) and isinstance(value, ast.Subscript | ast.BinOp)
 
 
@@ -207,7 +202,6 @@ def undocumented(owners: Iterable[type], package: str) -> list[str]:
 
 
 def lines(folder: Path, without: Iterable[str] = ()) -> dict[str, int]:
-    """How long each file of Python in a folder is, but for those in the folders `without`."""
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
     left_out = tuple(f"{name}/" for name in without)
     return {
@@ -215,9 +209,6 @@ def lines(folder: Path, without: Iterable[str] = ()) -> dict[str, int]:
         for name, path in paths.items()
         if not name.startswith(left_out)
     }
-
-
-# -- JavaScript --------------------------------------------------------------------------------------------
 
 
 def script_imports(folder: Path) -> Graph:
@@ -231,9 +222,6 @@ def script_definitions(folder: Path) -> Iterator[Definition]:
     pattern = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.M)
     for path in sorted(folder.glob("*.js")):
         yield from (Definition(name, path.name) for name in pattern.findall(path.read_text(encoding="utf-8")))
-
-
-# -- Names on demand (`regard.lazy`) -----------------------------------------------------------------------
 
 
 class OnDemand(NamedTuple):

@@ -17,26 +17,17 @@ from regard.tensors.torch_private import flash_cpu_backward
 from tests.core import contracts
 from tests.core.random_calls import DTYPES, EVERYDAY, Case, cases
 
+DOUBLE = contracts.gradients_are_those_of_the_formula, contracts.the_order_of_keys_does_not_matter
+EVERY = [(each, dtype) for each in contracts.CONTRACTS for dtype in (DTYPES[:1] if each in DOUBLE else DTYPES)]
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+@pytest.mark.parametrize(("contract", "dtype"), EVERY, ids=lambda one: getattr(one, "__name__", str(one)))
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_output_and_weights_are_the_formula(backend: Any, dtype: torch.dtype, case: Case, device: torch.device) -> None:
-    contracts.output_and_weights_are_the_formula(case.to(dtype, device), backend)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("backend", EVERYDAY)
-@given(case=cases())
-def test_weights_times_value_is_the_output(backend: Any, dtype: torch.dtype, case: Case, device: torch.device) -> None:
-    contracts.weights_times_value_is_the_output(case.to(dtype, device), backend)
-
-
-@pytest.mark.parametrize("backend", EVERYDAY)
-@given(case=cases())
-def test_asking_for_the_weights_changes_nothing(backend: Any, case: Case, device: torch.device) -> None:
-    """Contract 2: the same bits, the same gradients, the same random state."""
-    contracts.asking_for_the_weights_changes_nothing(case.to(torch.float32, device), backend)
+def test_every_contract(
+    backend: Any, contract: contracts.Contract, dtype: torch.dtype, case: Case, device: torch.device
+) -> None:
+    contract(case.to(dtype, device), backend)
 
 
 LAYOUTS = [(one, one, one) for one in contracts.LAYOUTS] + [
@@ -54,19 +45,6 @@ def test_every_registered_way_reads_every_layout(way: str, dtype: torch.dtype) -
     masks = None, regard.causal(0), regard.lengths(torch.tensor([33, 0, 1, 20, 33, 33, 5, 32]))
     ran = [contracts.a_way_reads_every_layout(way, layouts, dtype, mask) for layouts, mask in product(LAYOUTS, masks)]
     assert all(ran), f"{way!r} has refused {ran.count(False)} of {len(ran)} calls"
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_dropout_consumes_the_same_random_numbers_with_and_without_weights(dropout: float) -> None:
-    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4)
-    torch.manual_seed(1)
-    plain = regard.attention(q, k, v, dropout=dropout)
-    after = torch.get_rng_state()
-    torch.manual_seed(1)
-    output, weights = regard.attention(q, k, v, dropout=dropout, return_weights=True)
-    assert torch.equal(plain, output)
-    assert torch.equal(after, torch.get_rng_state())
-    torch.testing.assert_close(weights.dense().sum(-1), torch.ones(2, 3, 5))  # before dropout
 
 
 def test_the_fused_kernel_is_the_one_that_torch_runs() -> None:
@@ -89,27 +67,6 @@ def test_the_fused_kernel_is_the_one_that_torch_runs() -> None:
                     assert torch.equal(one, other)
                 else:  # short blocks go back in float32
                     torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("backend", EVERYDAY)
-@given(case=cases())
-def test_rows_sum_to_one_or_are_exactly_zero(
-    backend: Any, dtype: torch.dtype, case: Case, device: torch.device
-) -> None:
-    contracts.rows_sum_to_one_or_are_exactly_zero(case.to(dtype, device), backend)
-
-
-@pytest.mark.parametrize("backend", EVERYDAY)
-@given(case=cases())
-def test_gradients_are_those_of_the_formula(backend: Any, case: Case, device: torch.device) -> None:
-    contracts.gradients_are_those_of_the_formula(case.to(torch.float64, device), backend)
-
-
-@pytest.mark.parametrize("backend", EVERYDAY)
-@given(case=cases())
-def test_the_order_of_keys_does_not_matter(backend: Any, case: Case, device: torch.device) -> None:
-    contracts.the_order_of_keys_does_not_matter(case.to(torch.float64, device), backend)
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)

@@ -11,11 +11,7 @@ import regard
 from regard.call.normalizations import Normalization, as_normalization
 from regard.call.scores.custom import as_score
 from regard.errors import ArgumentError, ShapeError
-
-EVERY: list[Normalization] = [
-    regard.Softmax(), regard.SoftmaxWithSink(0.5), regard.Sparsemax(), regard.Entmax15(), regard.Sigmoid(-1.0),
-    regard.call.normalizations.Unnormalized(), regard.call.normalizations.Softpick(),
-]  # fmt: skip
+from tests.maps.dense_maps import NORMALIZATIONS
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (2, 4, 6), (2, 3, 4, 6), (2, 2, 3, 4, 6)])
@@ -43,7 +39,7 @@ def test_a_row_without_keys_is_zero_and_has_a_gradient() -> None:
     torch.testing.assert_close(scores.grad, torch.tensor([[0.25, -0.25, 0.0], [0.0, 0.0, 0.0]]))
 
 
-@pytest.mark.parametrize("normalization", EVERY, ids=str)
+@pytest.mark.parametrize("normalization", NORMALIZATIONS.values(), ids=str)
 def test_every_normalization_gives_the_weights_of_the_call(normalization: Normalization) -> None:
     query, key = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 6, 8)
     mask = regard.causal() & regard.lengths(torch.tensor([6, 5]))

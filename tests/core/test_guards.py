@@ -1,5 +1,6 @@
 """Forward-mode derivatives, vmap and torch.func, against the reference and against finite differences."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,28 +13,12 @@ import regard
 from regard.call.normalizations import Normalization
 from regard.errors import BackendError
 from regard.kernels import tiled
-from tests.core.random_calls import Case, cases, scores_by_hand
+from tests.core.contracts import by_hand
+from tests.core.random_calls import Case, cases
+from tests.maps.dense_maps import NORMALIZATIONS
 
 # torch's forward mode loads torch.jit.script, which torch warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
-NORMALIZATIONS = (
-    regard.Softmax(),
-    regard.SoftmaxWithSink(0.3),
-    regard.Sparsemax(),
-    regard.call.normalizations.Softpick(),
-    regard.Entmax15(),
-    regard.Sigmoid(),
-)
-
-
-def by_hand(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    if q.dim() >= 4:
-        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-    scores = scores_by_hand(case.score, q, k) + (0.0 if case.bias is None else case.bias)
-    exponentials = torch.where(case.allowed, scores, -torch.inf).exp()
-    total = exponentials.sum(-1, keepdim=True)
-    weights = exponentials / torch.where(total == 0, 1.0, total)
-    return weights @ v, weights
 
 
 @pytest.mark.parametrize("backend", ["tiled", "reference", None])
@@ -49,14 +34,16 @@ def test_tangents_of_output_and_weights_are_the_formulas(backend: Any, case: Cas
 
     jvp: Any = torch.func.jvp  # typed as if it always gave back a third thing
     (output, weights), found = jvp(ours, tensors, tangents)
-    (expected, probabilities), theirs = jvp(lambda *t: by_hand(case, *t), tensors, tangents)
+    (expected, probabilities), theirs = jvp(
+        lambda q, k, v: by_hand(replace(case, query=q, key=k, value=v)), tensors, tangents
+    )
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(weights, probabilities, rtol=0, atol=1e-9)
     for one, other in zip(found, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS, ids=str)
+@pytest.mark.parametrize("normalization", NORMALIZATIONS.values(), ids=str)
 def test_gradcheck_in_forward_mode(normalization: Normalization, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over several tiles, with a learned score, output and row state; backward while tangents are about, too."""
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 32)

@@ -14,16 +14,8 @@ from tests.core.random_calls import combined
 from tests.fuzz.core.parts import Sides
 
 
-def test_true_means_keep_for_a_tensor() -> None:
-    x = torch.eye(2)
-    keep = torch.tensor([[True, False], [True, True]])
-    weights = regard.attention(x, x, x, mask=keep, return_weights=True).weights.dense()
-    assert weights[0].tolist() == [1.0, 0.0]
-
-
 @given(data=st.data())
 def test_every_rendering_is_the_same_predicate(data: st.DataObject) -> None:
-    """Dense, by blocks, along the axes that the mask depends on; no tile is skipped that the predicate wants."""
     mask, allowed = combined(data.draw, Sides((2,), 3, 3, 11, 13, 1, 1, True))
     if not isinstance(mask, regard.Mask):
         return

@@ -46,23 +46,6 @@ def test_a_score_of_ones_own_takes_gradients_through_what_it_closes_over(backend
     assert torch.autograd.gradcheck(read, (q, k, v, w), fast_mode=True)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 3, 5, 7), (2, 1, 1, 7), (5, 7), (2, 3, 5, 1)])
-def test_a_learned_dense_bias_takes_its_gradient_in_tiles(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("regard.kernels.tiled.TILE_ELEMENTS", 16)  # many tiles, of one flat_head and of several
-    q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (5, 7, 7))
-    bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    mask = regard.causal() & regard.lengths(torch.tensor([0, 6]))
-    d_output = torch.randn(2, 3, 5, 4, dtype=torch.float64)
-    grads = []
-    for backend in ("tiled", "reference"):
-        output = regard.attention(q, k, v, bias=bias, mask=mask, backend=backend)
-        grads.append(torch.autograd.grad((output * d_output).sum(), (q, k, v, bias)))
-    for one, other in zip(*grads, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-
-
 def test_dropout_on_tiles_is_the_same_in_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.kernels.tiled.TILE_ELEMENTS", 16)
     q, k, v = (torch.randn(2, 2, n, 2, dtype=torch.float64, requires_grad=True) for n in (4, 5, 5))

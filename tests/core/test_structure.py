@@ -100,16 +100,7 @@ def test_no_folder_imports_itself_by_way_of_others() -> None:
 
 def test_ruff_finds_nothing() -> None:
     pytest.importorskip("ruff")
-    command = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "check",
-        "--quiet",
-        "--no-cache",
-        "--select=SLF001,TID251,S307,S102",
-        "src",
-    ]
+    command = [sys.executable, "-m", "ruff", "check", "-qn", "--select=SLF001,TID251,S307,S102", "src"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout
 

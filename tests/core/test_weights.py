@@ -1,18 +1,14 @@
 """AttentionMap: what indexing means, what it refuses, what it says of itself."""
 
-from types import EllipsisType
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
 from regard.call.normalizations import Normalization
 from regard.errors import ShapeError, TooLargeError
-from tests.core.random_calls import Case, cases
 
 
 @pytest.fixture
@@ -77,21 +73,6 @@ def test_at_is_zero_in_a_row_with_no_key(normalization: Normalization) -> None:
     assert (weights[..., rows, columns][..., :2] == 0).all()
 
 
-@given(case=cases(), data=st.data())
-def test_every_block_of_every_call(case: Case, data: st.DataObject) -> None:
-    weights = regard.attention(*case.to(torch.float64).tensors(), **case.options(), return_weights=True).weights
-    dense = weights.dense()
-    index = []
-    for n in weights.shape:
-        i, j = sorted((data.draw(st.integers(0, n - 1)), data.draw(st.integers(1, n))))
-        index.append(data.draw(st.sampled_from([i, slice(i, max(j, i + 1)), slice(None)])))
-    got = weights[tuple(index)]
-    got = got.dense() if isinstance(got, regard.AttentionMap) else got
-    torch.testing.assert_close(got, dense[tuple(index)], rtol=0, atol=1e-12)
-    x = torch.randn(weights.shape[-1], 3, dtype=torch.float64)
-    torch.testing.assert_close(weights @ x, dense @ x, rtol=0, atol=1e-11)
-
-
 def test_products_take_values_for_groups_and_for_heads(weights: regard.AttentionMap) -> None:
     dense = weights.dense()
     for x in (
@@ -102,12 +83,6 @@ def test_products_take_values_for_groups_and_for_heads(weights: regard.Attention
         torch.testing.assert_close(weights @ x, dense @ x, rtol=0, atol=1e-12)
     groups = torch.randn(2, 2, 7, 5, dtype=torch.float64)
     torch.testing.assert_close(weights @ groups, dense @ groups.repeat_interleave(2, 1), rtol=0, atol=1e-12)
-
-
-def test_a_map_of_half_precision_is_float32() -> None:
-    q = torch.randn(1, 2, 5, 4, dtype=torch.bfloat16)
-    weights = regard.attention(q, q, q, return_weights=True).weights
-    assert weights.dtype == weights.dense().dtype == (weights @ torch.ones(5, 1)).dtype == torch.float32
 
 
 def test_the_map_does_not_keep_the_values_alive() -> None:
@@ -149,30 +124,6 @@ def test_repr_says_what_it_is_and_what_dense_would_cost(weights: regard.Attentio
         "AttentionMap(2, 4, 5, 7) float64 on cpu: softmax of scaled dot product, causal & lengths, with a bias; "
         "holds 1.9 KiB, dense() would take 2.2 KiB"
     )
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ((0, 0, 0, 0, 0), "at most 4 indices"),
-        ((5,), "cannot index"),
-        ((..., 7), r"key index must be in \[-7, 7\), got \[7\]"),
-        ((0, 0, 5), r"query index must be in \[-5, 5\)"),
-        ((..., torch.tensor([0.5])), "integers or bools"),
-    ],
-)
-def test_a_wrong_index_is_named(
-    weights: regard.AttentionMap, index: tuple[Tensor | EllipsisType | int | None, ...], message: str
-) -> None:
-    with pytest.raises(ShapeError, match=message):
-        weights[index]
-
-
-def test_a_product_that_does_not_fit_is_named(weights: regard.AttentionMap) -> None:
-    with pytest.raises(ShapeError, match=r"x of shape \(..., 7, N\) for a map \(2, 4, 5, 7\), got \(5, 1\)"):
-        weights @ torch.ones(5, 1)
-    with pytest.raises(ShapeError, match="do not broadcast"):
-        weights @ torch.ones(3, 4, 7, 1)
 
 
 def test_a_choice_of_a_choice_of_heads_keeps_what_each_head_has_for_its_own() -> None:

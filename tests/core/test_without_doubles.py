@@ -26,7 +26,6 @@ class NoDoubles(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def _as_on_mps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known of such a device is known of the CPU."""
     real = memory.widest_dtype
     for name, module in list(sys.modules.items()):
         if name.startswith("regard.") and vars(module).get("widest_dtype") is real:

@@ -27,7 +27,6 @@ BUILT_BY_US = {"EditRun", "Relevance"}
 
 
 def public(asked: Callable[[Callable[..., Any]], list[inspect.Parameter]]) -> Iterator[Any]:
-    """Public functions, and classes of `MODULES`, with parameters of the kind asked for; not interfaces or errors."""
     for module in PACKAGES:
         for name in vars(module).get("__all__", ()):
             one = getattr(module, name)

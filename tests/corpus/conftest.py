@@ -67,7 +67,6 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.fixture(scope="session")
 def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sixty documents, of which three cannot be measured."""
     rows = documents(60)
     rows[7]["text"], rows[20]["text"], rows[41]["text"] = "", " ".join(["cat"] * (PLACES + 9)), "mat"
     return write_jsonl(tmp_path_factory.mktemp("docs") / "docs.jsonl", rows)
@@ -90,7 +89,6 @@ def stats(tmp_path_factory: pytest.TempPathFactory, gpt2: Path, docs: Path) -> P
 
 @pytest.fixture(scope="session")
 def sharper(tmp_path_factory: pytest.TempPathFactory, gpt2: Path, docs: Path) -> Path:
-    """The statistics of the same documents under the same model, but for the queries of head 1 of layer 1."""
     folder = tmp_path_factory.mktemp("sharper")
     other = folder / "gpt2"
     shutil.copytree(gpt2, other)

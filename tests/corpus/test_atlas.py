@@ -40,7 +40,6 @@ def unpacked(text: str) -> Any:
 
 
 def means(stats: Path) -> list[tuple[Any, ...]]:
-    """Layer, head, statistic, count, mean, deviation of every head, from the rows of documents."""
     of = " UNION ALL ".join(
         f"SELECT layer, head, '{name}' AS statistic, count({name}), avg({name}::DOUBLE), stddev({name}::DOUBLE) "
         f"FROM '{stats}/heads/*.parquet' WHERE error IS NULL GROUP BY ALL"
@@ -122,8 +121,6 @@ def test_the_command_writes_a_page_and_the_table(stats: Path, tmp_path: Path, ca
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert said in err
 
-
-# -- in a browser ----------------------------------------------------------------------------------------
 
 HELP = """
 const root = document.getElementById("regard");

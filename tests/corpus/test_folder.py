@@ -46,9 +46,6 @@ def query(text: str, folder: Path) -> list[Any]:
     return duckdb.sql(text.replace("stats/", f"{folder}/")).fetchall()
 
 
-# -- content ---------------------------------------------------------------------------------------------
-
-
 def test_the_rows_are_those_of_the_measure_alone(stats: Path, gpt2: Path, docs: Path) -> None:
     from pyarrow import json as reader
 
@@ -124,9 +121,6 @@ def test_examples_are_the_strongest_of_all(stats: Path, gpt2: Path, docs: Path) 
     for row in previous:
         weights = dict(zip(row["keys"], row["weights"], strict=True))
         assert weights.get(row["query"] - 1, 0) == pytest.approx(row["at_query"], abs=1e-6)
-
-
-# -- interruptions ---------------------------------------------------------------------------------------
 
 
 def test_two_workers_write_the_same_bytes(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:
@@ -236,9 +230,6 @@ def test_too_many_errors_end_the_work(gpt2: Path, docs: Path, tmp_path: Path, ca
     assert (status, said.count("lines.jsonl:2: ")) == (2, 1), said
 
 
-# -- Python ----------------------------------------------------------------------------------------------
-
-
 def test_python_measures_into_the_same_files(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:
     told, measure = list[tuple[int, int | None]](), Measure(gpt2, device="cpu")
     given: dict[str, Any] = {"shard_documents": 7, "examples": 3, "workers": 1}
@@ -300,9 +291,6 @@ def test_the_examples_of_the_page_run(
     assert str(names["changes"]).startswith("1 of 4 heads changed")
     assert "1.1" in (tmp_path / "compared.html").read_text(encoding="utf-8")
     assert (tmp_path / "heads.csv").read_text().count("\n") == 1 + 4 * 3
-
-
-# -- refusals --------------------------------------------------------------------------------------------
 
 
 def test_other_settings_are_refused(

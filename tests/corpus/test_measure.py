@@ -254,9 +254,6 @@ def test_layers_of_a_module_that_is_called_for_each_have_its_numbers_everywhere(
     assert [one.layer for one in layer_names(chosen.maps).values()] == [str(count - 1)]
 
 
-# -- runs of regard train --------------------------------------------------------------------------
-
-
 def train_book(folder: Path, *, seed: int = 0) -> Path:
     (folder / "book.txt").write_text("a line of a book\n" * 200)
     decoder = DecoderOnlyConfig(dim=8, num_heads=2, num_layers=1, feed_forward_dim=8)

@@ -36,7 +36,6 @@ def of_page(text: str) -> str:
 
 
 def of_docstrings(path: Path) -> str:
-    """The examples of a module's docstrings, each docstring a function, after the names of the module that they use."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     functions = [
         f"def example_{number}() -> None:\n" + textwrap.indent(source, "    ")

@@ -47,7 +47,6 @@ def test_every_room_says_what_it_is_for(drawing: ModuleType) -> None:
 
 
 def missing(page: Path, text: str) -> list[str]:
-    """The links and paths of a page that lead nowhere; paths begin at the root, in the package, or beside the page."""
     prose = FENCED.sub("", text)
     beside, bases = ROOT / page.parent, (ROOT, ROOT / "src/regard", ROOT / page.parent)
     lost = [link for link in LINK.findall(prose) if ":" not in link and not (beside / link).exists()]
@@ -69,16 +68,12 @@ def test_the_index_of_the_design_notes_names_every_page() -> None:
     assert all(page.name in index for page in (ROOT / "docs/design").glob("*.md") if page.name != "README.md")
 
 
-# -- the glossary ----------------------------------------------------------------------------------
-
-
 PAGE = Path(__file__).parents[2] / "docs/glossary.md"
 ENTRIES = re.findall(r"^\| (.+?) \| (.+) \| `(regard[\w.]*)` \|$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
 MOST = 40
 
 
 def named(dotted: str) -> Any:
-    """The object of a dotted name: attributes of the longest module that it begins with."""
     found: Any = importlib.import_module("regard")
     for name in dotted.split(".")[1:]:
         found = getattr(found, name)
@@ -90,7 +85,6 @@ def own_text(dotted: str) -> str:
 
 
 def stems(*texts: str) -> set[str]:
-    """The beginnings of the words that say something: `tokenise` and `tokenizer` have one stem."""
     return {word[:4] for text in texts for word in re.findall(r"[a-z]{4,}", text.lower())} - COMMON
 
 

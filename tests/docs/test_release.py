@@ -81,9 +81,6 @@ def test_classifiers_name_the_pythons_that_the_workflow_tests() -> None:
     assert named == jobs["test"]["strategy"]["matrix"]["python-version"] == ["3.11", "3.12", "3.13", "3.14"]
 
 
-# -- the files of an installation ------------------------------------------------------------------
-
-
 PROJECT_FILE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 DATA = PROJECT_FILE["tool"]["setuptools"]["package-data"]["regard"]
 

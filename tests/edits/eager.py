@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.edits import AddBias, Edit, Knockout, ReplaceWeights, Reweight, ScaleHeads
+from tests.fuzz.watch.truths import kernel_weights
 
 
 def places(index: Any, first: int, count: int) -> Tensor:
@@ -32,7 +33,6 @@ def same_sums(new: Tensor, old: Tensor) -> Tensor:
 
 
 def chosen(index: Any, count: int) -> list[int]:
-    """The named places in the order in which they are named."""
     numbers = list(range(count))
     if index is None:
         return numbers
@@ -54,7 +54,6 @@ def numbers(value: float | Tensor, edit: Any, keys: Any, weights: Tensor, first_
 
 
 def edited(weights: Tensor, edit: Edit, first_query: int = 0) -> Tensor:
-    """Dense weights after an edit."""
     match edit:
         case Reweight(keys=keys, factor=factor):
             return same_sums(weights * numbers(factor, edit, keys, weights, first_query, 1.0), weights)
@@ -89,14 +88,7 @@ def weights_of(
     scale: float | None = None, first_query: int = 0,
 ) -> Tensor:  # fmt: skip
     """The weights (B, H, T, S) after the edits."""
-    group = query.shape[1] // key.shape[1]
-    key = key.repeat_interleave(group, 1)
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    if is_causal:
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
-    weights = scores.softmax(-1).nan_to_num(0.0)
+    weights = kernel_weights(query, key, mask, is_causal, scale)
     for edit in edits:
         weights = edited(weights, edit, first_query)
     return weights

@@ -54,8 +54,7 @@ def by_eager(model: Any, edits: dict[str, list[Edit]], run: Callable[[], Any]) -
 
 
 def final(outputs: Any) -> Tensor:
-    found: Tensor = outputs.logits if "logits" in outputs else outputs.last_hidden_state
-    return found
+    return outputs.logits if "logits" in outputs else outputs.last_hidden_state
 
 
 CHAIN: list[Edit] = [
@@ -98,8 +97,6 @@ def test_edits_are_those_written_into_eager_attention(name: str, paths: list[str
     assert max(call.error for call in seen.calls if isinstance(call.error, float)) < 1e-5
     assert all(isinstance(call.error, float) for call in seen.calls)
 
-
-# -- generation ------------------------------------------------------------------------------------------
 
 STEPS: list[Edit] = [
     Reweight([1, 4], 7.0, heads=[0, 3]),

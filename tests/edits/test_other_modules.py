@@ -12,7 +12,7 @@ import regard
 from regard.edits import AddBias, Edit, Knockout, ReplaceWeights, Reweight, ScaleHeads
 from regard.errors import ArgumentError
 from tests.edits import eager
-from tests.modules import module
+from tests.modules import module, parts
 
 N, T, S, E, H = 2, 6, 8, 12, 4
 CHAIN: list[Edit] = [
@@ -60,7 +60,6 @@ def test_multi_head_attention(need_weights: bool, grad: bool, batch_first: bool)
     assert (weights is not None) == need_weights
     if need_weights:
         torch.testing.assert_close(weights, seen["", 0].dense().mean(1))
-    assert isinstance(seen.calls[0].error, float)
     assert seen.calls[0].error < 1e-9
 
 
@@ -151,29 +150,16 @@ def test_under_autocast_and_in_half_precision(dtype: torch.dtype) -> None:
     torch.testing.assert_close(cast, half)
 
 
-# -- what cannot be edited -------------------------------------------------------------------------------
+@parts(lambda: {"project": nn.Linear(E, 3 * E)})
+def WrittenOut(self: Any, x: Tensor) -> Tensor:
+    q, k, v = self.project(x).chunk(3, -1)
+    return (q @ k.mT).softmax(-1) @ v
 
 
-class WrittenOut(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(E, 3 * E)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.project(x).chunk(3, -1)
-        return (q @ k.mT).softmax(-1) @ v
-
-
-class Formula(nn.Module):
-    """Linear attention, under a name that does not say so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(E, 3 * E)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.project(x).chunk(3, -1)
-        return q.relu() @ (k.relu().mT @ v)
+@parts(lambda: {"project": nn.Linear(E, 3 * E)})
+def Formula(self: Any, x: Tensor) -> Tensor:
+    q, k, v = self.project(x).chunk(3, -1)
+    return q.relu() @ (k.relu().mT @ v)
 
 
 def test_attention_that_is_written_out_is_refused_when_its_module_ends() -> None:

@@ -34,9 +34,6 @@ def answered(capsys: Capture, *command: object) -> tuple[str, list[str]]:
     return said.out, said.err.splitlines()
 
 
-# -- who searches --------------------------------------------------------------------------------------------
-
-
 def test_it_searches_where_it_is_installed_with_the_tokens_of_ours(run: Path, tmp_path: Path, capsys: Capture) -> None:
     given = tmp_path / "in.txt"
     given.write_text("".join(f"{line}\n" for line in [*LINES, *(source for source, _ in PAIRS)]))
@@ -127,9 +124,6 @@ def test_one_thread_for_each_core_with_one_batch_each(run: Path, monkeypatch: py
     assert (seen[0]["inter_threads"], seen[0]["intra_threads"]) == (usable_cores(), 1)
 
 
-# -- sentences that are too long for the export ----------------------------------------------------------------
-
-
 def test_a_sentence_beyond_the_exports_positions_goes_by_ours_and_is_told_once(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -142,9 +136,6 @@ def test_a_sentence_beyond_the_exports_positions_goes_by_ours_and_is_told_once(
     assert found == answered(capsys, *command, "--engine", "regard")[0]
     assert run_command([*map(str, command), "--engine", "ctranslate2", "--device", "cpu"]) == 2
     assert "the model takes 80 at most" in capsys.readouterr().err
-
-
-# -- models that are more than their weights -------------------------------------------------------------------
 
 
 class Doubling(nn.Module):

@@ -45,9 +45,6 @@ def check_same(ours: list[Any], theirs: list[Any]) -> None:
         assert [one[3] for one in others] == pytest.approx([one[3] for one in some], abs=2e-5)
 
 
-# -- what it finds ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["pre", "pre, modern"])
 def test_its_hypotheses_and_scores_are_those_of_our_search(name: str, run_of: Runs) -> None:
     run, asked = run_of(name), [*LINES[:-2], "", "1 times 2"]
@@ -104,9 +101,6 @@ def test_int8_is_near_and_our_own_model_shows_its_attention(run_of: Runs) -> Non
     is_exact = cpu.exists() and "vnni" in cpu.read_text() and "ONEDNN_MAX_CPU_ISA" not in os.environ
     assert theirs.score == pytest.approx(ours.score, abs=0.05 if is_exact else 0.5)
     torch.testing.assert_close(theirs.alignment, ours.alignment)
-
-
-# -- the export that is kept ------------------------------------------------------------------------------------
 
 
 def kept(run: Path) -> dict[str, int]:
@@ -207,9 +201,6 @@ def test_a_run_that_is_discarded_takes_its_export_along(run: Path) -> None:
     (run / ENGINE / ".new").mkdir()
     RunFolder(run).discard()
     assert not run.exists()
-
-
-# -- the command line -------------------------------------------------------------------------------------------
 
 
 def test_a_file_in_order_with_blank_and_bad_lines_and_resumed(

@@ -23,8 +23,6 @@ from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.translation.translator import Translator
 from tests.exports.exported_runs import EXPRESSIBLE, LINES, STEPS, TINY, Runs, ours
 
-# -- Hugging Face -------------------------------------------------------------------------------------------
-
 
 def theirs(folder: Path) -> Any:
     import transformers
@@ -104,9 +102,6 @@ def test_unknown_words_are_written_as_our_own_translation_shows_them(kind: Any, 
     assert both("one three")["input_ids"][:-1] == source.encode("one three")
 
 
-# -- CTranslate2 --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [*EXPRESSIBLE, "post, learned", "pre, modern"])
 def test_ctranslate2_writes_the_same_tokens(name: str, run_of: Runs, tmp_path: Path) -> None:
     engine = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
@@ -130,9 +125,6 @@ def test_ctranslate2_is_told_the_epsilon_of_the_norms(norm: Any, epsilon: float,
     to_ctranslate2(ExportedRun(model.requires_grad_(False), config, words, words), tmp_path)
     told = json.loads((tmp_path / "config.json").read_text())["layer_norm_epsilon"]
     assert told == pytest.approx(epsilon, rel=1e-6)
-
-
-# -- what cannot be expressed, and what is wrong ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

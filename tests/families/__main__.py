@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.families import table
 from tests.families.architectures import architectures, library
-from tests.families.examine import Row, examine, mixing_alone, told
+from tests.families.examine import Row, examine, told
 
 SECONDS, BYTES = 120, 8 << 30
 
@@ -59,53 +59,29 @@ def _child(key: str, writing: int, make: Callable[[str], Row]) -> None:
     os._exit(0)
 
 
-def _mix_again(path: Path, names: list[str]) -> None:
-    found = [json.loads(line) for line in path.open()]
-    for row in found:
-        if "why" not in row and (not names or row["architecture"] in names):
-            again = in_a_process(row["architecture"], make=mixing_alone)
-            row["mixing"] = again.get("mixing") or {"why": again["why"]}
-            path.write_text("".join(json.dumps(one) + "\n" for one in found), encoding="utf-8")
-    if path == table.ROWS:
-        table.write()
+def add_rows(path: Path, names: list[str], seconds: int = SECONDS, make: Callable[[str], Row] = examine) -> None:
+    """Rows of the named architectures, or of those that are not in the file yet."""
+    library()
+    known = {json.loads(line)["architecture"] for line in path.open()} if path.exists() else set()
+    with path.open("a", encoding="utf-8") as rows:
+        for key in names or [key for key in architectures() if key not in known]:
+            begun = time.monotonic()
+            row = in_a_process(key, seconds, make)
+            rows.write(json.dumps({**row, "seconds": round(time.monotonic() - begun, 1)}) + "\n")
+            rows.flush()
 
 
 def main() -> None:
-    """Examine what is not in the file yet, or what is named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--rows", type=Path, default=table.ROWS)
     parser.add_argument("--again", action="store_true", help="forget what is in the file")
-    parser.add_argument("--show", action="store_true", help="examine in this process, and print what is found")
-    parser.add_argument("--mixing", action="store_true", help="measure the column of mixing layers only, in known rows")
     parser.add_argument("--page", action="store_true", help="write the page only")
     options = parser.parse_args()
-    if options.page:
-        table.write()
-        return
-    import torch
-
-    torch.set_num_threads(1)
-    library()
-    known = architectures()
-    if options.again:
-        options.rows.unlink(missing_ok=True)
-    done = {json.loads(line)["architecture"] for line in options.rows.open()} if options.rows.exists() else set()
-    if options.mixing:
-        _mix_again(options.rows, options.names)
-        return
-    wanted = options.names or [key for key in known if key not in done]
-    with options.rows.open("a") as rows:
-        for key in wanted:
-            begun = time.monotonic()
-            row = examine(key) if options.show else in_a_process(key)
-            row["seconds"] = round(time.monotonic() - begun, 1)
-            rows.write(json.dumps(row) + "\n")
-            rows.flush()
-            if options.show:
-                print(json.dumps(row, indent=1))
-    if options.rows == table.ROWS:
-        table.write()
+    if not options.page:
+        if options.again:
+            table.ROWS.unlink(missing_ok=True)
+        add_rows(table.ROWS, options.names)
+    table.write()
 
 
 if __name__ == "__main__":

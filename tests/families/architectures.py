@@ -24,7 +24,6 @@ def library() -> Any:
 
 
 def architectures() -> dict[str, str]:
-    """The model class of each architecture: the one without a head where there is one."""
     from transformers.models.auto import modeling_auto
 
     names = [name for name in dir(modeling_auto) if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES")]
@@ -43,6 +42,14 @@ def tiny_config(key: str) -> Any:
 
     kind = CONFIG_MAPPING[key]
     return kind(**merged(Shrinking().settings(kind()), SETTINGS.get(key, {})))
+
+
+def tiny(key: str, kind: str = "", **changes: Any) -> Any:
+    """A model of an architecture, with these fields of its configuration changed."""
+    config = tiny_config(key)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return build(getattr(library(), kind or architectures()[key]), config)
 
 
 def build(kind: Any, config: Any, implementation: str | None = None) -> nn.Module:

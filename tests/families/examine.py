@@ -54,14 +54,6 @@ def examine(key: str) -> Row:
     return row
 
 
-def mixing_alone(key: str) -> Row:
-    model = build(getattr(library(), architectures()[key]), tiny_config(key))
-    inputs = inputs_for(key, model)
-    with torch.no_grad(), regard.watch(model) as seen:
-        run(model, inputs)
-    return {"architecture": key, "mixing": mixing(seen, lambda: run(model, inputs))}
-
-
 def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
@@ -99,7 +91,6 @@ def implementations(model: nn.Module) -> str:
 
 
 def watched(model: nn.Module, inputs: dict[str, Any]) -> Row:
-    """The maps, the report, and whether the outputs are the same to the bit."""
     with torch.no_grad():
         before, again = run(model, inputs), run(model, inputs)
         with regard.watch(model, verify=True) as seen:
@@ -233,7 +224,6 @@ def in_float64(model: nn.Module, own: dict[str, Any], inputs: dict[str, Any]) ->
 
 
 def in_eager(own: dict[str, Any], inputs: dict[str, Any]) -> Row:
-    """The same of the model in eager mode."""
     found = watched(own["model"], inputs)
     maps = found.pop("_maps")
     both = {**found, **compared(maps, own["weights"], inputs.get("attention_mask"))}

@@ -29,8 +29,6 @@ def configs(config: Any) -> Iterator[Any]:
 
 
 class Feed:
-    """Makes one model's inputs, always the same ones."""
-
     def __init__(self, model: nn.Module) -> None:
         self.config: Any = model.config
         self.parameters = inspect.signature(model.forward).parameters
@@ -38,7 +36,6 @@ class Feed:
         self.random = torch.Generator().manual_seed(5)
 
     def made(self, given: dict[str, Any]) -> dict[str, Any]:
-        """What is given, and whatever the forward needs beside it or takes of the usual inputs."""
         inputs = {k: v(self) if callable(v) else v for k, v in given.items()}
         grid = next((n for n in ("grid_thw", "image_grid_thw") if n in self.parameters), None)
         if grid is not None and grid not in inputs and inputs.get("pixel_values", 0) is not None:

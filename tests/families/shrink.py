@@ -111,13 +111,10 @@ SKIPPED = {"out_features", "stage_names", "id2label", "label2id", "num_labels", 
 
 
 class Shrinking:
-    """One configuration with all that is inside it, made tiny."""
-
     def __init__(self) -> None:
         self._special: dict[str, int] = {}
 
     def settings(self, default: Any) -> dict[str, Any]:
-        """The settings that make a tiny configuration of the class of `default`."""
         if default.model_type in CONVOLUTIONAL:
             return {"image_size": 64} if hasattr(default, "image_size") else {}
         given = {n: v for n, v in default.to_dict().items() if n not in SKIPPED}

@@ -39,7 +39,6 @@ REPORTS = {
 
 
 def rows() -> list[Row]:
-    """The newest row of each architecture, in the order of their names."""
     found = {row["architecture"]: row for row in map(json.loads, ROWS.read_text(encoding="utf-8").splitlines())}
     return [found[name] for name in sorted(found)]
 
@@ -73,7 +72,6 @@ def reports_other(row: Row) -> bool:
 
 
 def error(row: Row) -> str:
-    """The largest error of a row's maps, in words where there is nothing to compare with."""
     if row["wrong"] and reports_other(row):
         return f"rebuilt {number(row['rebuilt'])}; {REPORTS[row['architecture']]}"
     if row["wrong"] and disagrees(row):
@@ -88,7 +86,6 @@ def error(row: Row) -> str:
 
 
 def enabled(row: Row) -> str:
-    """What `enable` did, in a few words."""
     told = row["enable"]
     if not told["taken"]:
         return "refused"
@@ -177,6 +174,5 @@ def page() -> str:
 
 
 def write() -> None:
-    """Write the page, and the newest row of each architecture into the file of rows."""
     ROWS.write_text("".join(json.dumps(row) + "\n" for row in rows()), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")

@@ -63,8 +63,6 @@ PYTEST = (
 
 @dataclass(frozen=True)
 class Fault:
-    """A text of a file, and another one that a careless hand might have written there."""
-
     name: str
     file: str
     old: str

@@ -42,11 +42,9 @@ class Drawn:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64)
 
     def integers(self, least: int, most: int, *shape: int) -> Tensor:
-        """Integers, both ends included."""
         return torch.randint(least, most + 1, shape, generator=self.generator)
 
     def bools(self, *shape: int, share: float = 0.6) -> Tensor:
-        """Bools, of which this share is True."""
         return torch.rand(shape, generator=self.generator) < share
 
 

@@ -29,7 +29,6 @@ class TooSlowError(Exception):
 
 
 def main() -> None:
-    """Search from a first seed on, and write a line of JSON to a file descriptor before and after each seed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("ground", choices=[*GROUNDS, *BY_NAME, *PRACTICE])
     parser.add_argument("--seed", type=int, required=True)

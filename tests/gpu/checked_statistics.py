@@ -10,11 +10,21 @@ from torch import Tensor
 
 import regard
 from regard.maps.loop import triton_plan
-from tests.maps.dense_maps import bins
+from tests.maps.dense_maps import bins, sums_written_out
 
 USUAL = ("received", "entropy", "top_keys", "pooled_sum", "pooled_mean", "pooled_max", "distance", "top_weight")
 
 
+BY_LENGTHS: dict[str, Any] = {
+    "none": lambda t, s: None,
+    "causal": lambda t, s: regard.causal(),
+    "causal from the first key": lambda t, s: regard.causal(0),
+    "window": lambda t, s: regard.window(20),
+    "lengths": lambda t, s: regard.lengths(torch.tensor([s, 0])),
+    "causal and lengths": lambda t, s: regard.causal() & regard.lengths(torch.tensor([s, s // 2])),
+    "prefix": lambda t, s: regard.prefix(7),
+}
+"""Masks of two sequences, from the numbers of queries and keys."""
 QUERIES, KEYS = 41, 37
 MASKS: dict[str, Any] = {
     "none": None,
@@ -69,17 +79,8 @@ def check(weights: Any, dense: Tensor, *, k: int = 5, rows: int = 5, columns: in
     """Every statistic against float64: to 1e-6, and sums to 1e-6 of the largest sum."""
     with torch.no_grad():
         found: Any = weights.summary(*USUAL, k=k, rows=rows, columns=columns)
-    positive = torch.where(dense > 0, dense, 1.0)
-    places = torch.arange(dense.shape[-2])[:, None] + dense.shape[-1] - dense.shape[-2]
-    expected = {
-        "received": dense.sum(-2),
-        "entropy": -(dense * positive.log()).sum(-1),
-        "pooled_sum": bins(dense, rows, columns, Tensor.sum),
-        "pooled_mean": bins(dense, rows, columns, Tensor.mean),
-        "pooled_max": bins(dense, rows, columns, Tensor.amax),
-        "distance": (dense * (places - torch.arange(dense.shape[-1])).abs()).sum(-1),
-        "top_weight": dense.amax(-1),
-    }
+    expected = {name: sums for name, sums in sums_written_out(dense, rows, columns).items() if name in USUAL}
+    expected |= {"pooled_max": bins(dense, rows, columns, Tensor.amax), "top_weight": dense.amax(-1)}
     for name, theirs in expected.items():
         error = float((found[name].double() - theirs).abs().max())
         assert error <= tolerance * max(1.0, float(theirs.max())), (name, error)

@@ -29,8 +29,6 @@ REGISTERS, SHARED_KIB = 65_536, {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
 
 @dataclass(frozen=True)
 class Loop:
-    """The instructions of a thread for one block, and the weights of the block that the thread has."""
-
     kinds: Counter[str]
     weights: float
 

@@ -20,6 +20,7 @@ import regard
 from regard.kernels import cuda_kernels
 from regard.kernels.cuda_kernels import CudaEfficient, CudaFlash
 from regard.kernels.fused_kernels import AdditiveMask, Kernel, OneBlock
+from tests.gpu.checked_statistics import BY_LENGTHS
 
 pytestmark = pytest.mark.fake_gpu
 if torch.version.cuda is None:
@@ -31,14 +32,8 @@ HALF = (torch.float16, torch.bfloat16)
 DTYPES = (*HALF, torch.float32)
 LENGTHS = [(64, 64), (40, 70), (70, 40), (1, 33), (257, 257)]
 MASKS: dict[str, Any] = {
-    "none": lambda t, s: None,
-    "causal": lambda t, s: regard.causal(),
-    "causal from the first key": lambda t, s: regard.causal(0),
-    "window": lambda t, s: regard.window(20),
-    "lengths": lambda t, s: regard.lengths(torch.tensor([s, 0])),
-    "causal and lengths": lambda t, s: regard.causal() & regard.lengths(torch.tensor([s, s // 2])),
+    **BY_LENGTHS,
     "padding": lambda t, s: regard.padding(torch.arange(2 * s).reshape(2, s) % 3 > 0),
-    "prefix": lambda t, s: regard.prefix(7),
     "dense": lambda t, s: torch.ones(t, s, dtype=torch.bool).tril(),
 }
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import regard
+from tests.gpu.checked_statistics import BY_LENGTHS
 
 FAMILIES = ("gpt2", "gpt2, left", "llama", "mistral", "gemma2", "gpt-oss", "bert", "t5", "bart", "vit")
 HALF = (torch.float16, torch.bfloat16)
@@ -27,7 +28,6 @@ def _asked_for(request: pytest.FixtureRequest) -> None:
 
 
 def within(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    """A tensor of the device against one of the CPU in float64."""
     torch.testing.assert_close(ours.detach().cpu().double(), theirs.detach(), rtol=tolerance, atol=tolerance)
 
 
@@ -37,13 +37,7 @@ def drawn(dtype: torch.dtype, t: int, s: int, width: int, heads: int, groups: in
 
 
 MASKS: dict[str, Any] = {
-    "none": lambda t, s: None,
-    "causal": lambda t, s: regard.causal(),
-    "causal from the first key": lambda t, s: regard.causal(0),
-    "window": lambda t, s: regard.window(20),
-    "lengths": lambda t, s: regard.lengths(torch.tensor([s, 0])),
-    "causal and lengths": lambda t, s: regard.causal() & regard.lengths(torch.tensor([s, s // 2])),
-    "prefix": lambda t, s: regard.prefix(7),
+    **BY_LENGTHS,
     "documents": lambda t, s: (
         regard.documents(torch.arange(t) // 150, key_ids=torch.arange(s) // 150) & regard.causal()
     ),

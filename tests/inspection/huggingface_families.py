@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 
 LENGTH = 11
-SMALL: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-}
+VISION: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+SMALL: dict[str, Any] = {"vocab_size": 61, **VISION}
 LLAMA: dict[str, Any] = {**SMALL, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0}
 
 
@@ -47,7 +42,6 @@ class Family:
     """How to build a model, what to feed it, and how it attends by default."""
 
     model: str
-    config: str
     settings: dict[str, Any]
     inputs: Callable[[], dict[str, Tensor]] = tokens
     attentions: tuple[str, ...] = ("attentions",)
@@ -63,9 +57,9 @@ class Family:
         """The model in eval mode, the same weights each time."""
         transformers = _transformers()
         implementation = implementation or self.implementation
-        config = getattr(transformers, self.config)(**self.settings)
-        torch.manual_seed(3)
         kind = getattr(transformers, self.model)
+        config = kind.config_class(**self.settings)
+        torch.manual_seed(3)
         model = kind._from_config(config, attn_implementation=implementation) if implementation else kind(config)
         for parameter in model.parameters():
             # Random weights of transformers' size make every map nearly uniform, and faults hard to see.
@@ -73,15 +67,24 @@ class Family:
                 torch.nn.init.normal_(parameter, std=0.15)
         return model.eval()
 
+    def maps_of(self, outputs: Any) -> list[Tensor]:
+        """The weights that a model reports, in the order in which a watch sees them."""
+        found = [_field(outputs, name) for name in self.attentions]
+        if len(found) == 3:
+            return [*found[0], *(weights for pair in zip(*found[1:], strict=True) for weights in pair)]
+        return [weights for maps in found for weights in maps]
+
     def eager(self) -> list[Tensor]:
         model = self.build("eager")
         with torch.no_grad():
-            outputs = model(**self.inputs(), output_attentions=True)
-        found = [_field(outputs, name) for name in self.attentions]
-        if len(self.attentions) == 3:
-            encoder, decoder, cross = found
-            return [*encoder, *(w for pair in zip(decoder, cross, strict=True) for w in pair)]
-        return [w for weights in found for w in weights]
+            return self.maps_of(model(**self.inputs(), output_attentions=True))
+
+
+def built(model: str, settings: dict[str, Any], implementation: str = "sdpa", seed: int = 0) -> Any:
+    """A model in eval mode with the random weights that transformers gives it."""
+    kind = getattr(_transformers(), model)
+    torch.manual_seed(seed)
+    return kind._from_config(kind.config_class(**settings), attn_implementation=implementation).eval()
 
 
 def _field(outputs: Any, name: str) -> Any:
@@ -103,175 +106,70 @@ BART: dict[str, Any] = {
     "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "dropout": 0.0,
 }  # fmt: skip
-VISION: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+IMAGES = VISION | {"image_size": 16, "patch_size": 4}
 WRITTEN = "the model's own softmax, T x S weights kept"
-
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+PLACED = SMALL | {"max_position_embeddings": 64}
+MARKED = PLACED | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+WINDOWED = LLAMA | {"head_dim": 8, "sliding_window": 4}
+CAPPED = WINDOWED | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0}
+LATENT = SMALL | {
+    "num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "pad_token_id": 0,
+}  # fmt: skip
+MODERN = MARKED | {"local_attention": 4, "global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2}
+T5 = {"vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+SOUND = BART | {"num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 32}
+SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": 2}
+RELATIVE = PLACED | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0}
+LOCAL = {
+    "vocab_size": 61, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4,
+    "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 64,
+}  # fmt: skip
+FALCON = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
+BLOOM = {"vocab_size": 61, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+XLNET = {"vocab_size": 61, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}
+
+
+def spoken() -> dict[str, Tensor]:
+    features = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(1))
+    return {"input_features": features, "decoder_input_ids": both_sides()["decoder_input_ids"]}
+
 
 FAMILIES = {
-    "gpt2": Family("GPT2LMHeadModel", "GPT2Config", GPT2),
-    "gpt2, left": Family("GPT2LMHeadModel", "GPT2Config", GPT2, lambda: tokens("left")),
-    "gpt2, whole": Family("GPT2LMHeadModel", "GPT2Config", GPT2, lambda: tokens(None)),
-    "llama": Family("LlamaForCausalLM", "LlamaConfig", LLAMA),
-    "mistral": Family("MistralForCausalLM", "MistralConfig", {**LLAMA, "sliding_window": 4}),
-    "gemma2": Family(
-        "Gemma2ForCausalLM",
-        "Gemma2Config",
-        {**LLAMA, "head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
-        how=WRITTEN,
-        implementation="eager",  # transformers 4 takes sdpa, which leaves the cap out
-    ),
-    "gpt-oss": Family(
-        "GptOssForCausalLM",
-        "GptOssConfig",
-        {**LLAMA, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 4},
-        how=WRITTEN,
-    ),
-    "deepseek-v3": Family(
-        "DeepseekV3ForCausalLM",
-        "DeepseekV3Config",
-        {
-            **SMALL,
-            "num_key_value_heads": 4,
-            "n_routed_experts": 4,
-            "n_group": 2,
-            "topk_group": 1,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "first_k_dense_replace": 1,
-            "q_lora_rank": 16,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 8,
-            "pad_token_id": 0,
-        },
-    ),
-    "bert": Family("BertModel", "BertConfig", {**SMALL, "max_position_embeddings": 64}),
-    "modernbert": Family(
-        "ModernBertModel",
-        "ModernBertConfig",
-        {
-            **SMALL,
-            "local_attention": 4,
-            "global_attn_every_n_layers": 2,
-            "pad_token_id": 0,
-            "max_position_embeddings": 64,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "cls_token_id": 1,
-            "sep_token_id": 2,
-        },
-    ),
-    "t5": Family(
-        "T5ForConditionalGeneration",
-        "T5Config",
-        {
-            "vocab_size": 61,
-            "d_model": 32,
-            "d_kv": 8,
-            "d_ff": 48,
-            "num_layers": 2,
-            "num_heads": 4,
-            "decoder_start_token_id": 0,
-        },
-        both_sides,
-        SEQ2SEQ,
-    ),
-    "bart": Family("BartForConditionalGeneration", "BartConfig", BART, both_sides, SEQ2SEQ),
-    "marian": Family("MarianMTModel", "MarianConfig", {**BART, "forced_eos_token_id": 2}, both_sides, SEQ2SEQ),
-    "whisper": Family(
-        "WhisperModel",
-        "WhisperConfig",
-        {**BART, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 32},
-        lambda: {
-            "input_features": torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(1)),
-            "decoder_input_ids": both_sides()["decoder_input_ids"],
-        },
-        SEQ2SEQ,
-    ),
-    "vit": Family("ViTModel", "ViTConfig", {**VISION, "image_size": 16, "patch_size": 4}, pixels),
+    "gpt2": Family("GPT2LMHeadModel", GPT2),
+    "gpt2, left": Family("GPT2LMHeadModel", GPT2, lambda: tokens("left")),
+    "gpt2, whole": Family("GPT2LMHeadModel", GPT2, lambda: tokens(None)),
+    "llama": Family("LlamaForCausalLM", LLAMA),
+    "mistral": Family("MistralForCausalLM", LLAMA | {"sliding_window": 4}),
+    # transformers 4 takes sdpa, which leaves the cap out.
+    "gemma2": Family("Gemma2ForCausalLM", CAPPED, how=WRITTEN, implementation="eager"),
+    "gpt-oss": Family("GptOssForCausalLM", WINDOWED | {"num_local_experts": 2, "num_experts_per_tok": 1}, how=WRITTEN),
+    "deepseek-v3": Family("DeepseekV3ForCausalLM", LATENT),
+    "bert": Family("BertModel", PLACED),
+    "modernbert": Family("ModernBertModel", MODERN),
+    "t5": Family("T5ForConditionalGeneration", T5 | {"decoder_start_token_id": 0}, both_sides, SEQ2SEQ),
+    "bart": Family("BartForConditionalGeneration", BART, both_sides, SEQ2SEQ),
+    "marian": Family("MarianMTModel", BART | {"forced_eos_token_id": 2}, both_sides, SEQ2SEQ),
+    "whisper": Family("WhisperModel", SOUND, spoken, SEQ2SEQ),
+    "vit": Family("ViTModel", IMAGES, pixels),
     "clip": Family(
         "CLIPModel",
-        "CLIPConfig",
-        {
-            "text_config": {
-                **SMALL,
-                "max_position_embeddings": 64,
-                "eos_token_id": 2,
-                "bos_token_id": 1,
-                "pad_token_id": 0,
-            },
-            "vision_config": {**VISION, "image_size": 16, "patch_size": 4},
-        },
+        {"text_config": MARKED, "vision_config": IMAGES},
         lambda: {**tokens(), **pixels()},
         ("vision_model_output.attentions", "text_model_output.attentions"),
     ),
-    "swin": Family(
-        "SwinModel",
-        "SwinConfig",
-        {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": 2},
-        pixels,
-        first=1,
-        every=2,
-    ),
-    "deberta-v2": Family(
-        "DebertaV2Model",
-        "DebertaV2Config",
-        {
-            **SMALL,
-            "relative_attention": True,
-            "pos_att_type": ["p2c", "c2p"],
-            "max_position_embeddings": 64,
-            "type_vocab_size": 0,
-        },
-        how=WRITTEN,
-    ),
-    "mpnet": Family("MPNetModel", "MPNetConfig", {**SMALL, "max_position_embeddings": 64}, how=WRITTEN),
-    "xlnet": Family(
-        "XLNetModel",
-        "XLNetConfig",
-        {"vocab_size": 61, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
-        how=WRITTEN,
-    ),
-    "gpt-neo": Family(
-        "GPTNeoForCausalLM",
-        "GPTNeoConfig",
-        {
-            "vocab_size": 61,
-            "hidden_size": 32,
-            "num_layers": 2,
-            "num_heads": 4,
-            "attention_types": [[["global", "local"], 1]],
-            "window_size": 4,
-            "max_position_embeddings": 64,
-        },
-        how=WRITTEN,
-    ),
-    "gpt-j": Family(
-        "GPTJForCausalLM",
-        "GPTJConfig",
-        {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4},
-        how=WRITTEN,
-    ),
-    "bloom": Family(
-        "BloomForCausalLM", "BloomConfig", {"vocab_size": 61, "hidden_size": 32, "n_layer": 2, "n_head": 4}, how=WRITTEN
-    ),
-    "falcon": Family(
-        "FalconForCausalLM",
-        "FalconConfig",
-        {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False},
-    ),
+    "swin": Family("SwinModel", SWIN, pixels, first=1, every=2),
+    "deberta-v2": Family("DebertaV2Model", RELATIVE, how=WRITTEN),
+    "mpnet": Family("MPNetModel", PLACED, how=WRITTEN),
+    "xlnet": Family("XLNetModel", XLNET, how=WRITTEN),
+    "gpt-neo": Family("GPTNeoForCausalLM", LOCAL, how=WRITTEN),
+    "gpt-j": Family("GPTJForCausalLM", GPT2 | {"rotary_dim": 4, "attn_implementation": "eager"}, how=WRITTEN),
+    "bloom": Family("BloomForCausalLM", BLOOM, how=WRITTEN),
+    "falcon": Family("FalconForCausalLM", FALCON),
 }
 IN_BLOCKS = {
-    "longformer": Family(
-        "LongformerModel",
-        "LongformerConfig",
-        {**SMALL, "attention_window": 4, "max_position_embeddings": 64, "pad_token_id": 1},
-    ),
-    "bigbird": Family(
-        "BigBirdModel",
-        "BigBirdConfig",
-        {**SMALL, "max_position_embeddings": 64, "block_size": 2, "num_random_blocks": 1},
-    ),
+    "longformer": Family("LongformerModel", PLACED | {"attention_window": 4, "pad_token_id": 1}),
+    "bigbird": Family("BigBirdModel", PLACED | {"block_size": 2, "num_random_blocks": 1}),
 }

@@ -15,6 +15,7 @@ from regard.watching import compare, head_table, rollout
 from regard.watching.analysis.tables import HeadTable
 from regard.watching.watch import Seen
 from tests.largest import Largest
+from tests.modules import watching
 
 MASKS = {
     "everything": None,
@@ -125,17 +126,13 @@ def test_a_head_that_looks_up_what_came_last_time_has_an_induction_of_1() -> Non
     assert head_table(weights, ids=torch.arange(40))["induction"].isnan().all()
 
 
-# -- watched models --------------------------------------------------------------------------------------
-
-
 def watched(name: str) -> tuple[Seen, dict[str, Tensor]]:
     pytest.importorskip("transformers")
     from tests.inspection.huggingface_families import FAMILIES, tokens
 
     model = FAMILIES[name].build()
     inputs = tokens()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(**inputs)
+    seen = watching(model)(**inputs)
     return seen, inputs
 
 
@@ -166,8 +163,7 @@ def test_a_model_of_our_own_by_its_parts() -> None:
     config = TransformerConfig(dim=16, num_heads=2, encoder_layers=2, decoder_layers=1, feed_forward_dim=32)
     model = Transformer(config, source_vocab_size=30, target_vocab_size=30).eval()
     source, target = torch.randint(1, 30, (2, 9)), torch.randint(1, 30, (2, 5))
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(source, torch.tensor([9, 6]), target)
+    seen = watching(model)(source, torch.tensor([9, 6]), target)
     with pytest.raises(ShapeError, match=r"layers of one length.*hand over those of the encoder"):
         rollout(seen, 0)
     encoder = [one for (name, _), one in seen.items() if name.startswith("encoder")]
@@ -187,9 +183,6 @@ def test_nothing_of_t_times_t() -> None:
         head_table(maps, ids=torch.randint(0, 9, (length,)))
         compare(maps[:1], maps[1:])
     assert largest.elements <= 1 << 20 < length * length
-
-
-# -- tables and arguments --------------------------------------------------------------------------------
 
 
 def test_a_table_of_many_heads_prints_the_first_and_the_last() -> None:

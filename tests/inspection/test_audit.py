@@ -18,26 +18,22 @@ from regard.watching.checks.finding import Finding
 from regard.watching.kept.mask_kind import kind_of
 from regard.watching.kept.mask_reading import read_mask
 from regard.watching.watch import Seen
+from tests.modules import parts, watching
 
 B, H, T, D = 2, 3, 7, 5
 
 
-class Attention(nn.Module):
+@parts(lambda *, written_out=False, heads=H: {"written_out": written_out, "heads": heads})
+def Attention(self: Any, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, **flags: Any) -> Tensor:
     """Attention of given tensors, as a function of torch or written out."""
-
-    def __init__(self, *, written_out: bool = False, heads: int = H) -> None:
-        super().__init__()
-        self.written_out, self.heads = written_out, heads
-
-    def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, **flags: Any) -> Tensor:
-        memory = x if memory is None else memory
-        query, key = (t[:, None].expand(-1, self.heads, -1, -1) for t in (x, memory))
-        if not self.written_out:
-            return sdpa(query, key, key, attn_mask=mask, **flags)
-        scores = query @ key.mT
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        return scores.softmax(-1) @ key
+    memory = x if memory is None else memory
+    query, key = (t[:, None].expand(-1, self.heads, -1, -1) for t in (x, memory))
+    if not self.written_out:
+        return sdpa(query, key, key, attn_mask=mask, **flags)
+    scores = query @ key.mT
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ key
 
 
 def inputs(queries: int = T, batch: int = B) -> Tensor:
@@ -45,20 +41,20 @@ def inputs(queries: int = T, batch: int = B) -> Tensor:
 
 
 def watched(model: nn.Module, *args: Any, **kwargs: Any) -> Seen:
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(*args, **kwargs)
-    return seen
+    return watching(model)(*args, **kwargs)
+
+
+def call_of(mask: regard.Mask | Tensor, queries: int, keys: int, batch: int = B) -> Any:
+    x, y = inputs(queries, batch)[:, None], inputs(keys, batch)[:, None]
+    options: dict[str, Any] = {"score": regard.ScaledDot(), "normalization": regard.Softmax(), "bias": None}
+    return make_call(x, y, y, mask=mask, dropout=0.0, **options)[0]
 
 
 def kind(mask: regard.Mask | Tensor | None, queries: int = T, keys: int = T, batch: int = B) -> str:
     """The kind of a mask that was handed over as a dense tensor, which the watch may have read back or not."""
     dense = None
     if mask is not None:
-        x, y = inputs(queries, batch)[:, None], inputs(keys, batch)[:, None]
-        call, _ = make_call(
-            x, y, y, score=regard.ScaledDot(), normalization=regard.Softmax(), mask=mask, bias=None, dropout=0.0
-        )
-        assert call.mask is not None
+        call = call_of(mask, queries, keys, batch)
         given = str(kind_of(spans_of_call(call, None)))
         dense = call.allowed(call.mask, range(queries), range(keys))
     seen = watched(Attention(), inputs(queries, batch), inputs(keys, batch), mask=dense)
@@ -144,12 +140,7 @@ def test_a_kind_says_what_the_mask_says(seed: int) -> None:
     if not upto(4):
         mask = mask & (torch.rand(1, 1, queries, 1, generator=pick) < 0.7)
     found = kind(mask, queries, keys)
-    x = inputs(queries)[:, None]
-    y = inputs(keys)[:, None]
-    call, _ = make_call(
-        x, y, y, score=regard.ScaledDot(), normalization=regard.Softmax(), mask=mask, bias=None, dropout=0.0
-    )
-    assert call.mask is not None
+    call = call_of(mask, queries, keys)
     dense = call.allowed(call.mask, range(queries), range(keys)).expand(B, 1, queries, keys)
     read = read_mask(call.allowed(call.mask, range(queries), range(keys)), call.sizes)
     again = torch.ones_like(dense) if read.mask is None else read.mask.dense(call.sizes).expand_as(dense)
@@ -172,7 +163,6 @@ def test_a_kind_says_what_the_mask_says(seed: int) -> None:
 
 
 def dense_shares(weights: Tensor, keep: Tensor | None = None, offset: int = 0) -> tuple[float, float]:
-    """The shares on later positions and on the first key, in float64 from the whole map."""
     live = (weights != 0).any(-1)
     later = torch.arange(weights.shape[-1]) > (torch.arange(weights.shape[-2]) + offset)[:, None]
     return float((weights * later).sum(-1)[live].mean()), float(weights[..., 0][live].mean())
@@ -202,8 +192,7 @@ def test_rows_that_a_model_spreads_evenly_have_no_key() -> None:
 
 
 def test_what_was_kept_of_a_call_is_all_that_can_be_told() -> None:
-    with torch.no_grad(), regard.watch(model := Attention(), keep="summary") as seen:
-        model(inputs())
+    seen = watching(Attention(), keep="summary")(inputs())
     with pytest.raises(regard.RegardError, match="nothing was kept"):
         facts_of(seen.calls[0])
     assert [finding.severity for finding in seen.audit()] == ["info"]
@@ -324,8 +313,7 @@ def test_a_mask_that_is_added_to_the_scores_hides_nothing_and_is_named(low: floa
             keep = torch.ones(T, T, dtype=torch.bool).tril()
             return sdpa(x, x, x, attn_mask=torch.where(keep, high, low))
 
-    with regard.watch(model := Model()) as seen:
-        model(torch.randn(1, 2, T, 4))
+    seen = watching(Model())(torch.randn(1, 2, T, 4))
     assert f"mask: none; {low:g} and {high:g} are added to the scores; weight: " in str(seen.report())
     if low > -10:
         finding = next(one for one in seen.audit(causal=True) if one.reason == "future")
@@ -347,19 +335,14 @@ CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("how", CHANGES)
 def test_a_mask_that_changes_written_out_scores_hides_nothing_and_is_named(how: str) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+    @parts(lambda: {"q": nn.Linear(4, 4), "k": nn.Linear(4, 4)})
+    def Model(self: Any, x: Tensor) -> Tensor:
+        q, k = self.q(x), self.k(x)
+        scores: Any = q @ k.mT
+        scores.a, scores.b = q, k.mT
+        return CHANGES[how](scores, torch.ones(T, T, dtype=torch.bool).tril()).softmax(-1) @ x
 
-        def forward(self, x: Tensor) -> Tensor:
-            q, k = self.q(x), self.k(x)
-            scores: Any = q @ k.mT
-            scores.a, scores.b = q, k.mT
-            return CHANGES[how](scores, torch.ones(T, T, dtype=torch.bool).tril()).softmax(-1) @ x
-
-    with torch.no_grad(), regard.watch(model := Model()) as seen:
-        model(torch.randn(2, T, 4))
+    seen = watching(Model())(torch.randn(2, T, 4))
     clause = "the scores are multiplied by 0 and 1" if "times" in how else "0 and 1 are added to the scores"
     said = {"both": "causal (read", "bias": "none (read", "no padding": "none (read"}.get(how, f"none; {clause} (read")
     assert f"mask: {said} from the weights)" in str(seen.report())

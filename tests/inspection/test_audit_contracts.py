@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
-from regard.errors import NotKeptError, NotSeenError, ShapeError
+from regard.errors import ArgumentError, NotKeptError, NotSeenError, ShapeError
+from regard.testing import assert_sound
 from regard.watching.checks import Checked
 from regard.watching.checks.told import PadToken
+from tests.modules import module, parts, watching
 
 T, LENGTHS = 9, (9, 6, 4)
 
@@ -32,8 +35,7 @@ class Model(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any) -> Tensor:
         q, k, v = (t.unsqueeze(1) for t in self.into(4 * self.tokens(input_ids)).chunk(3, -1))
-        found: Tensor = sdpa(q, k, v, attn_mask=self.mask, **self.flags)
-        return found
+        return sdpa(q, k, v, attn_mask=self.mask, **self.flags)
 
 
 def ids(side: str = "right") -> Tensor:
@@ -68,8 +70,7 @@ def test_an_audit_is_a_sequence_that_is_false_without_a_fault() -> None:
 
 def test_a_finding_has_its_share_an_example_the_row_a_cause_and_a_remedy() -> None:
     model = Model()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(input_ids=ids(), attention_mask=keep())
+    seen = watching(model)(input_ids=ids(), attention_mask=keep())
     (found,) = seen.audit()
     weights, hidden = seen[""].dense()[:, 0], ~keep()
     on_padding = (weights * hidden[:, None]).sum(-1)[keep()]
@@ -121,8 +122,7 @@ def test_the_name_of_a_mask_tells_its_meaning(name: str, is_real: bool, real: Te
 class OfFeatures(Model):
     def forward(self, features: Tensor, **others: Any) -> Tensor:  # type: ignore[override]
         q = self.into(features).unsqueeze(1)[..., :8]
-        found: Tensor = sdpa(q, q, q, attn_mask=self.mask)
-        return found
+        return sdpa(q, q, q, attn_mask=self.mask)
 
 
 @pytest.mark.parametrize("flags", [keep(), ~keep(), keep()[:, None].long()])
@@ -270,26 +270,19 @@ def test_arguments_that_the_model_overwrites_are_as_they_were() -> None:
 
 
 def test_of_an_unread_part_an_audit_without_errors_refuses_and_with_errors_answers() -> None:
-    class OverHeads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.into = nn.Linear(8, 24)
+    @parts(lambda: {"into": nn.Linear(8, 24)})
+    def OverHeads(self: Any, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.into(x).chunk(3, -1))
+        return (q @ k.mT).softmax(1) @ v
 
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.into(x).chunk(3, -1))
-            found: Tensor = (q @ k.mT).softmax(1) @ v
-            return found
-
-    with torch.no_grad(), regard.watch(model := OverHeads()) as seen:
-        model(torch.randn(2, 5, 8))
+    seen = watching(OverHeads())(torch.randn(2, 5, 8))
     (found,) = seen.audit()
     assert (found.reason, found.severity) == ("softmax over the wrong axis", "error")
     assert "axis 1 of scores (2, 2, 5, 5)" in found.says
     with pytest.raises(NotKeptError, match="no single row"):
         _ = found.row
     rnn = nn.GRU(8, 8, batch_first=True)
-    with torch.no_grad(), regard.watch(rnn) as seen:
-        rnn(torch.randn(2, 5, 8))
+    seen = watching(rnn)(torch.randn(2, 5, 8))
     with pytest.raises(NotSeenError):
         seen.audit()
 
@@ -297,8 +290,7 @@ def test_of_an_unread_part_an_audit_without_errors_refuses_and_with_errors_answe
 def test_dropout_in_evaluation_and_in_training() -> None:
     for is_trained in (False, True):
         model = Model(is_causal=True, dropout_p=0.5).train(is_trained)
-        with torch.no_grad(), regard.watch(model) as seen:
-            model(input_ids=ids()[:1])
+        seen = watching(model)(input_ids=ids()[:1])
         assert [one.reason for one in seen.audit().faults] == ([] if is_trained else ["dropout in evaluation"])
 
 
@@ -310,8 +302,7 @@ def test_the_sequences_of_a_batch_that_attend_to_each_other() -> None:
 
         def forward(self, input_ids: Tensor) -> Tensor:
             x = self.tokens(input_ids)
-            found: Tensor = self.attention(x, x, x)[0]
-            return found
+            return self.attention(x, x, x)[0]
 
     (found,) = audited(Wrong(batch_first=False), input_ids=ids()).errors
     assert (found.reason, "batch_first=True" in found.remedy) == ("softmax over the wrong axis", True)
@@ -334,3 +325,69 @@ def test_the_picture_of_a_faulty_row() -> None:
     assert heights == pytest.approx(found.row.tolist())
     others = {bar.get_facecolor() for n, bar in enumerate(ax.patches) if n != found.example.key}
     assert ax.patches[found.example.key].get_facecolor() not in others
+
+
+@parts(lambda *, hands_on: {"embedding": nn.Embedding(9, 4), "hands_on": hands_on}, seed=0)
+def Tokens(self: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+    """Attention over tokens with a padding mask, True for real tokens."""
+    x = self.embedding(ids)[:, None]
+    mask = attention_mask[:, None, None].bool() if self.hands_on else None
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)[:, 0]
+
+
+BATCH = {"ids": torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]]), "attention_mask": torch.tensor([[1] * 4, [1, 1, 0, 0]])}
+
+
+def test_a_sound_model_passes() -> None:
+    assert_sound(Tokens(hands_on=True), BATCH, causal=False)
+
+
+def test_a_lost_mask_is_told_with_its_module_its_share_and_its_remedy() -> None:
+    with pytest.raises(AssertionError) as raised:
+        assert_sound(Tokens(hands_on=False), BATCH)
+    said = str(raised.value)
+    found = regard.check(Tokens(hands_on=False), BATCH)
+    assert said.startswith("the attention of Tokens is not sound\nerror: ")
+    assert found.errors
+    assert found.errors[0].says in said
+    assert all(one.remedy in said for one in found.faults)
+
+
+def test_only_intended_reasons_are_ignored() -> None:
+    reasons = {one.reason for one in regard.check(Tokens(hands_on=False), BATCH).faults}
+    assert_sound(Tokens(hands_on=False), BATCH, causal=False, ignore=reasons)
+    for left in reasons:
+        with pytest.raises(AssertionError):
+            assert_sound(Tokens(hands_on=False), BATCH, ignore=reasons - {left})
+
+
+def test_a_check_that_looked_at_nothing_passes_nothing() -> None:
+    with pytest.raises(AssertionError, match="not known to be sound: whether it is causal is not known: tell causal="):
+        assert_sound(Tokens(hands_on=True), BATCH)
+    with pytest.raises(AssertionError, match="no attention was seen"):
+        assert_sound(nn.Linear(4, 4), torch.randn(2, 5, 4), causal=False)
+    with regard.watch(Tokens(hands_on=True)) as seen:
+        Tokens(hands_on=True)(**BATCH)
+    assert "nothing found; no attention was seen" in repr(seen.audit())
+    wrong: Any = "no"
+    for ask in (lambda: regard.check(Tokens(hands_on=True), BATCH, causal=wrong), lambda: seen.audit(causal=wrong)):
+        with pytest.raises(ArgumentError, match="causal= takes True, False or None, got 'no'"):
+            ask()
+
+
+def test_both_doors_take_the_same_words() -> None:
+    Named = module(
+        lambda m, ids, attention_mask=None: m.tokens(ids, torch.ones_like(ids)),
+        lambda: {"tokens": Tokens(hands_on=True)},
+    )
+    keep = BATCH["attention_mask"].bool()
+    checked = regard.check(Named(), {"ids": BATCH["ids"]}, causal=False, padding=keep)
+    assert {one.reason for one in checked.errors} >= {"padding"}
+    documents = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1]])
+    checked = regard.check(Named(), {"ids": BATCH["ids"]}, causal=False, documents=documents)
+    assert {one.reason for one in checked.errors} == {"documents"}
+
+
+def test_a_model_without_inputs_is_refused_as_by_check() -> None:
+    with pytest.raises(ArgumentError, match="give a batch"):
+        assert_sound(Tokens(hands_on=True))

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import regard
 from regard.edits import Knockout
 from regard.watching import measure_mixing
 from tests.inspection.huggingface_families import FAMILIES
-from tests.modules import module
+from tests.modules import module, same_bits, watching
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -117,8 +118,7 @@ def test_another_run_of_a_compiled_model_is_measured() -> None:
     x = torch.randn(1, 2, 5, 4)
     with torch.no_grad():
         compiled(x)
-        with regard.watch(compiled) as seen:
-            compiled(x)
+        seen = watching(compiled, context=nullcontext)(x)
         assert list(measure_mixing(seen, lambda: compiled(x))) == ["1"]
     assert len(graphs) == 1
 
@@ -141,6 +141,59 @@ def test_attention_in_aot_compiled_code_is_named() -> None:
     holder, x = module(lambda m, x: m.function(x), lambda: {"function": compiled})(), torch.randn(1, 2, 5, 4)
     with torch.no_grad():
         torch.testing.assert_close(holder(x), Own()(x))
-        with regard.watch(holder) as hidden:
-            holder(x)
+        hidden = watching(holder, context=nullcontext)(x)
     assert "an operator that cannot be looked into" in str(hidden.report())
+
+
+# torch's own passes call what torch has deprecated.
+
+
+class Fused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = nn.Linear(8, 24)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.made(x).chunk(3, -1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.heads(x)
+        out = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return out.transpose(1, 2).flatten(2)
+
+
+class WrittenOut(Fused):
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.heads(x)
+        return ((query @ key.mT).softmax(-1) @ value).transpose(1, 2).flatten(2)
+
+
+class Ours(Fused):
+    def forward(self, x: Tensor) -> Tensor:
+        return regard.attention(*self.heads(x), mask=regard.causal()).transpose(1, 2).flatten(2)
+
+
+Both = module(
+    lambda m, x: m.third(m.second(m.first(x))),
+    lambda: {"first": Fused(), "second": WrittenOut(), "third": Ours()},
+)
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "as it is": lambda program: program.module(),
+    "decomposed": lambda program: program.run_decompositions().module(),
+    "with its modules": torch.export.unflatten,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_maps_of_an_exported_program_are_those_of_the_model(form: str) -> None:
+    torch.manual_seed(0)
+    model, x = Both().eval(), torch.randn(2, 5, 8)
+    program = FORMS[form](torch.export.export(model, (x,)))
+    seen, whole = same_bits(program, x), watching(model)(x)
+    assert not seen.report().missed
+    assert len(seen) == len(whole) == 3
+    for weights, expected in zip(seen.maps, whole.maps, strict=True):
+        torch.testing.assert_close(weights.dense(), expected.dense(), rtol=0, atol=1e-6)
+    names = ["first", "second", "third"] if form == "with its modules" else [""] * 3
+    assert [name for name, _ in seen] == names

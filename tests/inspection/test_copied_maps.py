@@ -14,6 +14,7 @@ import regard
 from regard.errors import ArgumentError, OverwrittenError
 from regard.maps.attention_map import AttentionMap
 from tests.inspection.test_watch import Attend, Two, x
+from tests.modules import watching
 
 
 class WrittenOut(nn.Module):
@@ -95,16 +96,14 @@ def test_what_was_overwritten_is_not_copied() -> None:
             return output
 
     model = Overwrites()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(x())
+    seen = watching(model)(x())
     for way in WAYS.values():
         with pytest.raises(OverwrittenError, match="the queries of the model itself"):
             way(seen.maps[0])
 
 
 def test_the_watch_itself_is_bound_to_its_model() -> None:
-    with torch.no_grad(), regard.watch(model := Two()) as seen:
-        model(x())
+    seen = watching(Two())(x())
     for refused in (copy.deepcopy, pickle.dumps):
         with pytest.raises(ArgumentError, match=r"copy.deepcopy\(dict"):
             refused(seen)

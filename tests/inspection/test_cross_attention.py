@@ -13,6 +13,7 @@ import regard
 from regard.edits import AddBias, Knockout, ReplaceWeights, ScaleHeads
 from regard.errors import ArgumentError
 from regard.watching import relevance
+from tests.modules import parts, watching
 
 C, H, T, S = 8, 2, 3, 5
 
@@ -67,8 +68,7 @@ def two_way() -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("how", ["sdpa", "softmax", "regard"])
 def test_the_origin_of_the_keys_tells_cross_attention(how: str, mode: Callable[[], Any]) -> None:
-    with mode(), regard.watch(TwoWay(how)) as seen:
-        seen.modules[""](*two_way())
+    seen = watching(TwoWay(how), context=mode)(*two_way())
     found = {call.name: call.crosses for call in seen.calls}
     assert found == {"cross_attn": False, "self_attn": True, "encoder_self_attention": True}
     assert len(seen.calls) == 6
@@ -79,8 +79,7 @@ def test_an_edit_finds_the_queries_of_cross_attention(how: str) -> None:
     """The third query of fewer queries than keys, which a cached step would have at the end of its keys."""
     model, given = TwoWay(how), two_way()
     with torch.no_grad():
-        with regard.watch(model) as plain:
-            model(*given)
+        plain = watching(model)(*given)
         with regard.watch(model) as edited, regard.edit(model, {("self_attn", 0): Knockout(keys=1, queries=2)}):
             model(*given)
     one, other = (seen["self_attn", 0].dense()[0, 0] for seen in (plain, edited))
@@ -140,8 +139,7 @@ def test_steps_of_a_cache_are_self_attention_and_memory_is_not() -> None:
                 F.scaled_dot_product_attention(q, held, held)
 
     for kind, crosses in (("appended", False), ("written", False), ("assigned", False), ("memory", True)):
-        with torch.no_grad(), regard.watch(Steps()) as seen:
-            seen.modules[""](kind)
+        seen = watching(Steps())(kind)
         assert {call.crosses for call in seen.calls} == {crosses}, kind
 
 
@@ -169,27 +167,11 @@ def test_the_layers_of_torch(grad: bool) -> None:
     assert [call.crosses for call in seen.calls] == [False, False, False, True, False, True]
 
 
-def test_the_models_of_the_library() -> None:
-    from regard.models import Transformer, TransformerConfig
-
-    config = TransformerConfig(dim=8, num_heads=2, encoder_layers=1, decoder_layers=1)
-    model = Transformer(config, source_vocab_size=11, target_vocab_size=13).eval()
-    for grad in (True, False):
-        with torch.set_grad_enabled(grad), regard.watch(model) as seen:
-            model(torch.randint(4, 11, (2, 5)), torch.tensor([5, 3]), torch.randint(4, 13, (2, 5)))
-        found = {call.name.rpartition(".")[2]: call.crosses for call in seen.calls}
-        assert found == {"self_attention": False, "cross_attention": True}
-
-
 def test_relevance_goes_by_the_origin_of_the_keys() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = (nn.ModuleList([Attention()]) for _ in range(2))
-
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            x = x + self.first[0](x, x, x)
-            return self.second[0](y, x, x)
+    @parts(lambda: {name: nn.ModuleList([Attention()]) for name in ("first", "second")})
+    def Both(self: Any, x: Tensor, y: Tensor) -> Tensor:
+        x = x + self.first[0](x, x, x)
+        return self.second[0](y, x, x)
 
     model, inputs = Both(), (torch.randn(1, T, C), torch.randn(1, T, C))
     with regard.watch(model, values=True, gradients=True) as seen:
@@ -201,32 +183,25 @@ def test_relevance_goes_by_the_origin_of_the_keys() -> None:
 def test_functions_between_a_projection_and_the_kernel_lose_no_sequence(how: str) -> None:
     """As in DBRX, Falcon and Hiera: without the way of its keys, self-attention would look like cross-attention."""
 
-    class Between(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.qkv = nn.Linear(8, 24)
+    @parts(lambda: {"qkv": nn.Linear(8, 24)})
+    def Between(self: Any, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        if how == "clamped":
+            q, k = q.clamp(-1.0, 1.0), k.clamp(-1.0, 1.0)
+        if how == "chosen by a list":
+            k, v = k[:, [0]], v[:, [0]]
+        if how == "pooled":
+            q = q.unflatten(2, (2, -1)).max(2)[0]
+        if how == "activated":
+            q, k = F.silu(q), F.silu(k)
+        q, k = q * 2 + q.flip(-1), k * 2 + k.flip(-1)  # (Rotary angles are sums of products too.)
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=how == "chosen by a list")
 
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-            if how == "clamped":
-                q, k = q.clamp(-1.0, 1.0), k.clamp(-1.0, 1.0)
-            if how == "chosen by a list":
-                k, v = k[:, [0]], v[:, [0]]
-            if how == "pooled":
-                q = q.unflatten(2, (2, -1)).max(2)[0]
-            if how == "activated":
-                q, k = F.silu(q), F.silu(k)
-            q, k = q * 2 + q.flip(-1), k * 2 + k.flip(-1)  # (Rotary angles are sums of products too.)
-            return F.scaled_dot_product_attention(q, k, v, enable_gqa=how == "chosen by a list")
-
-    with torch.no_grad(), regard.watch(Between()) as seen:
-        seen.modules[""](torch.randn(2, 6, 8))
+    seen = watching(Between())(torch.randn(2, 6, 8))
     assert [call.crosses for call in seen.calls] == [False]
 
 
 class Longest(torch.autograd.Function):
-    """A function that torch's modes do not see."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.cummax(1)[0]
@@ -262,8 +237,6 @@ KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Ways(nn.Module):
-    """Keys made of the queries, or of another sequence, in some way."""
-
     def __init__(self) -> None:
         super().__init__()
         self.q, self.k, self.near = nn.Linear(C, C), nn.Linear(C, C), nn.Conv2d(C, C, 1)
@@ -314,6 +287,5 @@ def test_embeddings_and_noise_are_known_beginnings() -> None:
             for key in (torch.randn(1, S, C), one_hot, nn.Embedding(5, C)(ids)):
                 super().forward("", self.embedding(ids[:, :T]), key)
 
-    with torch.no_grad(), regard.watch(Model().eval()) as seen:
-        seen.modules[""](torch.arange(S)[None])
+    seen = watching(Model().eval())(torch.arange(S)[None])
     assert [call.crosses for call in seen.calls] == [True] * 6

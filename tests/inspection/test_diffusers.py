@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import regard
+from tests.modules import same_bits, watching
 
 diffusers = pytest.importorskip("diffusers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -40,11 +41,8 @@ def test_every_attention_has_a_map_and_words_have_their_places(name: str) -> Non
     torch.manual_seed(0)
     model, given, begin = made(name)
     model.eval()
+    seen = same_bits(model, **given)
     with torch.no_grad():
-        before = model(**given).sample
-        with regard.watch(model, verify=True) as seen:
-            during = model(**given).sample
-        assert torch.equal(before, during)
         assert not seen.report().missed
         assert len(seen) == (3 if name == "Flux" else 2)
         assert max(call.error for call in seen.calls) < 1e-6
@@ -54,8 +52,7 @@ def test_every_attention_has_a_map_and_words_have_their_places(name: str) -> Non
         # In the first layer a word's vector changes its own scores alone: all other keys keep their ratios.
         other = WORDS.clone()
         other[0, 2] += 3.0
-        with regard.watch(model) as changed:
-            model(**given | {"encoder_hidden_states": other})
+        changed = watching(model)(**given | {"encoder_hidden_states": other})
     words, patch = (slice(16, 21), 0) if begin else (slice(5), 5)
     first, last = (watched.maps[0][0, 0].dense()[patch : patch + 16] for watched in (seen, changed))
     ratios = (last / first)[:, words] / (last / first)[:, patch, None]
@@ -102,10 +99,7 @@ def test_attention_from_places_of_a_video_to_words(name: str) -> None:
     sizes, given, shapes = VIDEOS[name]
     model = getattr(diffusers, name)(**sizes, num_layers=1).eval()
     given = given | {"encoder_hidden_states": WORDS, "timestep": STEP}
-    with torch.no_grad():
-        before = model(**given).sample
-        with regard.watch(model, verify=True) as seen:
-            assert torch.equal(model(**given).sample, before)
+    seen = same_bits(model, **given)
     assert not seen.report().missed
     assert max(call.error for call in seen.calls) < 1e-6
     assert [one.shape[-2:] for one in seen.maps] == shapes
@@ -124,8 +118,7 @@ def test_the_places_of_words_beside_those_of_a_video(name: str, first: int) -> N
     for moved in (0.0, 3.0):
         other = words.clone()
         other[0, 2] += moved
-        with torch.no_grad(), regard.watch(model, "transformer_blocks.0.*") as seen:
-            model(**given, encoder_hidden_states=other, timestep=STEP)
+        seen = watching(model, "transformer_blocks.0.*")(**given, encoder_hidden_states=other, timestep=STEP)
         maps.append(seen.maps[0][0, 0].dense())
     patch = 48 if first == 0 else 0
     row, ratios = slice(5, 53) if first == 0 else slice(48), maps[1] / maps[0]
@@ -143,10 +136,7 @@ def test_slices_of_sequences_and_heads_are_named_as_such(size: int) -> None:
     attention.set_processor(SlicedAttnProcessor(size))  # type: ignore[arg-type]
     model = nn.ModuleDict({"attn2": attention})
     x, words = torch.randn(2, 6, 16), torch.randn(2, 5, 12)
-    with torch.no_grad():
-        expected = attention(x, encoder_hidden_states=words)
-        with regard.watch(model) as seen:
-            assert torch.equal(attention(x, encoder_hidden_states=words), expected)
+    seen = same_bits(attention, x, of=model, encoder_hidden_states=words)
     report = str(seen.report())
     assert f"a slice: {size} of the 10 (sequence x head) maps of its module, 2 sequences of 5 heads" in report
     with pytest.raises(regard.errors.ShapeError, match=rf"needs to know the heads .*: a slice: {size} of the 10"):

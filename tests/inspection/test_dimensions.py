@@ -16,6 +16,7 @@ from regard.models import RNNConfig, RNNSeq2Seq
 from regard.views import Example, Map
 from regard.watching import head_table, rollout
 from regard.watching.hooks.observers import this_thread
+from tests.modules import module, parts, watching
 
 B, W, H, T, D = 3, 4, 2, 6, 5
 LAYOUTS = {
@@ -27,8 +28,6 @@ LAYOUTS = {
 
 
 class Windows(nn.Module):
-    """Attention within windows; `order` lays out its queries, keys and values."""
-
     def __init__(self, order: tuple[int, ...], how: str, name: str = "num_heads", copies: bool = False) -> None:
         super().__init__()
         self.order, self.how, self.copies = order, how, copies
@@ -125,8 +124,7 @@ class Halo(Windows):
 @pytest.mark.parametrize("how", ["sdpa", "softmax"])
 def test_where_nothing_tells_the_heads_they_are_refused_and_it_is_said_what_would_tell(how: str) -> None:
     model = Halo((0, 1, 2, 3, 4), how)
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(x())
+    seen = watching(model)(x())
     (found,) = seen.maps
     assert found.shape == (B * H, W, T, T)
     assert found.dimensions.leading == ("unknown", "unknown")
@@ -144,17 +142,11 @@ def test_where_nothing_tells_the_heads_they_are_refused_and_it_is_said_what_woul
     assert found.average(0).shape == (W, T, T)
 
 
-class Sequences(nn.Module):
+@parts(lambda: {"num_heads": H, "value": nn.Linear(H * D, H * D)})
+def Sequences(self: Any, x: Tensor) -> Tensor:
     """fairseq's layout: sequences and heads are one dimension, and it steps through channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_heads = H
-        self.value = nn.Linear(H * D, H * D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        v = self.value(x).view(-1, B * H, D)
-        return torch.einsum("tns,sne->tne", torch.einsum("tne,sne->tns", v, v).softmax(-1), v)
+    v = self.value(x).view(-1, B * H, D)
+    return torch.einsum("tns,sne->tne", torch.einsum("tne,sne->tns", v, v).softmax(-1), v)
 
 
 def test_a_dimension_of_sequences_and_heads_is_neither() -> None:
@@ -171,23 +163,14 @@ def test_a_dimension_of_sequences_and_heads_is_neither() -> None:
     assert seen.maps[0].dimensions.leading == ("batch", "head")
 
 
-class Unlabelled(nn.Module):
-    """Two dimensions of one size, which its number of heads does not tell apart."""
-
-    num_heads = H
-
-    def forward(self, q: Tensor) -> Tensor:
-        return (q @ q.mT).softmax(-1) @ q.tanh()
+Unlabelled = module(lambda m, q: (q @ q.mT).softmax(-1) @ q.tanh(), lambda: {"num_heads": H})
+"""Two dimensions of one size, which its number of heads does not tell apart."""
 
 
 def test_two_dimensions_of_one_size_are_not_told_apart() -> None:
     for batch, names in ((H, ("unknown", "unknown")), (H + 1, ("batch", "head"))):
-        with torch.no_grad(), regard.watch(Unlabelled()) as seen:
-            seen.modules[""](torch.randn(batch, H, T, D))
+        seen = watching(Unlabelled())(torch.randn(batch, H, T, D))
         assert seen.maps[0].dimensions.leading == names
-
-
-# -- calls without heads ---------------------------------------------------------------------------------
 
 
 def sentences() -> regard.AttentionMap:
@@ -218,8 +201,10 @@ def test_a_page_takes_one_sentence() -> None:
 def test_the_recurrent_model_of_the_library() -> None:
     config = RNNConfig(embedding_dim=6, hidden_dim=4, attention_dim=5)
     model = RNNSeq2Seq(config, source_vocab_size=11, target_vocab_size=13).eval()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(torch.randint(4, 11, (2, 5)), torch.tensor([5, 3]), torch.randint(4, 13, (2, 7)))
+    given = torch.randint(4, 11, (2, 5)), torch.tensor([5, 3]), torch.randint(4, 13, (2, 7))
+    seen = watching(model, verify=True)(*given)
+    assert max(call.error for call in seen.calls) < 1e-5
+    assert not seen.report().missed
     assert {one.dimensions.leading for one in seen.maps} == {("batch",)}
     assert set(head_table(seen, skip=["encoder", "decoder"])["entropy"].shape[1:]) == {1}
 
@@ -272,9 +257,6 @@ def test_a_mask_is_bound_by_the_names() -> None:
     torch.testing.assert_close(weights[1].mass(of_head), expected)
 
 
-# -- the sort of queries and keys --------------------------------------------------------------------------
-
-
 class Latents(nn.Module):
     """Perceiver: learned vectors ask the patches of an image."""
 
@@ -291,36 +273,25 @@ class Latents(nn.Module):
         return F.scaled_dot_product_attention(q, k, k)
 
 
-class Slots(nn.Module):
+@parts(lambda: {"q": nn.Linear(D, D), "k": nn.Linear(D, D)})
+def Slots(self: Any, slots: Tensor, x: Tensor) -> Tensor:
     """Slot attention: the softmax runs over the slots."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k = nn.Linear(D, D), nn.Linear(D, D)
-
-    def forward(self, slots: Tensor, x: Tensor) -> Tensor:
-        k = self.k(x)
-        weights = (self.q(slots) @ k.mT).softmax(1)
-        return weights / weights.sum(-1, keepdim=True) @ k
+    k = self.k(x)
+    weights = (self.q(slots) @ k.mT).softmax(1)
+    return weights / weights.sum(-1, keepdim=True) @ k
 
 
 def test_the_sort_of_queries_and_of_keys() -> None:
-    with torch.no_grad(), regard.watch(Latents()) as seen:
-        seen.modules[""](torch.randn(1, 1, 4, 6))
+    seen = watching(Latents())(torch.randn(1, 1, 4, 6))
     names = seen.maps[0].dimensions
     assert (names.queries, names.keys) == ("slots", "patches")
     assert str(names) == "(batch, head, query: slots, key: patches)"
     assert str(seen.maps[0].mT.dimensions) == "(batch, head, query: patches, key: slots)"
-    with torch.no_grad(), regard.watch(Unlabelled()) as seen:
-        seen.modules[""](torch.randn(B, H, T, D))
+    seen = watching(Unlabelled())(torch.randn(B, H, T, D))
     assert seen.maps[0].dimensions.queries == "unknown"
-    with torch.no_grad(), regard.watch(Slots()) as seen:
-        seen.modules[""](torch.randn(1, 3, D), torch.randn(1, T, D))
+    seen = watching(Slots())(torch.randn(1, 3, D), torch.randn(1, T, D))
     assert str(seen.maps[0].dimensions) == "(batch, query: slots, key)"
     assert seen.calls[0].crosses
-
-
-# -- forwards of any form --------------------------------------------------------------------------------
 
 
 def folded(module: nn.Module, x: Tensor) -> Tensor:
@@ -328,65 +299,34 @@ def folded(module: nn.Module, x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
-class Base(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(H * D, 3 * H * D)
+def projecting(**methods: Any) -> Any:
+    """A module of one projection with these methods."""
+    for name, method in methods.items():
+        if method.__code__.co_name == "<lambda>":
+            method.__code__ = method.__code__.replace(co_name=name)
+    model = type("Projecting", (nn.Module,), methods)()
+    model.qkv = nn.Linear(H * D, 3 * H * D)
+    return model
 
 
-class CalledThis(Base):
-    def forward(this, x: Tensor) -> Tensor:
-        return folded(this, x)
+FORMS: dict[str, dict[str, Any]] = {
+    "called this": {"forward": lambda this, x: folded(this, x)},
+    "by a star": {"forward": lambda *args, **named: folded(args[0], named["x"] if named else args[1])},
+    "by keyword": {"forward": lambda self, *, x: folded(self, x)},
+    "renamed": dict.fromkeys(("attend", "forward"), lambda block, x: folded(block, x)),
+}
 
 
-class Starred(Base):
-    def forward(*args: Any, **kwargs: Any) -> Tensor:
-        return folded(args[0], kwargs["x"] if kwargs else args[1])
-
-
-class Renamed(Base):
-    def attend(block, x: Tensor) -> Tensor:
-        return folded(block, x)
-
-    forward = attend
-
-
-class ByKeyword(Base):
-    def forward(self, *, x: Tensor) -> Tensor:
-        return folded(self, x)
-
-
-@pytest.mark.parametrize("kind", [CalledThis, Starred, Renamed, ByKeyword])
-def test_folded_heads_need_no_parameter_of_a_name(kind: Callable[[], nn.Module]) -> None:
-    model: Any = kind()
-    with torch.no_grad(), regard.watch(model) as seen:
-        inputs = torch.randn(B, T, H * D)
-        model(x=inputs) if kind is ByKeyword else model(inputs)
+@pytest.mark.parametrize("form", FORMS)
+def test_folded_heads_need_no_parameter_of_a_name(form: str) -> None:
+    model, inputs = projecting(**FORMS[form]), torch.randn(B, T, H * D)
+    seen = watching(model)(x=inputs) if form == "by keyword" else watching(model)(inputs)
     assert seen.maps[0].dimensions.leading == ("batch", "head")
     assert seen.maps[0].shape == (B, H, T, T)
 
 
-class Stepping(Base):
-    def step(this, x: Tensor) -> Tensor:
-        return folded(this, x)
-
-
-class SteppingByStar(Base):
-    def step(*args: Any) -> Tensor:
-        return folded(*args)
-
-
-@pytest.mark.parametrize("kind", [Stepping, SteppingByStar])
-def test_a_call_belongs_to_its_module_whatever_that_calls_itself(kind: Callable[[], nn.Module]) -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner: Any = kind()
-
-        def forward(self, x: Tensor) -> Tensor:
-            found: Tensor = self.inner.step(x)
-            return found
-
-    with torch.no_grad(), regard.watch(model := Outer()) as seen:
-        model(torch.randn(B, T, H * D))
+@pytest.mark.parametrize("step", [lambda this, x: folded(this, x), lambda *args: folded(*args)])
+def test_a_call_belongs_to_its_module_whatever_that_calls_itself(step: Callable[..., Tensor]) -> None:
+    Outer = module(lambda m, x: m.inner.step(x), lambda: {"inner": projecting(step=step)})
+    seen = watching(Outer())(torch.randn(B, T, H * D))
     assert list(seen) == [("inner", 0)]

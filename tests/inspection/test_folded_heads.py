@@ -13,7 +13,7 @@ from regard.errors import ShapeError
 from regard.watching import head_table, rollout
 from tests.families import architectures, examine
 from tests.inspection.huggingface_families import Family, tokens
-from tests.modules import module
+from tests.modules import module, parts, same_bits, watching
 
 B, H, T, D = 3, 4, 7, 5
 
@@ -87,12 +87,7 @@ MODELS: dict[str, Callable[[], Folds]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_heads_are_heads_again(name: str, batch: int) -> None:
     model, x = MODELS[name](), torch.randn(batch, T, H * D)
-    with torch.no_grad():
-        plain = model(x)
-        with regard.watch(model, verify=True) as seen:
-            watched = model(x)
-        expected = model.weights(x)
-    assert torch.equal(plain, watched)
+    seen, expected = same_bits(model, x), model.weights(x).detach()
     (found,) = seen.maps
     assert found.shape == (batch, H, T, T)
     torch.testing.assert_close(found.dense(), expected, rtol=0, atol=1e-6)
@@ -102,33 +97,24 @@ def test_heads_are_heads_again(name: str, batch: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "sdpa"])
-def test_an_order_that_nothing_tells_is_said_and_heads_are_refused(kernel: str) -> None:
-    model = Untold(kernel=kernel)
-    for keep in ("factors", regard.Summarize("entropy", "top_keys")):
-        with torch.no_grad(), regard.watch(model, keep=keep) as seen:
-            model(torch.randn(B, T, H * D))
-        (found,) = seen.maps
-        assert found.shape == (B * H, T, T)
-        assert found.entropy().shape == (B * H, T)
-        assert "3 sequences of 4 heads or blocks, in an order that is not known" in str(seen.report())
+@pytest.mark.parametrize("keep", ["factors", regard.Summarize("entropy", "top_keys")])
+def test_an_order_that_nothing_tells_is_said_and_heads_are_refused(kernel: str, keep: Any) -> None:
+    seen = watching(Untold(kernel=kernel), keep=keep)(torch.randn(B, T, H * D))
+    (found,) = seen.maps
+    assert found.shape == (B * H, T, T)
+    assert found.entropy().shape == (B * H, T)
+    assert "3 sequences of 4 heads or blocks, in an order that is not known" in str(seen.report())
+    for ask in (lambda: rollout(seen, -1), lambda: head_table(seen), found.average, lambda: found.only(heads=0)):
         with pytest.raises(ShapeError, match="in an order that is not known"):
-            rollout(seen, -1)
-        with pytest.raises(ShapeError, match="in an order that is not known"):
-            head_table(seen)
-        with pytest.raises(ShapeError, match="in an order that is not known"):
-            found.average()
-        with pytest.raises(ShapeError, match="in an order that is not known"):
-            found.only(heads=0)
+            ask()
 
 
 def test_one_sequence_needs_no_order_and_tells_none() -> None:
-    with torch.no_grad(), regard.watch(Untold()) as seen:
-        seen.modules[""](torch.randn(1, T, H * D))
+    seen = watching(Untold())(torch.randn(1, T, H * D))
     assert seen.maps[0].shape == (1, H, T, T)
     model = Folds("H * B")
     for x in (torch.randn(1, T, H * D), torch.randn(B, T, H * D), torch.randn(B + 1, T, H * D)):
-        with torch.no_grad(), regard.watch(model) as seen:
-            model(x)
+        seen = watching(model)(x)
         torch.testing.assert_close(seen.maps[0].dense(), model.weights(x), rtol=0, atol=1e-6)
 
 
@@ -136,8 +122,7 @@ def test_each_call_of_a_module_has_an_order_of_its_own() -> None:
     model, x = Folds(), torch.randn(B, T, H * D)
     for order in ("B * H", "H * B", "B * H"):
         model.order = order
-        with torch.no_grad(), regard.watch(model) as seen:
-            model(x)
+        seen = watching(model)(x)
         torch.testing.assert_close(seen.maps[0].dense(), model.weights(x), rtol=0, atol=1e-6)
 
 
@@ -149,34 +134,26 @@ def test_masks_of_folded_heads() -> None:
             keep[:, :, 1] = True
             return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
 
-    with torch.no_grad(), regard.watch(Masked()) as seen:
-        seen.modules[""](torch.randn(B, T, H * D))
+    seen = watching(Masked())(torch.randn(B, T, H * D))
     (found,) = seen.maps
     assert (found.dense()[0, :, 1:, 0] > 0).all()
     assert (found.dense()[1:, :, :, 0] == 0).all()
 
 
 def test_a_batch_of_single_heads_stays_as_it_is() -> None:
-    class Single(nn.Module):
-        num_heads = 2
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.value = nn.Linear(D, D)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x @ x.mT).softmax(-1) @ self.value(x)
+    Single = module(
+        lambda m, x: (x @ x.mT).softmax(-1) @ m.value(x), lambda: {"num_heads": 2, "value": nn.Linear(D, D)}
+    )
 
     for rows in (2, 4, 6):
-        with torch.no_grad(), regard.watch(Single()) as seen:
-            seen.modules[""](torch.randn(rows, 3, D))
+        seen = watching(Single())(torch.randn(rows, 3, D))
         assert seen.maps[0].shape == (rows, 3, 3)
         assert not seen.calls[0].notes
         assert seen.maps[0].average(0).shape == (3, 3)
 
 
 XGLM = Family(
-    "XGLMForCausalLM", "XGLMConfig",
+    "XGLMForCausalLM",
     {"vocab_size": 61, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48, "pad_token_id": 0},
 )  # fmt: skip
 for_transformers = pytest.mark.filterwarnings(*(f"ignore::{kind}Warning" for kind in ("Deprecation", "Future", "User")))
@@ -226,20 +203,16 @@ class PerLayer:
         raise RuntimeError("num_attention_heads is a per-layer attribute")
 
 
-class Grouped(nn.Module):
+@parts(lambda: {"config": PerLayer(), "num_heads": 4, "num_key_value_groups": 2})
+def Grouped(self: Any, q: Tensor, k: Tensor) -> Tensor:
     """Two query heads share a key head, which is repeated before the kernel is called."""
-
-    config, num_heads, num_key_value_groups = PerLayer(), 4, 2
-
-    def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        repeated = k.repeat_interleave(2, 1)
-        return F.scaled_dot_product_attention(q, repeated, repeated, is_causal=True)
+    repeated = k.repeat_interleave(2, 1)
+    return F.scaled_dot_product_attention(q, repeated, repeated, is_causal=True)
 
 
 def test_a_config_that_does_not_tell_the_heads_loses_no_call() -> None:
     q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
-    with torch.no_grad(), regard.watch(Grouped()) as seen:
-        seen.modules[""](q, k)
+    seen = watching(Grouped())(q, k)
     assert not seen.report().missed
     expected = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
     torch.testing.assert_close(seen.maps[0].dense(), expected.dense())

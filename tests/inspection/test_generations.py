@@ -16,20 +16,17 @@ from regard.watching.watch import Seen
 pytest.importorskip("transformers")
 import transformers
 
+from tests.inspection import huggingface_families as families
 from tests.inspection.huggingface_families import FAMILIES, LLAMA, Family, greedy, tokens
-from tests.modules import module
+from tests.modules import module, watching
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 STATIC: dict[str, Any] = {"cache_implementation": "static", "disable_compile": True}
 WINDOWED = {
     "mistral": FAMILIES["mistral"],
-    "gemma3": Family(
-        "Gemma3ForCausalLM",
-        "Gemma3TextConfig",
-        {**LLAMA, "head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
-    "phi3": Family("Phi3ForCausalLM", "Phi3Config", {**LLAMA, "sliding_window": 4}),
+    "gemma3": Family("Gemma3ForCausalLM", families.WINDOWED | {"layer_types": ["sliding_attention", "full_attention"]}),
+    "phi3": Family("Phi3ForCausalLM", LLAMA | {"sliding_window": 4}),
     "gpt-oss": FAMILIES["gpt-oss"],
 }
 
@@ -56,15 +53,17 @@ def names_of(seen: Seen, part: str = "") -> list[str]:
     return [name for name in dict.fromkeys(name for name, _ in seen) if part in name]
 
 
+def require_joined(seen: Seen, family: Family, inputs: dict[str, Any], ids: Tensor) -> None:
+    for path, expected in zip(names_of(seen), whole(family, inputs, ids), strict=True):
+        same(seen.joined(path).dense(), expected)
+
+
 def same(found: Tensor, expected: Tensor) -> None:
     """Rows of padding have no key here; eager spreads them evenly."""
     assert found.shape == expected.shape
     dead = (found == 0).all(-1, keepdim=True)
     assert ((found - expected).abs() * ~dead).max() < 1e-5
     assert dead.float().mean() < 0.5
-
-
-# -- sliding windows -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("padding", [None, "left"])
@@ -87,8 +86,7 @@ def test_a_prompt_shorter_than_the_window_and_a_generation_that_outgrows_it() ->
     family, inputs = FAMILIES["mistral"], tokens(None, 3)
     for settings in ({}, STATIC):
         ids, seen = generated(family.build(), inputs, steps=9, **settings)
-        for path, expected in zip(names_of(seen), whole(family, inputs, ids), strict=True):
-            same(seen.joined(path).dense(), expected)
+        require_joined(seen, family, inputs, ids)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
@@ -97,8 +95,7 @@ def test_a_static_cache_that_is_used_again_has_room_for_no_key(name: str) -> Non
     model = family.build()
     for length, steps in ((5, 9), (2, 4), (1, 1), (5, 1)):
         ids, seen = generated(model, tokens(None, length), steps=steps, **STATIC)
-        for path, expected in zip(names_of(seen), whole(family, tokens(None, length), ids), strict=True):
-            same(seen.joined(path).dense(), expected)
+        require_joined(seen, family, tokens(None, length), ids)
 
 
 @pytest.mark.parametrize("length", [1, 5])
@@ -127,8 +124,7 @@ def test_a_token_of_padding_may_have_a_key_of_zeros(prompt: list[int], written: 
     with regard.watch(model) as seen:
         for ids in (prompt, *([token] for token in written)):
             cache = model(torch.tensor([ids]), past_key_values=cache, use_cache=True).past_key_values
-    with regard.watch(model) as at_once:
-        model(torch.tensor([prompt + written]))
+    at_once = watching(model)(torch.tensor([prompt + written]))
     for path in names_of(seen):
         same(seen.joined(path).dense(), at_once[path].dense())
 
@@ -137,11 +133,10 @@ def test_recurrent_gemma() -> None:
     settings = {
         **LLAMA, "num_hidden_layers": 3, "num_key_value_heads": 1, "attention_window_size": 4, "lru_width": 32,
     }  # fmt: skip
-    family, inputs = Family("RecurrentGemmaForCausalLM", "RecurrentGemmaConfig", settings), tokens(None)
+    family, inputs = Family("RecurrentGemmaForCausalLM", settings), tokens(None)
     ids, seen = generated(family.build(), inputs)
     (path,) = names_of(seen)
-    with torch.no_grad(), regard.watch(family.build()) as at_once:
-        at_once.modules[""](ids[:, :-1])
+    at_once = watching(family.build())(ids[:, :-1])
     same(seen.joined(path).dense(), at_once[path].dense())
 
 
@@ -153,7 +148,6 @@ def test_statistics_alone_are_joined_at_the_same_places(name: str) -> None:
     for path, expected in zip(names_of(seen), whole(family, inputs, ids), strict=True):
         joined = seen.joined(path)
         torch.testing.assert_close(joined.received(), expected.sum(-2), rtol=0, atol=1e-5)
-        assert torch.equal(joined.top_keys(1).indices[..., 0], expected.argmax(-1))
         assert torch.equal(joined.top_keys(1).indices[..., 0], expected.argmax(-1))
         apart = (torch.arange(14)[:, None] - torch.arange(14)).abs()
         torch.testing.assert_close(joined.distance(), (expected * apart).sum(-1), rtol=0, atol=1e-4)
@@ -180,15 +174,12 @@ def test_a_prompt_in_pieces_and_a_watch_that_begins_in_the_middle() -> None:
     same(seen.joined("model.layers.1.self_attn").dense(), truth[..., 6:, :])
 
 
-# -- what is no generation -------------------------------------------------------------------------------------
-
-
 def test_a_generation_without_a_cache_is_as_many_maps() -> None:
     inputs = tokens(None)
     for family, path in (
         (FAMILIES["llama"], "model.layers.1.self_attn"),
         (
-            Family("MptForCausalLM", "MptConfig", {"vocab_size": 61, "d_model": 32, "n_heads": 4, "n_layers": 2}),
+            Family("MptForCausalLM", {"vocab_size": 61, "d_model": 32, "n_heads": 4, "n_layers": 2}),
             "transformer.blocks.1.attn",
         ),
     ):
@@ -233,13 +224,12 @@ def test_two_generations_are_two_maps_even_of_one_prompt(settings: dict[str, Any
 
 
 def test_two_calls_a_step_are_two_maps() -> None:
-    family = Family("DiffLlamaForCausalLM", "DiffLlamaConfig", LLAMA)
+    family = Family("DiffLlamaForCausalLM", LLAMA)
     ids, seen = generated(family.build(), tokens(None))
     path = "model.layers.1.self_attn"
     with pytest.raises(ShapeError, match=r"calls 0, 2, \.\.\., 6; calls 1, 3, \.\.\., 7 \(it asks the same queries"):
         seen.joined(path)
-    with torch.no_grad(), regard.watch(family.build()) as at_once:
-        at_once.modules[""](ids[:, :-1])
+    at_once = watching(family.build())(ids[:, :-1])
     for number, joined in enumerate(seen.generations(path)):
         same(joined.dense(), at_once[path, number].dense())
 
@@ -336,8 +326,7 @@ def test_fingerprints_wait_for_a_second_call_or_a_reader(monkeypatch: pytest.Mon
         model(x[:, :, 3:4], x[:, :, :4])
         assert sorted(made) == [1, 3, 3, 4]
     assert seen.joined("").shape[-2:] == (4, 4)
-    with torch.no_grad(), regard.watch(model) as once:
-        model(x, x)
+    once = watching(model)(x, x)
     assert len(made) == 4
     assert once.joined("").shape[-2:] == (6, 6)
     made.clear()
@@ -365,9 +354,6 @@ def test_a_first_call_whose_keys_were_overwritten_is_continued_by_none() -> None
     assert whole.joined("").shape[-2:] == (4, 4)
 
 
-# -- the rows of the batch -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("settings", [{}, STATIC])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt-oss"])
 def test_beams_are_followed_back(name: str, settings: dict[str, Any]) -> None:
@@ -389,8 +375,7 @@ def test_a_token_that_is_written_again_may_ask_the_same_again() -> None:
         block.layer[0].SelfAttention.o.weight.data.zero_()
     given = {**inputs, "decoder_input_ids": torch.tensor([[0, 7, 7, 7, 9, 9]]).expand(len(inputs["input_ids"]), -1)}
     path = "decoder.block.1.layer.1.EncDecAttention"
-    with torch.no_grad(), regard.watch(model) as at_once:
-        model(**given, use_cache=False)
+    at_once = watching(model)(**given, use_cache=False)
     with torch.no_grad(), regard.watch(model) as seen:
         encoded, cache = model.encoder(**inputs), None
         for token in given["decoder_input_ids"].split(1, 1):
@@ -464,11 +449,7 @@ def test_rows_of_a_batch_that_come_to_have_the_same_window_stay_in_place() -> No
     family, inputs = FAMILIES["mistral"], tokens(None)
     ids, seen = generated(family.build(), inputs, steps=12)
     assert torch.equal(ids[0, -4:-1], ids[1, -4:-1]), "the test needs two rows whose last tokens are the same"
-    for path, expected in zip(names_of(seen), whole(family, inputs, ids), strict=True):
-        same(seen.joined(path).dense(), expected)
-
-
-# -- a cache that is cut back ----------------------------------------------------------------------------------
+    require_joined(seen, family, inputs, ids)
 
 
 def test_assisted_decoding_keeps_the_rows_that_were_accepted() -> None:

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
+from tests.inspection.huggingface_families import SMALL, built
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 def both(make: Callable[[str], Any], *, grad: bool = False) -> tuple[Any, Any]:
-    """The same model twice: enabled, and with eager attention."""
     ours, eager = make("sdpa"), make("eager")
     regard.huggingface.enable(ours)
     assert not ours.training or grad
@@ -23,13 +23,11 @@ def both(make: Callable[[str], Any], *, grad: bool = False) -> tuple[Any, Any]:
 
 
 def esm(implementation: str) -> Any:
-    torch.manual_seed(0)
-    config = transformers.EsmConfig(
-        vocab_size=33, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
-        max_position_embeddings=64, pad_token_id=1, mask_token_id=32, position_embedding_type="rotary",
-        initializer_range=0.5,
-    )  # fmt: skip
-    model = transformers.EsmModel._from_config(config, attn_implementation=implementation).eval()
+    settings = SMALL | {
+        "vocab_size": 33, "num_hidden_layers": 3, "max_position_embeddings": 64, "pad_token_id": 1,
+        "mask_token_id": 32, "position_embedding_type": "rotary", "initializer_range": 0.5,
+    }  # fmt: skip
+    model = built("EsmModel", settings, implementation)
     torch.nn.init.normal_(model.contact_head.regression.weight, std=3.0)
     return model
 
@@ -47,22 +45,14 @@ def test_contacts_of_a_protein_by_esm() -> None:
 
 
 def bert(layers: int, seed: int) -> Callable[[str], Any]:
-    def make(implementation: str) -> Any:
-        torch.manual_seed(seed)
-        config = transformers.BertConfig(
-            vocab_size=40, hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=48,
-            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.3,
-        )  # fmt: skip
-        return transformers.BertModel._from_config(config, attn_implementation=implementation)
-
-    return make
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
+    return lambda kind: built("BertModel", SMALL | still | {"num_hidden_layers": layers}, kind, seed).train()
 
 
 def minilm(student: Any, teacher: Any) -> Tensor:
     """Wang et al. 2020 (arXiv:2002.10957), equation 2: KL divergence of last layers, a mean over rows."""
     last, taught = student[-1], teacher[-1].detach()
-    loss: Tensor = F.kl_div(torch.log(last.clamp(min=1e-12)), taught, reduction="none").sum(-1).mean()
-    return loss
+    return F.kl_div(torch.log(last.clamp(min=1e-12)), taught, reduction="none").sum(-1).mean()
 
 
 def tinybert(student: Any, teacher: Any) -> Tensor:
@@ -78,7 +68,6 @@ def tinybert(student: Any, teacher: Any) -> Tensor:
 
 
 def divergence(student: Any, teacher: Any) -> Tensor:
-    """The loss of MiniLM by this package, of maps or of tensors."""
     return regard.divergence(teacher[-1].detach(), student[-1], "kl").mean()
 
 

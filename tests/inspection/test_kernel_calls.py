@@ -1,7 +1,6 @@
 """Kernels of other packages are observed by their public functions. The packages are stand-ins: no card is here."""
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from types import ModuleType
@@ -16,7 +15,8 @@ from regard.errors import NotSeenError
 from regard.watching.readers.kernel_arguments import KERNELS, XFORMERS
 from tests import ROOT
 from tests.inspection import kernel_stand_ins as stand_ins
-from tests.modules import module
+from tests.inspection.huggingface_families import LLAMA, WINDOWED, built
+from tests.modules import module, watching
 
 BOUND = 64 * torch.finfo(torch.float32).eps
 """Sums of at most 20 terms near 1, in two orders, through an exponential."""
@@ -30,27 +30,19 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
-class Layer(nn.Module):
-    """A model that runs a function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+Layer = module(lambda m, *args, **kwargs: m.function(*args, **kwargs), lambda function: {"function": function})
+"""A model that runs a function."""
 
 
 FLASH, THREE = "flash_attn", "flash_attn_interface"
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
-def of(home: str) -> Layer:
+def of(home: str) -> Any:
     return Layer(lambda name, *x, **form: getattr(sys.modules[home], name)(*x, **form))
 
 
 def watched(home: str, *calls: Call) -> Any:
-    """Watch these calls; each has to have the weights of the formula."""
     model = of(home)
     with torch.no_grad(), regard.watch(model, verify=True) as seen:
         for name, args, form in calls:
@@ -71,9 +63,7 @@ def of_length(keys: int, *shape: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def require_weights(seen: Any, name: str = "", number: int = 0) -> None:
-    """The map has the weights of the formula, each document as a sequence, and zeros behind its end."""
     call = seen.calls[number]
-    assert isinstance(call.error, float), call.notes or call.error
     assert call.error < BOUND
     weights, expected = seen[name, call.index].dense(), stand_ins.CALLS[number]["weights"]
     assert len(weights) == len(expected)
@@ -85,7 +75,7 @@ def require_weights(seen: Any, name: str = "", number: int = 0) -> None:
     assert lse.shape == weights.shape[:-1]
 
 
-VARLEN = partial(of(FLASH), "flash_attn_varlen_func")
+VARLEN: Any = partial(of(FLASH), "flash_attn_varlen_func")
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
@@ -160,8 +150,7 @@ def test_a_cache_that_the_kernel_writes_to() -> None:
     ]
     seen = watched(FLASH, *calls, *((name, (steps[0][0], *cache), one) for one in more))
     assert [one.shape[-1] for one in seen.maps] == [5, 7, 9, 7, 20]
-    with torch.no_grad(), regard.watch(of(FLASH)) as seen:
-        seen.modules[""](name, steps[0][0], *cache, rotary_cos=torch.ones(12, 4), rotary_sin=torch.zeros(12, 4))
+    seen = watching(of(FLASH))(name, steps[0][0], *cache, rotary_cos=torch.ones(12, 4), rotary_sin=torch.zeros(12, 4))
     with pytest.raises(NotSeenError, match="flash_attn_with_kvcache with rotary_cos= is not read"):
         seen[""]
 
@@ -203,8 +192,7 @@ def test_xformers_and_transformer_engine_are_named_as_not_seen() -> None:
         lambda: {"engine": stand_ins.DotProductAttention(), "layer": of("xformers.ops")},
     )
 
-    with torch.no_grad(), regard.watch(model := Model()) as seen:
-        model(*vectors(2, 5, groups=4))
+    seen = watching(Model())(*vectors(2, 5, groups=4))
     assert len(seen) == 0
     for name, function in (("engine", "DotProductAttention of Tr"), ("layer", "memory_efficient_attention of x")):
         with pytest.raises(NotSeenError, match=f"{function}.* is not read, so that its weights are not seen"):
@@ -219,9 +207,6 @@ def test_the_page_names_every_function() -> None:
     assert "No card has run this page." in text
 
 
-# -- where the functions stand ------------------------------------------------------------------------------
-
-
 def test_a_function_is_seen_under_any_name_and_put_back() -> None:
     package: Any = sys.modules["flash_attn"]
     original = package.flash_attn_func
@@ -233,8 +218,7 @@ def test_a_function_is_seen_under_any_name_and_put_back() -> None:
         from flash_attn import flash_attn_func  # type: ignore[import-not-found]
 
         mine.taken = flash_attn_func
-        found: Tensor = flash_attn_func(*x)
-        return found
+        return flash_attn_func(*x)
 
     parts = [Layer(lambda *x: mine.renamed(*x)), Layer(original), Layer(partial(original, causal=True)), Layer(imports)]
     model = nn.ModuleList(parts)
@@ -261,8 +245,7 @@ def test_a_kernel_that_is_loaded_under_the_watch_is_a_line_of_the_report() -> No
         sys.modules[late.__name__] = late
         return flash_attn_func(x, x, x)
 
-    with torch.no_grad(), regard.watch(Layer(loads)) as seen:
-        seen.modules[""](torch.zeros(1, 2, 1, 8))
+    seen = watching(Layer(loads))(torch.zeros(1, 2, 1, 8))
     del sys.modules[late.__name__]
     assert "flash_attn_func of late_flash_kernel was loaded under the watch, which saw no call of it" in str(
         seen.report()
@@ -290,13 +273,9 @@ def test_a_kernel_that_computes_another_thing_is_refused_by_its_proof() -> None:
         return 2 * honest(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
 
     package.flash_attn_varlen_func = flash_attn_varlen_func
-    with torch.no_grad(), regard.watch(of(FLASH)) as seen:
-        seen.modules[""]("flash_attn_varlen_func", *vectors(6), ENDS, ENDS, 4, 4)
+    seen = watching(of(FLASH))("flash_attn_varlen_func", *vectors(6), ENDS, ENDS, 4, 4)
     with pytest.raises(NotSeenError, match="rebuilt wrongly"):
         seen[""]
-
-
-# -- options of a watch -------------------------------------------------------------------------------------
 
 
 def test_gradients_reach_packed_vectors_and_bits_stay() -> None:
@@ -336,17 +315,12 @@ def test_statistics_alone_and_dropout() -> None:
     with torch.no_grad(), regard.watch(model, keep="summary") as seen, regard.watch(model) as whole:
         model(*given, ENDS, KEY_ENDS, 4, 5)
     torch.testing.assert_close(seen[""].entropy(), whole[""].entropy())
-    with torch.no_grad(), regard.watch(model, verify=True) as seen:
-        model(*given, ENDS, KEY_ENDS, 4, 5, dropout_p=0.5)
+    seen = watching(model, verify=True)(*given, ENDS, KEY_ENDS, 4, 5, dropout_p=0.5)
     assert "not rebuilt: dropout" in str(seen.report())
-
-
-# -- transformers -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """transformers, which takes the stand-in for FlashAttention 2."""
     transformers = pytest.importorskip("transformers")
     utils = pytest.importorskip("transformers.modeling_flash_attention_utils")
     if not hasattr(utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX"):
@@ -364,12 +338,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Gemma2"])
 def test_models_of_transformers(loaded: Any, family: str) -> None:
-    config = getattr(loaded, f"{family}Config")(
-        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
-        num_key_value_heads=2, sliding_window=4, pad_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = loaded.AutoModelForCausalLM.from_config(config, attn_implementation="flash_attention_2").eval()
+    model = built(f"{family}ForCausalLM", WINDOWED, "flash_attention_2")
     ids, mask = torch.randint(1, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
     with torch.no_grad(), regard.watch(model, verify=True) as seen:
         model(ids)
@@ -389,10 +358,7 @@ def test_models_of_transformers(loaded: Any, family: str) -> None:
 
 
 def test_generation_and_documents_of_transformers(loaded: Any) -> None:
-    config = loaded.LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4, pad_token_id=0
-    )
-    model = loaded.AutoModelForCausalLM.from_config(config, attn_implementation="flash_attention_2").eval()
+    model = built("LlamaForCausalLM", LLAMA | {"num_hidden_layers": 1}, "flash_attention_2")
     ids, name = torch.randint(3, 50, (1, 9)), "model.layers.0.self_attn"
     with torch.no_grad(), regard.watch(model) as seen:
         model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)

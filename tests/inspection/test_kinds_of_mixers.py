@@ -1,30 +1,30 @@
 """Every module that mixes tokens has its kind, and the analyses take the layers that they are about."""
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import regard
-from regard.errors import NotSeenError, ShapeError
+from regard.errors import NotKeptError, NotSeenError, ShapeError
 from regard.watching import compare, head_table, relevance, rollout
 from regard.watching.readers.channel_calls import Convolution
-from tests.modules import module
+from regard.watching.report import beside_attention
+from tests.families.architectures import inputs_for, tiny
+from tests.modules import module, same_bits, watching
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 def watched(key: str, **settings: Any) -> tuple[Any, nn.Module, dict[str, Any]]:
-    from tests.families import architectures as made
-
-    model = made.build(getattr(made.library(), made.architectures()[key]), made.tiny_config(key))
-    inputs = made.inputs_for(key, model)
-    with torch.no_grad(), regard.watch(model, **settings) as seen:
-        model(**inputs)
+    model = tiny(key)
+    inputs = inputs_for(key, model)
+    seen = watching(model, **settings)(**inputs)
     return seen, model, inputs
 
 
@@ -34,7 +34,6 @@ def test_a_layer_that_is_a_convolution_has_a_map() -> None:
         "layers.0.conv": "convolution", "layers.1.self_attn": "attention", "layers.2.self_attn": "attention",
     }  # fmt: skip
     call = seen.calls[0]
-    assert isinstance(call.error, float)
     assert call.error < 1e-6
     weights = seen["layers.0.conv", 0]
     assert isinstance(weights.source, Convolution)
@@ -57,16 +56,10 @@ def test_a_layer_that_is_a_convolution_has_a_map() -> None:
 @torch.no_grad()
 def test_a_convolution_in_a_generation() -> None:
     """Its single steps get the last positions from a state, and their rows are the filters."""
-    from tests.families import architectures as made
-
-    config = made.tiny_config("lfm2")
-    config.layer_types = ["conv", "full_attention"]
-    model: Any = made.build(made.library().Lfm2ForCausalLM, config)
+    model = tiny("lfm2", "Lfm2ForCausalLM", layer_types=["conv", "full_attention"])
     ids = torch.randint(3, 50, (2, 9))
     options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
-    plain = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-    with regard.watch(model, verify=True) as seen:
-        assert torch.equal(model.generate(ids, attention_mask=torch.ones_like(ids), **options), plain)
+    seen = same_bits(model.generate, ids, of=model, attention_mask=torch.ones_like(ids), **options)
     assert (seen.report().missed, seen.report().mixers) == ((), ())
     path = next(path for path, kind in seen.report().kinds.items() if kind == "convolution")
     calls = [call for call in seen.calls if call.name == path]
@@ -86,16 +79,41 @@ def test_attention_over_depth_and_convolutions_beside_attention_are_no_layers() 
     seen, _, _ = watched("inkling2_text")
     kinds = seen.report().kinds
     assert kinds["layers.1.attention_input"] == "attention over depth"
-    assert kinds["layers.0.self_attn.k_sconv"] == kinds["layers.0.post_mlp_convolution"] == "convolution"
-    assert str(seen["final_input", 0].dimensions) == "(batch, head, query: slots, key: layers)"
+    of_keys = next(path for path in kinds if path.startswith("layers.0.self_attn.k_"))  # The next release renames it.
+    assert kinds[of_keys] == kinds["layers.0.post_mlp_convolution"] == "convolution"
+    assert str(seen["final_input", 0].dimensions) == "(batch, window, query: slots, key: layers)"
     assert str(seen["layers.1.self_attn", 0].dimensions) == "(batch, head, query, key)"  # of the depth's outputs
-    assert "attention over depth (queries: slots, keys: layers), F.scaled" in str(seen.report())
-    with pytest.raises(NotSeenError, match=r"layers.0.self_attn.k_sconv: a convolution within layers.0.self_attn"):
+    assert "attention over depth (queries: slots, keys: layers), " in str(seen.report())
+    with pytest.raises(NotSeenError, match=f"{of_keys}: a convolution within layers.0.self_attn"):
         rollout(seen, -1)
+    deep: Any = SimpleNamespace(calls=[
+        SimpleNamespace(name=name, kind=kind, is_of_positions=True)
+        for name, kind in (("layer.keys.filter", "convolution"), ("layer", "attention"))
+    ])  # fmt: skip
+    assert list(beside_attention(deep)) == ["layer.keys.filter"]
     skip = [path for path, kind in kinds.items() if kind == "convolution"]
     assert rollout(seen, -1, skip=skip).shape == (2, 11)
     assert set(head_table(seen, skip=skip).layers) == {"layers.0.self_attn", "layers.1.self_attn"}
     assert not seen.audit(skip=skip, causal=True)
+
+
+def by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return ((query @ key.mT) * 0.5).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("attend", [F.scaled_dot_product_attention, by_hand])
+@pytest.mark.parametrize("kind", ["attention over depth", "attention"])
+def test_the_keys_of_learned_queries_are_layers_of_each_position_or_heads(attend: Any, kind: str) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        heads = m.project(x).unflatten(-1, (3, 4)).transpose(1, 2)
+        states = heads if kind == "attention" else torch.stack([x, x.sin(), x.tanh()], -2)
+        return attend(m.query.expand(2, 3, 2, 4), states, states)
+
+    model = module(forward, lambda: {"query": nn.Parameter(torch.zeros(2, 4)), "project": nn.Linear(4, 12)})()
+    with regard.watch(model) as seen:
+        model(torch.randn(2, 3, 4))
+    assert seen.report().kinds[""].removeprefix("cross-") == kind
+    assert "mask: none" in str(seen.report()) or kind == "attention"
 
 
 def test_streams_and_cross_attention_have_their_kinds() -> None:
@@ -116,12 +134,9 @@ def test_streams_and_cross_attention_have_their_kinds() -> None:
 
 
 def test_an_indexer_is_named_with_its_recall() -> None:
-    from tests.families import architectures as made
-
-    model: Any = made.build(transformers.DeepseekV32Model, made.tiny_config("deepseek_v32"))
+    model = tiny("deepseek_v32")
     ids = torch.randint(3, 50, (1, 24))
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(ids)
+    seen = watching(model)(ids)
     assert "4 of the causal keys for each query, chosen by layers.0.self_attn.indexer; " in str(seen.report())
     (finding,) = [one for one in seen.audit() if one.path == "layers.0.self_attn"]
     call = seen.calls[0].factors.call
@@ -145,14 +160,10 @@ def test_a_choice_of_all_first_keys_is_no_finding() -> None:
             index[..., 0] = 1e4
             best = index.topk(3).indices
             mask = torch.zeros(1, 9, 9, dtype=torch.bool).scatter(-1, best, True) & torch.ones(9, 9).tril().bool()
-            output: Tensor = nn.functional.scaled_dot_product_attention(
-                x[:, None], x[:, None], x[:, None], mask[:, None]
-            )
-            return output
+            return nn.functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], mask[:, None])
 
     model = Chosen()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(torch.randn(1, 9, 4))
+    seen = watching(model)(torch.randn(1, 9, 4))
     assert "3 of the causal keys for each query, chosen by " in str(seen.report())
     assert not seen.audit()
 
@@ -198,8 +209,7 @@ def test_several_scans_of_one_module_are_no_layers() -> None:
             return torch.cat([home.mamba_selective_scan(one, one.abs(), rates, inner, inner) for one in halves], 1)
 
     Scans.__module__ = home.__name__
-    with regard.watch(Scans()) as seen:
-        seen.modules[""](torch.rand(1, 8, 5))
+    seen = watching(Scans())(torch.rand(1, 8, 5))
     del sys.modules[home.__name__]
     assert len(seen) == 0
     assert "one of several recurrences of a module" in str(seen.report())
@@ -261,14 +271,11 @@ def test_an_alignment_is_of_another_sequence(kinds_seen: dict[str, Any]) -> None
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_no_part_of_a_recall(side: str) -> None:
-    from tests.families import architectures as made
-
-    model: Any = made.build(transformers.DeepseekV32Model, made.tiny_config("deepseek_v32"))
+    model = tiny("deepseek_v32")
     keep = torch.ones(2, 24, dtype=torch.long)
     keep[1, :9] = 0
     keep = keep if side == "left" else keep.flip(-1)
-    with regard.watch(model) as seen:
-        model(torch.randint(3, 50, (2, 24)), attention_mask=keep)
+    seen = watching(model)(torch.randint(3, 50, (2, 24)), attention_mask=keep)
     call = seen.calls[0].factors.call
     scores = (call.query @ call.key.mT).double() * call.score.dot_scale(call.query.shape[-1])
     visible = torch.ones(24, 24).tril().bool() & keep[:, None, None].bool()
@@ -280,3 +287,129 @@ def test_padding_is_no_part_of_a_recall(side: str) -> None:
     lost = ~chosen.any(1).gather(-1, first[:, None, None].expand(2, 24, 1))[..., 0] & choosing
     found = [one for one in seen.audit() if one.reason == "first key dropped" and one.path == seen.calls[0].name]
     assert [one.numbers["rows"] for one in found] == [pytest.approx(float(lost.sum() / choosing.sum()))]
+
+
+LENGTH = 30
+HEAVY, SPARSE = "layers.0.self_attn", "layers.1.self_attn"
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}
+    return tiny("deepseek_v4", index_topk=2, compress_rates=rates)
+
+
+def tokens(length: int = LENGTH) -> Tensor:
+    return torch.randint(3, 120, (2, length), generator=torch.Generator().manual_seed(length))
+
+
+@pytest.fixture(scope="module")
+def run(model: nn.Module) -> tuple[Any, dict[str, Tensor]]:
+    inputs: dict[str, Tensor] = {}
+    hooks = [
+        module.register_forward_pre_hook(lambda _, given, path=path: inputs.__setitem__(path, given[0]))
+        for path, module in model.named_modules() if path.endswith(("compressor.kv_proj", "compressor.kv_norm"))
+    ]  # fmt: skip
+    seen = same_bits(model, tokens())
+    for hook in hooks:
+        hook.remove()
+    return seen, inputs
+
+
+def shares_of(compressor: Any, x: Tensor) -> Tensor:
+    """The dense shares (B, D, n, T) by the formula, one block and one token after the other."""
+    gate, rate, width = compressor.gate_proj(x), compressor.compress_rate, compressor.head_dim
+    blocks, overlaps = x.shape[1] // rate, gate.shape[-1] > width
+    scores = x.new_full((len(x), width, blocks, x.shape[1]), -torch.inf)
+    for block in range(blocks):
+        for place in range(rate):
+            own = gate[:, block * rate + place] + compressor.position_bias[place]
+            scores[:, :, block, block * rate + place] = own[:, width:] if overlaps else own
+            if overlaps and block + 1 < blocks:
+                scores[:, :, block + 1, block * rate + place] = own[:, :width]
+    return scores.softmax(-1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("path", [HEAVY, SPARSE])
+def test_the_compressor_has_a_map_for_each_channel(model: nn.Module, run: Any, path: str) -> None:
+    seen, inputs = run
+    weights, compressor = seen[f"{path}.compressor", 0], model.get_submodule(f"{path}.compressor")
+    x = inputs[f"{path}.compressor.kv_proj"]
+    expected = shares_of(compressor, x)
+    torch.testing.assert_close(weights.dense(), expected, rtol=0, atol=1e-6)
+    assert str(weights.dimensions) == "(batch, head, query: blocks, key)"
+    made = inputs[f"{path}.compressor.kv_norm"]  # the sums, before their norm and rotation
+    value: Any = compressor.kv_proj(x).unflatten(-1, (-1, compressor.head_dim))  # (B, T, series, D)
+    own = torch.arange(LENGTH) // compressor.compress_rate == torch.arange(made.shape[1])[:, None]
+    of_series = [expected * ~own, expected * own] if value.shape[2] > 1 else [expected]
+    summed = sum(torch.einsum("bdwt,btd->bwd", one, value[:, :, number]) for number, one in enumerate(of_series))
+    torch.testing.assert_close(summed, made, rtol=0, atol=1e-5)
+    assert next(one for one in seen.calls if one.name == f"{path}.compressor").error < 1e-5
+    some = torch.randn(*expected.shape[:2], LENGTH, 3)
+    torch.testing.assert_close(weights @ some, expected @ some, rtol=0, atol=1e-5)
+    back = torch.randn(*expected.shape[:3], 3)
+    torch.testing.assert_close(weights.mT @ back, expected.mT @ back, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("path", [HEAVY, SPARSE])
+def test_blocks_lead_back_to_tokens(model: nn.Module, run: Any, path: str) -> None:
+    seen, inputs = run
+    assert str(seen[path, 0].dimensions) == "(batch, head, query, key: positions and blocks)"
+    compressor = model.get_submodule(f"{path}.compressor")
+    weights, blocks = seen[path, 0].dense(), shares_of(compressor, inputs[f"{path}.compressor.kv_proj"])
+    expected = weights[..., :LENGTH] + weights[..., LENGTH:] @ blocks.mean(1, keepdim=True)
+    found = seen.over_tokens(path)
+    assert str(found.dimensions) == "(batch, head, query, key)"
+    torch.testing.assert_close(found.dense(), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found[1, 2, 9], expected[1, 2, 9], rtol=0, atol=1e-6)
+    x = torch.randn(2, 4, LENGTH, 3)
+    torch.testing.assert_close(found @ x, expected @ x, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.mT @ x, expected.mT @ x, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.received(), expected.sum(-2), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.sum(-1), weights.sum(-1), rtol=0, atol=1e-5)  # no weight is lost
+    assert not expected.triu(1).any()
+
+
+def test_the_report_names_blocks_and_their_choice(run: Any) -> None:
+    seen, _ = run
+    report = seen.report()
+    assert report.kinds[f"{SPARSE}.compressor"] == "compression"
+    assert report.kinds[SPARSE] == "attention"
+    assert report.missed == report.mixers == ()
+    assert "(keys: positions and blocks)" in str(report)
+    assert "; 3 blocks of 8 tokens, with " in str(report)
+    assert f"2 of the earlier ones for each query, chosen by {SPARSE}.compressor.indexer" in str(report)
+    assert "compressor: a softmax over" not in str(report)
+    assert not seen.audit(causal=True)
+
+
+@torch.no_grad()
+def test_the_recall_of_chosen_blocks() -> None:
+    model = tiny("deepseek_v4", index_topk=2)
+    regard.huggingface.enable(model)
+    with regard.watch(model) as seen:
+        model(tokens())
+    call = seen.calls[-1].factors.call
+    scores = (call.query @ call.key.mT).double()[..., LENGTH:] * call.score.dot_scale(call.query.shape[-1])
+    ready = (torch.arange(LENGTH) + 1) // 4
+    dense = scores.masked_fill(torch.arange(7) >= ready[:, None], -torch.inf).softmax(-1)
+    chosen = seen[SPARSE, 0].dense()[..., LENGTH:] > 0
+    recall = float((dense * chosen).sum(-1)[..., ready > 2].mean())
+    assert 0.2 < recall < 0.99
+    assert f"compressor.indexer, with {recall:.1%} of the weight that all would get" in str(seen.report())
+    assert rollout(seen, -1).shape == (2, LENGTH)
+
+
+@torch.no_grad()
+def test_steps_with_a_cache_say_that_blocks_are_not_led_back(model: nn.Module) -> None:
+    with regard.watch(model) as seen:
+        cache = model(tokens(), use_cache=True).past_key_values
+        model(tokens(1), past_key_values=cache)
+    assert seen.over_tokens(SPARSE, 0).shape[-1] == LENGTH
+    assert "its cache has tokens of earlier calls" in str(seen.report())
+    with pytest.raises(NotKeptError, match="last 7 keys are blocks of 4 tokens, and the shares of these"):
+        seen.over_tokens(SPARSE)
+    with pytest.raises(NotSeenError, match="blocks of 4 tokens"):
+        head_table(seen)

@@ -1,33 +1,34 @@
 """A part is not the whole: modules that mix positions unread are named, and no answer leaves them out unasked."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError, NotSeenError
 from regard.watching import compare, head_table, measure_mixing, relevance, rollout
+from regard.watching.observed import OF_ONE_RANK
 from regard.watching.watch import Seen
+from tests.families.architectures import inputs_for, tiny
+from tests.modules import module, parts, watching
 
 WIDTH, LENGTH = 8, 7
 
 
-class Attend(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.made = nn.Linear(WIDTH, 3 * WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.made(x).chunk(3, -1))
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+@parts(lambda: {"made": nn.Linear(WIDTH, 3 * WIDTH)})
+def Attend(self: Any, x: Tensor) -> Tensor:
+    q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.made(x).chunk(3, -1))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 class Mixer(nn.Module):
-    """Mixes positions in one of many ways, under a name that says nothing of it."""
-
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how = how
@@ -126,37 +127,26 @@ def test_patches_pixels_and_products_with_weights_are_not_accused() -> None:
             x = self.cut(self.stem(x)).flatten(2).mT
             return self.attend(self.rotate(x @ self.weight @ self.turn))
 
-    with regard.watch(model := Patches()) as seen:
-        model(torch.randn(2, 3, 12, 12))
+    seen = watching(Patches())(torch.randn(2, 3, 12, 12))
     assert seen.report().mixers == ()
 
 
 def test_attention_in_parts_is_attention_and_scores_alone_mix_nothing() -> None:
     """As SqueezeBERT's, whose products are modules; and an indexer beside it, which only chooses keys."""
 
-    class Times(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return x @ y
+    Times = module(lambda m, x, y: x @ y)
 
-    class Indexer(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (x @ x.mT).topk(3).indices
+    Indexer = module(lambda m, x: (x @ x.mT).topk(3).indices)
 
-    class InParts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scores, self.values, self.index = Times(), Times(), Indexer()
-            self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = self.qkv(x).chunk(3, -1)
-            hidden = torch.ones(2, LENGTH, LENGTH).scatter(-1, self.index(x), 0).bool()
-            found: Tensor = self.values(self.scores(q, k.mT).masked_fill(hidden, -torch.inf).softmax(-1), v)
-            return found
+    @parts(lambda: {"scores": Times(), "values": Times(), "index": Indexer(), "qkv": nn.Linear(WIDTH, 3 * WIDTH)})
+    def InParts(self: Any, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        hidden = torch.ones(2, LENGTH, LENGTH).scatter(-1, self.index(x), 0).bool()
+        return self.values(self.scores(q, k.mT).masked_fill(hidden, -torch.inf).softmax(-1), v)
 
     seen, _ = run(nn.Sequential(Attend(), InParts()))
     assert [name for name, _ in seen] == ["0", "1.values"]
-    assert seen.report().mixers == ()
+    assert (seen.report().missed, seen.report().mixers) == ((), ())
 
 
 def test_answers_about_the_whole_refuse_a_part() -> None:
@@ -211,13 +201,9 @@ def test_a_layer_of_a_configuration_is_known_by_its_type() -> None:
         def backward(ctx: Any, *grad: Tensor) -> Tensor:
             return grad[0].flip(1).cumsum(1).flip(1)
 
-    class Layer(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return Opaque.apply(x)
+    Layer = module(lambda m, x: Opaque.apply(x))
 
-    class Dense(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.gelu(x)
+    Dense = module(lambda m, x: F.gelu(x))
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -255,18 +241,11 @@ def test_a_measurement_needs_tokens_and_leaves_the_model_as_it_was() -> None:
 
 # transformers calls what torch has deprecated; nothing of it is ours.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize(
-    ("key", "unread"),
-    [("recurrent_gemma", "layers.0.temporal_block")],
-)
-def test_hybrid_models(key: str, unread: str) -> None:
+def test_hybrid_models() -> None:
     pytest.importorskip("transformers")
-    from tests.families import architectures as made
-
-    model = made.build(getattr(made.library(), made.architectures()[key]), made.tiny_config(key))
-    inputs = made.inputs_for(key, model)
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(**inputs)
+    model, unread = tiny("recurrent_gemma"), "layers.0.temporal_block"
+    inputs = inputs_for("recurrent_gemma", model)
+    seen = watching(model)(**inputs)
     assert next(iter(dict(seen.report().mixers))) == unread
     assert not seen.report().missed
     assert unread in measure_mixing(seen, lambda: model(**inputs))
@@ -278,12 +257,9 @@ def test_hybrid_models(key: str, unread: str) -> None:
 def test_streams_of_a_position_and_keys_of_an_indexer() -> None:
     """DeepSeek-V4 mixes four streams of each position, by weights that compare no queries with keys."""
     pytest.importorskip("transformers")
-    from tests.families import architectures as made
-
-    model = made.build(made.library().DeepseekV4Model, made.tiny_config("deepseek_v4"))
-    inputs = made.inputs_for("deepseek_v4", model)
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(**inputs)
+    model = tiny("deepseek_v4")
+    inputs = inputs_for("deepseek_v4", model)
+    seen = watching(model)(**inputs)
     attending = ["layers.0.self_attn", "layers.1.self_attn.compressor", "layers.1.self_attn"]
     assert [name for name, _ in seen] == attending, str(seen.report())
     assert "layers.0: weights 4 x 4 from another module, which compared no queries with keys" in str(seen.report())
@@ -291,72 +267,43 @@ def test_streams_of_a_position_and_keys_of_an_indexer() -> None:
     assert [finding for finding in seen.audit(skip="*") if finding.reason in ("future", "padding")] == []
 
 
-class Predicted(nn.Module):
+@parts(lambda: {"duration": nn.Linear(4, 1), "frames": nn.Linear(4, 4)})
+def Predicted(self: Any, x: Tensor) -> Tensor:
     """As in models of speech: the results say how many frames there are, and layers follow that keep their number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.duration, self.frames = nn.Linear(4, 1), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        counts = self.duration(x).abs().squeeze(-1).mul(8).long().sum(0) + 1
-        frames = x.repeat_interleave(counts, 1)
-        return frames + self.frames(frames)
+    counts = self.duration(x).abs().squeeze(-1).mul(8).long().sum(0) + 1
+    frames = x.repeat_interleave(counts, 1)
+    return frames + self.frames(frames)
 
 
-def test_lengths_that_a_model_predicts_stay_those_of_its_run() -> None:
-    model, x = Predicted(), torch.randn(2, 5, 4)
-    with regard.watch(model) as seen:
-        model(x)
-    for _ in range(5):
+@parts(lambda: {"part": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), "frames": nn.Linear(4, 4)})
+def Drawn(self: Any, x: Tensor) -> Tensor:
+    x = self.part(x)
+    frames = x.repeat_interleave(torch.randint(1, 9, (x.shape[1],)), 1)
+    return self.frames(frames) * torch.ones(frames.shape[1], 1)
+
+
+@pytest.mark.parametrize("kind", [Predicted, Drawn])
+def test_lengths_that_a_model_predicts_stay_those_of_its_run(kind: type[Any]) -> None:
+    model, x = kind(), torch.randn(2, 5, 4)
+    seen = watching(model)(x)
+    for seed in range(5):
+        torch.manual_seed(seed)
         assert measure_mixing(seen, lambda: model(x)) == {}
 
 
-class Drawn(nn.Module):
-    """Frames whose number is drawn, and a mask of as many."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        self.frames = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.part(x)
-        frames = x.repeat_interleave(torch.randint(1, 9, (x.shape[1],)), 1)
-        return self.frames(frames) * torch.ones(frames.shape[1], 1)
+Whole = module(lambda m, x: x[..., 0].long())
 
 
-def test_lengths_that_a_model_draws_stay_those_of_its_run() -> None:
-    model, x = Drawn(), torch.randn(2, 5, 4)
-    with regard.watch(model) as seen:
-        model(x)
-    for seed in range(5):
-        torch.manual_seed(seed)
-        assert list(measure_mixing(seen, lambda: model(x))) == []
-
-
-class Placed(nn.Module):
+@parts(lambda: {"places": nn.Sequential(Whole(), nn.Embedding(3, 4)), "gru": nn.GRU(4, 4, batch_first=True)})
+def Placed(self: Any, x: Tensor) -> Tensor:
     """Patches whose first number is a position, which one layer looks up and the other takes as it is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.places = nn.Sequential(Whole(), nn.Embedding(3, 4))
-        self.gru = nn.GRU(4, 4, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gru(x)[0] + self.places(x)
-
-
-class Whole(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x[..., 0].long()
+    return self.gru(x)[0] + self.places(x)
 
 
 def test_a_module_that_refuses_another_token_is_not_told_and_its_like_are() -> None:
     model, x = Placed(), 100 * torch.randn(2, 5, 4)
     x[..., 0] = 0
-    with regard.watch(model) as seen:
-        model(x)
+    seen = watching(model)(x)
     assert list(measure_mixing(seen, lambda: model(x))) == ["gru"]
 
     def failing() -> None:
@@ -365,3 +312,89 @@ def test_a_module_that_refuses_another_token_is_not_told_and_its_like_are() -> N
 
     with pytest.raises(ZeroDivisionError):
         measure_mixing(seen, failing)
+
+
+@parts(lambda width=8: {"made": nn.Linear(width, 3 * width)})
+def AttentionCore(self: Any, x: Tensor) -> Tensor:
+    q, k, v = (part[:, None] for part in self.made(x).chunk(3, -1))
+    return F.scaled_dot_product_attention(q, k, v)[:, 0]
+
+
+@parts(lambda width=8: {"dense": nn.Linear(width, width), "norm": nn.LayerNorm(width)})
+def AttentionOutput(self: Any, x: Tensor, before: Tensor) -> Tensor:
+    """What LXMERT and others call the projection after attention."""
+    return self.norm(self.dense(x) + before)
+
+
+@parts(lambda width=8: {"query": nn.Linear(width, width), "key": nn.Linear(width, width)})
+def UnseenAttention(self: Any, x: Tensor, before: Tensor) -> Tensor:
+    """Attention by a formula of its own: weights of 1 / (1 + distance)."""
+    near = 1 / (1 + torch.cdist(self.query(x), self.key(x)))
+    return (near[..., None] * before[:, None]).sum(2) / near.sum(-1, keepdim=True)
+
+
+@parts(lambda after: {"core": AttentionCore(), "after": after})
+def AttentionLayer(self: Any, x: Tensor) -> Tensor:
+    return self.after(self.core(x), x)
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (AttentionLayer(AttentionOutput()), []),
+        (nn.Sequential(AttentionLayer(AttentionOutput())), []),
+        (AttentionLayer(UnseenAttention()), ["after"]),
+    ],
+    ids=["a projection", "within another module", "another attention"],
+)
+def test_beside_attention_that_was_seen_a_projection_is_no_gap(model: nn.Module, named: list[str]) -> None:
+    seen = watching(model)(torch.randn(2, 5, 8))
+    assert len(seen) == 1
+    assert [path for path, _ in (*seen.report().missed, *seen.report().mixers)] == named
+
+
+REFUSED = "would be about a part of the heads: the parameters of 0 are split over 2 ranks"
+
+
+@parts(lambda: {name: nn.Linear(16, 16) for name in ("q", "k", "v", "o")})
+def Split(self: Any, x: Tensor) -> Tensor:
+    q, k, v = (one(x).unflatten(-1, (-1, 4)).transpose(1, 2) for one in (self.q, self.k, self.v))
+    return self.o(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[DeviceMesh]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # torch's own ranks that say nothing
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_heads_of_one_rank_are_named_and_answer_for_themselves(two_ranks: DeviceMesh) -> None:
+    plan = {"0.q": ColwiseParallel(), "0.k": ColwiseParallel(), "0.v": ColwiseParallel(), "0.o": RowwiseParallel()}
+    model = parallelize_module(nn.Sequential(Split()).eval(), two_ranks, plan)
+    with regard.watch(model, values=True, gradients=True) as seen:
+        model(torch.randn(1, 5, 16)).sum().backward()
+    assert seen["0"].shape == (1, 2, 5, 5)
+    assert OF_ONE_RANK.format(2) in str(seen.report())
+    for ask in (
+        lambda: rollout(seen, -1),
+        lambda: head_table(seen),
+        lambda: compare(seen, seen),
+        lambda: relevance(seen),
+    ):
+        with pytest.raises(NotSeenError, match=REFUSED):
+            ask()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parameters_that_are_gathered_to_run_give_all_heads(two_ranks: DeviceMesh) -> None:
+    model = nn.Sequential(Split()).eval()
+    fully_shard(model[0], mesh=two_ranks)
+    fully_shard(model, mesh=two_ranks)
+    seen = watching(model)(torch.randn(1, 5, 16))
+    assert seen["0"].shape == (1, 4, 5, 5)
+    assert "rank" not in str(seen.report())
+    head_table(seen)

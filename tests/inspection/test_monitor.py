@@ -1,5 +1,6 @@
 """`AttentionMonitor` in a loop of one's own, and the numbers of its heads against dense weights."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,21 @@ import regard
 from regard.errors import ArgumentError
 from regard.watching import AttentionMonitor
 from regard.watching.monitor import measured_heads, write_picture, writers_of_lightning, writers_of_trainer
+from tests.modules import module, parts, watching
+
+
+def ended(monitor: AttentionMonitor, model: Any, x: torch.Tensor, **told: Any) -> dict[str, float]:
+    """The scalars of one step."""
+    monitor.begin(model, 1, **told)
+    model(x)
+    return monitor.end()
+
+
+def sharp_encoder() -> nn.TransformerEncoder:
+    model = encoder()
+    with torch.no_grad():
+        model.layers[1].self_attn.in_proj_weight[12:16] *= 40.0  # the keys of head 1
+    return model
 
 
 def encoder(dropout: float = 0.0) -> nn.TransformerEncoder:
@@ -46,14 +62,9 @@ def test_the_first_step_and_every_nth_are_measured_and_training_keeps_its_bits()
 
 
 def test_the_numbers_are_those_of_dense_weights_and_the_worst_head_is_named() -> None:
-    model, monitor, x = encoder(), AttentionMonitor(sequences=2, causal=False), torch.randn(3, 6, 8)
-    with torch.no_grad():
-        model.layers[1].self_attn.in_proj_weight[12:16] *= 40.0  # the keys of head 1
-    monitor.begin(model, 1)
-    model(x)
-    scalars = monitor.end()
-    with regard.watch(model) as seen:
-        model(x)
+    model, x = sharp_encoder(), torch.randn(3, 6, 8)
+    scalars = ended(AttentionMonitor(sequences=2, causal=False), model, x)
+    seen = watching(model, context=nullcontext)(x)
     logits = []
     for name in ("layers.0.self_attn", "layers.1.self_attn"):
         weights = seen[name].dense()[:2].detach()
@@ -78,47 +89,30 @@ def test_dead_and_uniform_heads_by_hand() -> None:
     assert not measured_heads([{"a": padded}])["a"].is_uniform.any()
 
 
-class WrittenOut(nn.Module):
-    def __init__(self, heads: bool) -> None:
-        super().__init__()
-        self.project, self.heads = nn.Linear(4, 4), heads
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.project(x).unflatten(-1, (2, 2)).transpose(1, 2) if self.heads else x[:, None]
-        return (x @ x.mT).softmax(-1).sqrt() @ x
+@parts(lambda heads: {"project": nn.Linear(4, 4), "heads": heads})
+def WrittenOut(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = self.project(x).unflatten(-1, (2, 2)).transpose(1, 2) if self.heads else x[:, None]
+    return (x @ x.mT).softmax(-1).sqrt() @ x
 
 
 def test_weights_that_the_model_made_have_no_logits() -> None:
-    monitor, model = AttentionMonitor(causal=False), WrittenOut(heads=True)
-    monitor.begin(model, 1)
-    model(torch.randn(2, 5, 4))
-    assert {name.rpartition("/")[2] for name in monitor.end()} == {"entropy", "first_key", "dead", "uniform"}
+    scalars = ended(AttentionMonitor(causal=False), WrittenOut(heads=True), torch.randn(2, 5, 4))
+    assert {name.rpartition("/")[2] for name in scalars} == {"entropy", "first_key", "dead", "uniform"}
 
 
 def test_a_layer_that_cannot_be_measured_is_named_and_ends_no_run() -> None:
-    monitor, model = AttentionMonitor(causal=False), WrittenOut(heads=False)
-    monitor.begin(model, 1)
-    model(torch.randn(2, 5, 4))
-    assert monitor.end() == {}
+    monitor = AttentionMonitor(causal=False)
+    assert ended(monitor, WrittenOut(heads=False), torch.randn(2, 5, 4)) == {}
     assert "heads" in monitor.unread[""]
 
 
 def test_a_fault_stops_or_warns_and_holds_no_tensors() -> None:
-    class Block(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.scaled_dot_product_attention(x, x, x)
-
-    model = Block()
-    monitor = AttentionMonitor(causal=True)
-    monitor.begin(model, 1)
-    model(torch.randn(2, 1, 5, 4))
-    with pytest.raises(AssertionError, match=r"Block: 1 layer.*1 error\nerror: the model, call 0"):
-        monitor.end()
+    model, x = module(lambda m, x: nn.functional.scaled_dot_product_attention(x, x, x))(), torch.randn(2, 1, 5, 4)
+    with pytest.raises(AssertionError, match=r"Made: 1 layer.*1 error\nerror: the model, call 0"):
+        ended(AttentionMonitor(causal=True), model, x)
     monitor = AttentionMonitor(causal=True, on_fault="warn")
-    monitor.begin(model, 1)
-    model(torch.randn(2, 1, 5, 4))
     with pytest.warns(UserWarning, match="error: the model, call 0"):
-        assert monitor.end()
+        assert ended(monitor, model, x)
     assert monitor.audited is not None
     assert monitor.audited.errors
     assert [one.observed for one in monitor.audited if one.observed is not None] == []
@@ -126,13 +120,10 @@ def test_a_fault_stops_or_warns_and_holds_no_tensors() -> None:
 
 @pytest.mark.parametrize("told", ["padding", "documents"])
 def test_the_audit_is_told_of_the_batch(told: str) -> None:
-    model, x = encoder(), torch.randn(2, 6, 8)
     monitor = AttentionMonitor(causal=False)
     of = {"padding": torch.arange(6) < torch.tensor([[6], [4]]), "documents": torch.arange(6)[None] // 3}
-    monitor.begin(model, 1, **{told: of[told]})
-    model(x)
     with pytest.raises(AssertionError, match=f"{told}="):
-        monitor.end()
+        ended(monitor, encoder(), torch.randn(2, 6, 8), **{told: of[told]})
     assert monitor.audited is not None
     assert {one.reason for one in monitor.audited.errors} == {told}
 
@@ -143,28 +134,10 @@ def test_numbers_out_of_range_are_refused() -> None:
             AttentionMonitor(**options)
 
 
-# -- the picture of the worst head -------------------------------------------------------------------------
-
-
-def measured() -> AttentionMonitor:
-    model, monitor = encoder(), AttentionMonitor(causal=False)
-    with torch.no_grad():
-        model.layers[1].self_attn.in_proj_weight[12:16] *= 40.0  # the keys of head 1
-    monitor.begin(model, 1)
-    model(torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(0)))
-    monitor.end()
-    return monitor
-
-
 def test_the_worst_head_has_the_map_of_its_first_sequence() -> None:
-    model, monitor, x = encoder(), AttentionMonitor(causal=False), torch.randn(3, 6, 8)
-    with torch.no_grad():
-        model.layers[1].self_attn.in_proj_weight[12:16] *= 40.0  # the keys of head 1
-    monitor.begin(model, 1)
-    model(x)
-    monitor.end()
-    with regard.watch(model) as seen:
-        model(x)
+    model, monitor, x = sharp_encoder(), AttentionMonitor(causal=False), torch.randn(3, 6, 8)
+    ended(monitor, model, x)
+    seen = watching(model, context=nullcontext)(x)
     worst = monitor.worst
     assert worst is not None
     assert (worst.layer, worst.head, worst.sizes) == ("layers.1.self_attn", 1, (6, 6))
@@ -172,10 +145,8 @@ def test_the_worst_head_has_the_map_of_its_first_sequence() -> None:
 
 
 def test_a_long_map_is_pooled_to_the_size_of_a_picture() -> None:
-    model, monitor = encoder(), AttentionMonitor(causal=False)
-    monitor.begin(model, 1)
-    model(torch.randn(1, 500, 8))
-    monitor.end()
+    monitor = AttentionMonitor(causal=False)
+    ended(monitor, encoder(), torch.randn(1, 500, 8))
     assert monitor.worst is not None
     assert (tuple(monitor.worst.weights.shape), monitor.worst.sizes) == ((192, 192), (500, 500))
     assert "500 x 500 pooled" in str(monitor.worst)
@@ -215,7 +186,9 @@ class Modules:
 
 
 def test_each_logger_gets_the_picture_by_its_own_interface() -> None:
-    worst, board, images, module = measured().worst, Board(), Images(), Modules()
+    monitor, board, images, module = AttentionMonitor(causal=False), Board(), Images(), Modules()
+    ended(monitor, sharp_encoder(), torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(0)))
+    worst = monitor.worst
     assert worst is not None
     callbacks = [SimpleNamespace(tb_writer=board), SimpleNamespace(_wandb=module), SimpleNamespace(tb_writer=None)]
     trainer = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=callbacks))

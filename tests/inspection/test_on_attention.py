@@ -13,14 +13,14 @@ import regard
 from regard.errors import ArgumentError, FunctionError, NotSeenError
 from tests import ROOT
 from tests.inspection.huggingface_families import LLAMA, Family
-from tests.modules import module
+from tests.modules import module, parts, watching
 
 LAYERS, PROMPT, NEW, BUDGET, WINDOW = 3, 23, 15, 14, 4
 
 
 def llama() -> Any:
     settings = {**LLAMA, "num_hidden_layers": LAYERS, "max_position_embeddings": 128}
-    return Family("LlamaForCausalLM", "LlamaConfig", settings).build().double()
+    return Family("LlamaForCausalLM", settings).build().double()
 
 
 def prompt() -> Tensor:
@@ -70,16 +70,12 @@ def test_outputs_are_the_same_bits(model: Any, implementation: str) -> None:
 def test_the_function_is_called_before_the_next_layer_runs_and_after_its_own_call() -> None:
     events: list[str] = []
 
-    class Block(nn.Module):
-        def __init__(self, name: str) -> None:
-            super().__init__()
-            self.name = name
-
-        def forward(self, x: Tensor) -> Tensor:
-            events.append(f"{self.name} begins")
-            y = F.scaled_dot_product_attention(x, x, x)
-            events.append(f"{self.name} goes on")
-            return y
+    @parts(lambda name: {"name": name})
+    def Block(self: Any, x: Tensor) -> Tensor:
+        events.append(f"{self.name} begins")
+        y = F.scaled_dot_product_attention(x, x, x)
+        events.append(f"{self.name} goes on")
+        return y
 
     model, x = nn.Sequential(Block("a"), Block("b")), torch.randn(1, 2, 3, 4)
     with regard.on_attention(model, lambda name, *call: events.append(f"called for {name}")):
@@ -111,8 +107,7 @@ def test_regard_attention_by_place_and_by_name(how: str) -> None:
     with regard.on_attention(Own(), lambda name, weights, *vectors: shapes.append([t.shape for t in vectors])) as hook:
         hook.model(torch.randn(1, 2, 3, 4))
     assert shapes == [[(1, 2, 3, 4)] * 3]
-    with regard.watch(Own()) as seen:
-        seen.modules[""](torch.randn(1, 2, 3, 4))
+    seen = watching(Own())(torch.randn(1, 2, 3, 4))
     assert len(seen) == 1
 
 
@@ -127,9 +122,6 @@ def test_a_watch_around_the_door_sees_the_same(model: Any) -> None:
         model(prompt())
     for one, other in zip(seen.maps, found, strict=True):
         torch.testing.assert_close(one.dense(), other)
-
-
-# -- mistakes ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -174,14 +166,10 @@ def test_what_is_refused_at_the_door(model: Any) -> None:
 
 
 def test_the_function_runs_without_gradients_and_the_model_with() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x * self.scale
-            return F.scaled_dot_product_attention(x, x, x)
+    @parts(lambda: {"scale": nn.Parameter(torch.ones(()))})
+    def Block(self: Any, x: Tensor) -> Tensor:
+        x = x * self.scale
+        return F.scaled_dot_product_attention(x, x, x)
 
     seen: list[bool] = []
     model = Block()
@@ -189,9 +177,6 @@ def test_the_function_runs_without_gradients_and_the_model_with() -> None:
         model(torch.randn(1, 1, 3, 4)).sum().backward()
     assert seen == [False]
     assert model.scale.grad is not None
-
-
-# -- docs/uses/eviction.md --------------------------------------------------------------------------------
 
 
 class Evicting:
@@ -251,7 +236,7 @@ def test_eviction_is_that_of_the_papers_eager_form(model: Any, method: str, rule
     with torch.no_grad():
         for step in range(NEW):
             given = expected if not step else expected[:, -1:]
-            logits = model(given, past_key_values=whole).logits
+            logits = model(given, None, None, whole).logits
             expected = torch.cat([expected, logits[:, -1:].argmax(-1)], 1)
     model.set_attn_implementation("sdpa")
     assert torch.equal(ids, expected)

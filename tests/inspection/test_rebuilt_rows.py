@@ -19,7 +19,7 @@ from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.readers import kernel_lse, multi_head_calls, sdpa_calls
 from regard.watching.readers.flex_calls import BlockLists
 from regard.watching.running.module_kinds import ran_fused
-from tests.modules import module
+from tests.modules import module, parts, watching
 
 # torch warns that FlexAttention runs uncompiled, and its compiler imports what it has deprecated itself.
 pytestmark = [
@@ -47,31 +47,25 @@ def vectors(keys: int = S, groups: int = H, dtype: torch.dtype = torch.float32) 
     return tuple(torch.randn(shape, dtype=dtype) for shape in shapes)  # type: ignore[return-value]
 
 
-def _multi_head(**options: Any) -> Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]:
-    def make() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-        training = options.pop("training", False)
-        x = torch.randn(B, T, E)
-        return nn.MultiheadAttention(E, H, batch_first=True).train(training), (x, x, x), options
-
-    return make
+Case = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
-def _encoder_layer(**settings: Any) -> Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]:
-    def make() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-        layer = nn.TransformerEncoderLayer(E, H, 32, batch_first=True, **settings)
-        return layer.eval(), (torch.randn(B, T, E),), {"src_mask": torch.ones(T, T, dtype=torch.bool).triu(1)}
-
-    return make
+def _multi_head(*, training: bool = False, **options: Any) -> Case:
+    x = torch.randn(B, T, E)
+    return nn.MultiheadAttention(E, H, batch_first=True).train(training), (x, x, x), options
 
 
-def _half(
-    made: tuple[nn.Module, tuple[Any, ...], dict[str, Any]],
-) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def _encoder_layer(**settings: Any) -> Case:
+    layer = nn.TransformerEncoderLayer(E, H, 32, batch_first=True, **settings)
+    return layer.eval(), (torch.randn(B, T, E),), {"src_mask": torch.ones(T, T, dtype=torch.bool).triu(1)}
+
+
+def _half(made: Case) -> Case:
     module, given, options = made
     return module.bfloat16(), tuple(x.bfloat16() for x in given), options
 
 
-def _nested(module: nn.Module, times: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def _nested(module: nn.Module, times: int) -> Case:
     """A call of fused layers with sequences of unlike lengths, without padding."""
     x = torch.nested.nested_tensor([torch.randn(1 + n % T, E) for n in range(B)])
     return module.eval(), (x,) * times, {}
@@ -81,7 +75,7 @@ def _far(q: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return q - (i - j).abs()
 
 
-KINDS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]] = {
+KINDS: dict[str, Callable[[], Case]] = {
     "sdpa": lambda: (Sdpa(), vectors(), {}),
     "causal": lambda: (Sdpa(), vectors(T), {"is_causal": True}),
     "shared keys": lambda: (Sdpa(), vectors(groups=1), {"enable_gqa": True}),
@@ -93,15 +87,15 @@ KINDS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
     "sigmoid": lambda: (Own(), vectors(), {"normalization": regard.Sigmoid()}),
     "a sink": lambda: (Own(), vectors(), {"normalization": regard.SoftmaxWithSink(torch.randn(H))}),
     "an own bias": lambda: (Own(), vectors(), {"bias": torch.randn(T, S)}),
-    "fused": _multi_head(need_weights=False),
-    "fused under a mask": _multi_head(attn_mask=torch.ones(T, T, dtype=torch.bool).triu(1)),
-    "an encoder layer": _encoder_layer(),
-    "an encoder layer, norm first": _encoder_layer(norm_first=True, activation="gelu"),
-    "an encoder layer, bfloat16": lambda: _half(_encoder_layer(activation=F.gelu)()),
+    "fused": lambda: _multi_head(need_weights=False),
+    "fused under a mask": lambda: _multi_head(attn_mask=torch.ones(T, T, dtype=torch.bool).triu(1)),
+    "an encoder layer": lambda: _encoder_layer(),
+    "an encoder layer, norm first": lambda: _encoder_layer(norm_first=True, activation="gelu"),
+    "an encoder layer, bfloat16": lambda: _half(_encoder_layer(activation=F.gelu)),
     "a nested batch": lambda: _nested(nn.MultiheadAttention(E, H, batch_first=True), 3),
     "a nested batch in an encoder layer": lambda: _nested(nn.TransformerEncoderLayer(E, H, 32, batch_first=True), 1),
-    "projected": _multi_head(training=True),
-    "projected, no weights": _multi_head(training=True, need_weights=False),
+    "projected": lambda: _multi_head(training=True),
+    "projected, no weights": lambda: _multi_head(training=True, need_weights=False),
 }
 
 
@@ -163,8 +157,7 @@ def test_a_wrong_map_is_seen_beside_values_that_are_not_finite(monkeypatch: pyte
     monkeypatch.setattr(sdpa_calls, "decided", lambda given: {**kernel_lse.decided(given), "is_causal": False})
     model, given = Layers(), vectors(T)
     given[2][0] = torch.nan
-    with torch.no_grad(), regard.watch(model, verify=True) as seen:
-        model(*given)
+    seen = watching(model, verify=True)(*given)
     with pytest.raises(NotSeenError, match="rebuilt wrongly"):
         seen["second"]
 
@@ -187,8 +180,7 @@ def test_the_proof_leaves_random_states_and_memory_alone() -> None:
     model(*given)
     expected = torch.rand(1)
     torch.manual_seed(1)
-    with regard.watch(model) as seen:
-        model(*given)
+    seen = watching(model)(*given)
     assert torch.equal(torch.rand(1), expected)
     assert seen.calls[0].proof is None, "a row that fits holds nothing"
 
@@ -203,8 +195,7 @@ def test_a_causal_bias_is_its_variant(kind: Callable[[int, int], Tensor], t: int
     model, mask = Sdpa(), kind(t, s)
     during: list[Tensor] = []
     with torch.no_grad():
-        with regard.watch(model) as seen:
-            model(q, k, v, attn_mask=mask)
+        seen = watching(model)(q, k, v, attn_mask=mask)
         with regard.on_attention(model, lambda name, weights, *rest: during.append(weights.dense())):
             model(q, k, v, attn_mask=mask)
         with regard.edit(model, {"": Knockout(keys=0)}):
@@ -216,8 +207,6 @@ def test_a_causal_bias_is_its_variant(kind: Callable[[int, int], Tensor], t: int
 
 
 class Meaning(Tensor):
-    """A class that means something else than its memory."""
-
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
@@ -226,19 +215,17 @@ class Meaning(Tensor):
 
 
 class Named(Tensor):
-    """A class of nothing of its own."""
+    pass
 
 
 def test_a_mask_of_an_unknown_class_is_refused_by_name() -> None:
     model, (q, k, v) = Sdpa(), vectors()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(q, k, v, attn_mask=torch.zeros(T, S).as_subclass(Meaning))
+    seen = watching(model)(q, k, v, attn_mask=torch.zeros(T, S).as_subclass(Meaning))
     assert "Meaning" in str(seen.report())
     with pytest.raises(NotSeenError, match="may mean something else than its memory holds"):
         seen[""]
     mask = torch.randn(T, S)
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(q, k, v, attn_mask=mask.as_subclass(Named))
+    seen = watching(model)(q, k, v, attn_mask=mask.as_subclass(Named))
     expected = (q @ k.mT / D**0.5 + mask).softmax(-1)
     torch.testing.assert_close(seen[""].dense().as_subclass(Tensor), expected)
 
@@ -306,15 +293,11 @@ def test_a_step_of_an_optimizer_changes_no_map(fused: bool, training: bool) -> N
 
 @pytest.mark.parametrize("what", ["the queries", "the mask"])
 def test_learned_queries_and_masks_are_marked(what: str) -> None:
-    class Learned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.latents, self.added = nn.Parameter(torch.randn(1, H, T, D)), nn.Parameter(torch.randn(T, S))
-
-        def forward(self, k: Tensor, v: Tensor) -> Tensor:
-            q = self.latents.expand(B, -1, -1, -1) if what == "the queries" else k[:, :, :T]
-            mask = self.added if what == "the mask" else None
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    @parts(lambda: {"latents": nn.Parameter(torch.randn(1, H, T, D)), "added": nn.Parameter(torch.randn(T, S))})
+    def Learned(self: Any, k: Tensor, v: Tensor) -> Tensor:
+        q = self.latents.expand(B, -1, -1, -1) if what == "the queries" else k[:, :, :T]
+        mask = self.added if what == "the mask" else None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     model, (_, k, v) = Learned(), vectors()
     truths = []
@@ -375,15 +358,11 @@ def test_block_lists_are_read_as_the_kernel_visits_them() -> None:
 @pytest.mark.parametrize("layer", [nn.MultiheadAttention(E, H, batch_first=True),
                                    nn.TransformerEncoderLayer(E, H, 32, batch_first=True)])  # fmt: skip
 def test_an_offloaded_layer_loses_neither_its_report_nor_another_layer(layer: nn.Module) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.offloaded, self.other = copy.deepcopy(layer), copy.deepcopy(layer)
-
-        def forward(self, x: Tensor) -> Tensor:
-            for one in (self.other, self.offloaded, self.offloaded):
-                x = one(x) if isinstance(layer, nn.TransformerEncoderLayer) else one(x, x, x)[0]
-            return x
+    @parts(lambda: {"offloaded": copy.deepcopy(layer), "other": copy.deepcopy(layer)})
+    def Net(self: Any, x: Tensor) -> Tensor:
+        for one in (self.other, self.offloaded, self.offloaded):
+            x = one(x) if isinstance(layer, nn.TransformerEncoderLayer) else one(x, x, x)[0]
+        return x
 
     net, x = Net().eval(), torch.randn(B, T, E)
     kept, inner = dict(net.offloaded.named_parameters()), net.offloaded.forward
@@ -401,8 +380,7 @@ def test_an_offloaded_layer_loses_neither_its_report_nor_another_layer(layer: nn
             put("meta")
 
     net.offloaded.forward = forward
-    with torch.no_grad(), regard.watch(net) as seen:
-        net(x)
+    seen = watching(net)(x)
     assert "an offload hook" in str(seen.report())
     assert [one.shape for one in seen.maps] == [(B, H, T, T)]
 

@@ -13,7 +13,7 @@ from regard.watching import AttentionStep, Relevance, attn_lrp, relevance
 from tests.inspection.huggingface_families import FAMILIES
 from tests.inspection.test_watch import Two, x
 from tests.largest import Largest
-from tests.modules import module
+from tests.modules import module, parts, watching
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 Matrices = dict[tuple[str, str], Tensor]
@@ -106,31 +106,20 @@ def test_the_published_algorithm(name: str) -> None:
     torch.testing.assert_close(found.rows(-1), found.dense()[:, -1])
 
 
-class Attend(nn.Module):
-    """Attention of some vectors to others, with weights of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.pair = nn.Linear(8, 8), nn.Linear(8, 16)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in (self.query(x), *self.pair(y).chunk(2, -1)))
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+@parts(lambda: {"query": nn.Linear(8, 8), "pair": nn.Linear(8, 16)})
+def Attend(self: Any, x: Tensor, y: Tensor) -> Tensor:
+    q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in (self.query(x), *self.pair(y).chunk(2, -1)))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-class Streams(nn.Module):
+@parts(lambda layers=2: {"layers": nn.ModuleList(nn.ModuleList(Attend() for _ in range(4)) for _ in range(layers))})
+def Streams(self: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
     """Two streams that attend to themselves, and then to each other at once, as LXMERT and ViLBERT do."""
-
-    def __init__(self, layers: int = 2) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleList(Attend() for _ in range(4)) for _ in range(layers))
-
-    def forward(self, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-        for layer in self.layers:
-            own, other, across, back = layer.children()
-            text, image = text + own(text, text), image + other(image, image)
-            text, image = text + across(text, image), image + back(image, text)
-        return text, image
+    for layer in self.layers:
+        own, other, across, back = layer.children()
+        text, image = text + own(text, text), image + other(image, image)
+        text, image = text + across(text, image), image + back(image, text)
+    return text, image
 
 
 def two_streams() -> tuple[regard.watching.Relevance, Matrices, list[Any]]:
@@ -186,15 +175,11 @@ def test_a_module_that_is_called_for_every_layer() -> None:
     model = Attention().double()
     inputs = torch.randn(2, 5, 8).double()
 
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([model])
-
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(3):
-                x = self.layers[0](x)
-            return x
+    @parts(lambda: {"layers": nn.ModuleList([model])})
+    def Shared(self: Any, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.layers[0](x)
+        return x
 
     with regard.watch(Shared(), values=True, gradients=True) as seen:
         seen.modules[""](inputs)[:, 0].square().sum().backward()
@@ -238,9 +223,6 @@ def test_what_cannot_be_followed() -> None:
         relevance(seen)
 
 
-# -- AttnLRP inside of attention -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_rules_of_attn_lrp_written_out(kv_heads: int, bias: bool) -> None:
@@ -274,8 +256,7 @@ def test_the_rules_of_attn_lrp_written_out(kv_heads: int, bias: bool) -> None:
 
 def test_attn_lrp_of_a_watched_model_and_what_it_refuses() -> None:
     model = Two()
-    with torch.no_grad(), regard.watch(model, values=True) as seen:
-        model(x())
+    seen = watching(model, values=True)(x())
     assert attn_lrp(seen["first", 0], torch.ones(2, 3, 7, 5)).query.shape == (2, 3, 7, 5)
     one: Any = seen["first", 0][1]
     assert attn_lrp(one, torch.ones(3, 7, 5)).key.shape == (3, 7, 5)

@@ -21,14 +21,14 @@ from regard.watching.hooks.observers import FUNCTIONS, this_thread
 from regard.watching.readers import kernel_lse as lse_module
 from regard.watching.watch import Seen
 from tests import each_once
-from tests.modules import module
+from tests.fuzz.watch.truths import kernel_weights
+from tests.modules import module, parts, same_bits, watching
 
 B, H, T, D = 2, 3, 7, 5
+KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class Attend(nn.Module):
-    """One call with whatever arguments it is given."""
-
     def __init__(self, heads: int = H, kv_heads: int = H, width: int = D) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.width = heads, kv_heads, width
@@ -45,30 +45,18 @@ class Attend(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, **settings).transpose(-2, -3).flatten(-2)
 
 
-class Two(nn.Module):
-    def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        self.first, self.second = Attend(**settings), Attend(**settings)
-
-    def forward(self, x: Tensor, **settings: Any) -> Tensor:
-        return self.second(self.first(x, **settings), **settings)
+@parts(lambda **settings: {"first": Attend(**settings), "second": Attend(**settings)})
+def Two(self: Any, x: Tensor, **settings: Any) -> Tensor:
+    return self.second(self.first(x, **settings), **settings)
 
 
 def x() -> Tensor:
     return 2 * torch.randn(B, T, H * D)
 
 
-def dense(
-    model: Any, x: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
-) -> Tensor:
-    """What the module attends to, written out in float64."""
-    q, k, _ = (t.double() for t in model.vectors(x))
-    scores = q @ k.repeat_interleave(q.shape[-3] // k.shape[-3], -3).mT * (scale or q.shape[-1] ** -0.5)
-    if causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.double()
-    return scores.softmax(-1).nan_to_num(0.0)
+def dense(model: Any, x: Tensor, mask: Tensor | None = None, **settings: Any) -> Tensor:
+    q, k, _ = (one.double() for one in model.vectors(x))
+    return kernel_weights(q, k, mask, **settings)
 
 
 def close(found: Any, expected: Tensor, tolerance: float = 2e-6) -> None:
@@ -76,16 +64,8 @@ def close(found: Any, expected: Tensor, tolerance: float = 2e-6) -> None:
     torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=tolerance)
 
 
-def watched(model: nn.Module, *inputs: Tensor, context: Callable[..., Any] = torch.no_grad, **settings: Any) -> Seen:
-    """What was seen, after checking that the bits are the same before, during and after."""
-    with context():
-        before = model(*inputs, **settings)
-        with regard.watch(model, verify=True) as seen:
-            during = model(*inputs, **settings)
-        after = model(*inputs, **settings)
-    for one, other in ((before, during), (before, after)):
-        assert torch.equal(one.nan_to_num(), other.nan_to_num())
-        assert one.requires_grad == other.requires_grad
+def watched(model: nn.Module, *inputs: Tensor, **settings: Any) -> Seen:
+    seen = same_bits(model, *inputs, **settings)
     assert not seen.report().missed, str(seen.report())
     return seen
 
@@ -127,9 +107,8 @@ def test_every_mask_in_every_context(name: str, context: type[Any], monkeypatch:
     model, inputs, settings = Two(), x(), MASKS[name]
     seen = watched(model, inputs, context=context, **settings)
     assert list(seen) == [("first", 0), ("second", 0)]
-    causal = settings.get("is_causal", False)
     with torch.no_grad():
-        expected = dense(model.first, inputs, settings.get("attn_mask"), causal=causal, scale=settings.get("scale"))
+        expected = dense(model.first, inputs, **{name.removeprefix("attn_"): one for name, one in settings.items()})
     close(seen["first"].dense(), expected)
     assert all(call.error < 1e-6 for call in seen.calls)
     assert bool(seen.record.policy.dense_masks) == (name not in RECOGNISED)
@@ -165,7 +144,6 @@ def test_the_lowest_number_under_the_causal_flag_hides_a_key_only_beside_others(
 
 @pytest.mark.parametrize("low", [-1e8, -1e9, MIN])
 def test_low_numbers_say_who_may_attend(low: float) -> None:
-    """They are not held as a bias of T x S numbers."""
     seen = watched(Attend(), x(), attn_mask=torch.zeros(T, T).masked_fill(~torch.ones(T, T).tril().bool(), low))
     source: Any = seen[""].source
     call = source.call
@@ -248,9 +226,6 @@ def test_dropout_and_random_state_are_left_alone() -> None:
     assert seen.calls[0].error == "dropout"
 
 
-# -- names and order ---------------------------------------------------------------------------------
-
-
 def test_order_and_number_of_calls() -> None:
     model = nn.Sequential(Attend(), Attend())
     with torch.no_grad(), regard.watch(model) as seen:
@@ -270,8 +245,7 @@ def test_order_and_number_of_calls() -> None:
 def test_a_module_in_two_places_has_its_first_name() -> None:
     shared = Attend()
     model = nn.Sequential(shared, shared)
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(x())
+    seen = watching(model)(x())
     assert list(seen) == [("0", 0), ("0", 1)]
 
 
@@ -281,8 +255,7 @@ Methods = module(lambda m, x: m.hidden[0](m.part.forward(x)), lambda: {"part": A
 
 def test_methods_and_unregistered_parts() -> None:
     model = Methods()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(x())
+    seen = watching(model)(x())
     assert list(seen) == [("part", 0), ("", 0)]
 
 
@@ -301,8 +274,7 @@ def test_methods_and_unregistered_parts() -> None:
 def test_names(names: Any, expected: list[str]) -> None:
     model = nn.ModuleDict({"a": nn.Sequential(Attend(), Attend()), "b": nn.Sequential(Attend())})
     model.forward = lambda x: model["b"](model["a"](x))
-    with torch.no_grad(), regard.watch(model, names) as seen:
-        model(x())
+    seen = watching(model, names)(x())
     assert [name for name, _ in seen] == expected
     skipped = 3 - len(expected)
     assert ("not asked for" in str(seen.report())) == bool(skipped)
@@ -310,8 +282,7 @@ def test_names(names: Any, expected: list[str]) -> None:
 
 @pytest.mark.parametrize("key", [0, None, ("first",), ("first", "0"), ("first", 0.0), ("first", True), (0, "first")])
 def test_what_is_no_key_is_refused(key: Any) -> None:
-    with torch.no_grad(), regard.watch(model := Two()) as seen:
-        model(x())
+    seen = watching(model := Two())(x())
     with pytest.raises(ArgumentError, match=r"takes the path of a module, or \(path, number"):
         seen[key]
     with pytest.raises(ArgumentError, match="a list of names or a function; got 3"):
@@ -344,8 +315,7 @@ def test_a_module_called_several_times_has_a_list_by_name() -> None:
 
 def test_what_was_not_seen_is_said() -> None:
     model = Two()
-    with torch.no_grad(), regard.watch(model, "first") as seen:
-        model(x())
+    seen = watching(model, "first")(x())
     with pytest.raises(NotSeenError, match=r"no attention of 'secnd' was seen; similar: first|no attention of 'secnd'"):
         seen["secnd"]
     with pytest.raises(KeyError, match="was called 1 times, numbered from 0; there is no call 3"):
@@ -364,8 +334,7 @@ OddAttention = module(
 
 def test_a_module_that_attends_out_of_sight_is_reported() -> None:
     model = nn.Sequential(Attend(), OddAttention())
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(x())
+    seen = watching(model)(x())
     assert seen.report().mixers == (("1", "products of activations with each other"),)
 
 
@@ -378,15 +347,7 @@ def test_calls_outside_the_model_are_counted() -> None:
     assert "2 calls outside the model" in str(seen.report())
 
 
-# -- written out -------------------------------------------------------------------------------------
-
-
-# -- memory and overwriting --------------------------------------------------------------------------
-
-
 class Cached(nn.Module):
-    """Writes its keys into a buffer, as a static cache does."""
-
     def __init__(self, *, fresh: bool) -> None:
         super().__init__()
         self.fresh = fresh
@@ -438,8 +399,7 @@ def test_overwritten_masks_are_noticed() -> None:
 
 def test_views_of_much_more_are_copied() -> None:
     model = Attend()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(x())
+    seen = watching(model)(x())
     # Query, key and value are views of one tensor: keeping two of them would keep the third.
     held = B * T * H * D * 4
     assert seen.report().held_bytes == 2 * held + B * T * H * 4
@@ -461,9 +421,6 @@ def test_nothing_of_the_model_is_kept_after_the_watch_is_gone() -> None:
     assert model_alive() is None
 
 
-# -- the self-check ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "wrong", [lambda lse: lse + 0.01, lambda lse: lse.mT.contiguous().view_as(lse), torch.zeros_like]
 )
@@ -471,11 +428,9 @@ def test_nothing_of_the_model_is_kept_after_the_watch_is_gone() -> None:
 def test_a_wrong_lse_is_found_and_computed_anew(
     monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any], verify: bool
 ) -> None:
-    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    monkeypatch.setitem(lse_module.KERNELS, operator, lambda lse, queries: wrong(lse))
+    monkeypatch.setitem(lse_module.KERNELS, KERNEL, lambda lse, queries: wrong(lse))
     model, inputs = Attend(), x()
-    with torch.no_grad(), regard.watch(model, verify=verify) as seen:
-        model(inputs)
+    seen = watching(model, verify=verify)(inputs)
     if verify:
         assert seen.calls[0].error < 1e-6
     else:
@@ -488,8 +443,7 @@ def test_the_check_is_made_once_and_not_while_the_model_runs(monkeypatch: pytest
     checks = []
     right = real_row_sum_error
     monkeypatch.setattr(factors_module, "row_sum_error", lambda *args: checks.append(args) or right(*args))
-    with torch.no_grad(), regard.watch(model := Two()) as seen:
-        model(x())
+    seen = watching(Two())(x())
     assert (repr(seen), len(checks)) == ("Seen(Two: 2 maps of 2 modules)", 0)
     for _ in range(2):
         seen["first"].entropy()
@@ -508,11 +462,9 @@ def test_the_loop_takes_no_wrong_lse(monkeypatch: pytest.MonkeyPatch, wrong: Cal
     monkeypatch.setattr(factors_module, "row_sum_error", lambda *args: checks.append(args) or right(*args))
     monkeypatch.setattr(one_loop, "SMALL", 0)
     if wrong is not None:
-        operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-        monkeypatch.setitem(lse_module.KERNELS, operator, lambda lse, queries: wrong(lse))
+        monkeypatch.setitem(lse_module.KERNELS, KERNEL, lambda lse, queries: wrong(lse))
     model, inputs = Attend(), x()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(inputs)
+    seen = watching(model)(inputs)
     with torch.no_grad():
         found = seen[""].summary("received", "entropy", "top_keys", k=2)
     exact = dense(model, inputs).detach()
@@ -533,8 +485,7 @@ def test_last_queries_with_no_key_are_no_wrong_lse(monkeypatch: pytest.MonkeyPat
 
     Masked = module(lambda m, q: nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=allowed))
 
-    with torch.no_grad(), regard.watch(model := Masked()) as seen:
-        model(q)
+    seen = watching(Masked())(q)
     with torch.no_grad():
         found = seen[""].summary("received", "top_keys", k=2)
     assert (found["top_keys"].values[..., -1, :] == 0).all()
@@ -543,25 +494,16 @@ def test_last_queries_with_no_key_are_no_wrong_lse(monkeypatch: pytest.MonkeyPat
 
 def test_verify_finds_wrong_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factors_module, "TOLERANCE", {torch.float32: 1e9})
-    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    monkeypatch.setitem(lse_module.KERNELS, operator, lambda lse, queries: lse - 0.5)
-    with torch.no_grad(), regard.watch(model := Attend(), verify=True) as seen:
-        model(x())
+    monkeypatch.setitem(lse_module.KERNELS, KERNEL, lambda lse, queries: lse - 0.5)
+    seen = watching(Attend(), verify=True)(x())
     assert seen.calls[0].error > 0.05
 
 
-# -- what need not be looked at ----------------------------------------------------------------------
-
-
 def test_plain_modules_run_as_if_there_were_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.hooked, self.plain, self.attend = nn.Linear(4, 4), nn.Linear(4, 4), Attend()
-
-        def forward(self, x: Tensor) -> Tensor:
-            F.linear(self.plain(torch.ones(1, 4)), torch.ones(4, 4))
-            return self.attend(self.hooked(torch.ones(1, 4)).sum() * x)
+    @parts(lambda: {"hooked": nn.Linear(4, 4), "plain": nn.Linear(4, 4), "attend": Attend()})
+    def Model(self: Any, x: Tensor) -> Tensor:
+        F.linear(self.plain(torch.ones(1, 4)), torch.ones(4, 4))
+        return self.attend(self.hooked(torch.ones(1, 4)).sum() * x)
 
     def count(thread: Any, func: Any, args: Any, kwargs: Any) -> Any:
         calls.append(func)
@@ -572,14 +514,10 @@ def test_plain_modules_run_as_if_there_were_no_watch(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(FUNCTIONS, F.linear, count)
     q = torch.randn(1, 1, 3, 4)
     model.hooked.register_forward_pre_hook(lambda *_: [F.scaled_dot_product_attention(q, q, q)].clear())
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(x())
+    seen = watching(model)(x())
     # The call in the open, that of the module with a hook, and none of the plain module's and of the projection's.
     assert len(calls) == 2
     assert [m.shape[-1] for m in seen.maps] == [3, T]
-
-
-# -- leaving everything as it was --------------------------------------------------------------------
 
 
 def traces() -> tuple[int, ...]:
@@ -593,13 +531,9 @@ def traces() -> tuple[int, ...]:
     )  # fmt: skip
 
 
-class Raises(nn.Module):
-    def __init__(self, error: type[BaseException]) -> None:
-        super().__init__()
-        self.error = error
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise self.error("in the middle")
+@parts(lambda error: {"error": error})
+def Raises(self: Any, x: Tensor) -> Tensor:
+    raise self.error("in the middle")
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -615,16 +549,12 @@ def test_an_exception_in_the_middle(error: type[BaseException]) -> None:
 
 
 def test_an_exception_that_the_model_catches() -> None:
-    class Tries(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bad, self.good = nn.Sequential(Attend(), Raises(ValueError)), Attend()
-
-        def forward(self, x: Tensor) -> Any:
-            try:
-                self.bad(x)
-            except ValueError:
-                return self.good(x)
+    @parts(lambda: {"bad": nn.Sequential(Attend(), Raises(ValueError)), "good": Attend()})
+    def Tries(self: Any, x: Tensor) -> Any:
+        try:
+            self.bad(x)
+        except ValueError:
+            return self.good(x)
 
     model = Tries()
     with torch.no_grad(), regard.watch(model) as seen:
@@ -653,8 +583,7 @@ def test_nested_watches() -> None:
         with regard.watch(model) as outer:
             with regard.watch(model.first, verify=True) as inner:
                 assert torch.equal(model(inputs), expected)
-            with regard.watch(model, "second") as another:
-                model(inputs)
+            another = watching(model, "second")(inputs)
         model(inputs)
     assert list(outer) == [("first", 0), ("second", 0), ("first", 1), ("second", 1)]
     assert list(inner) == [("", 0)]
@@ -682,15 +611,10 @@ def test_a_mode_of_the_users_below_and_above() -> None:
     assert len(seen) == 2
 
 
-def test_a_watch_can_be_entered_again() -> None:
-    seen = regard.watch(model := Two())
-    for _ in range(2):
-        with torch.no_grad(), seen:
-            model(x())
-    assert len(seen) == 4
-
-
-# -- threads -----------------------------------------------------------------------------------------
+def in_a_thread(work: Callable[..., Any], *given: Any) -> None:
+    thread = threading.Thread(target=work, args=given)
+    thread.start()
+    thread.join()
 
 
 def test_threads() -> None:
@@ -709,9 +633,7 @@ def test_threads() -> None:
 
     with torch.no_grad(), regard.watch(model) as seen:
         for attach in (False, True):
-            thread = threading.Thread(target=work, args=(attach,))
-            thread.start()
-            thread.join()
+            in_a_thread(work, attach)
         assert list(seen) == [("first", 0), ("second", 0)]
         model(inputs)
     assert len(seen) == 4
@@ -723,21 +645,14 @@ def test_threads() -> None:
 
 
 def test_a_layer_in_a_thread_without_the_watch_is_no_part_of_the_whole() -> None:
-    class InAThread(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.feed = Attends(), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-
-        def forward(self, x: Tensor) -> Tensor:
-            found: list[Tensor] = []
-            worker = threading.Thread(target=lambda: found.append(self.feed(self.inner(x)).detach()))
-            worker.start()
-            worker.join()
-            return found[0]
+    @parts(lambda: {"inner": Attends(), "feed": nn.Sequential(nn.Linear(8, 8), nn.ReLU())})
+    def InAThread(self: Any, x: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        in_a_thread(lambda: found.append(self.feed(self.inner(x)).detach()))
+        return found[0]
 
     model = nn.Sequential(Attends(), InAThread())
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(torch.randn(1, 2, 4, 8))
+    seen = watching(model)(torch.randn(1, 2, 4, 8))
     for ask in (lambda one: rollout(one, -1), head_table, lambda one: one.audit()):
         with pytest.raises(NotSeenError, match=r"1 module besides mixed positions.*1\.inner: it ran in a thread"):
             ask(seen)
@@ -805,16 +720,10 @@ def test_a_generator_that_another_thread_ends_leaves_the_next_watch_as_it_should
     found: list[Any] = []
     steps = work()
     next(steps)
-    thread = threading.Thread(target=lambda: found.append(next(steps)))
-    thread.start()
-    thread.join()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(x())
+    in_a_thread(lambda: found.append(next(steps)))
+    seen = watching(model)(x())
     assert [len(one) for one in (*found, seen)] == [2, 2]
     assert traces() == (0,) * 7
-
-
-# -- refused, and told apart -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -833,20 +742,6 @@ def test_checkpointed_blocks(reentrant: bool) -> None:
     assert "block.first: 1 call recomputed in the backward pass" in str(seen.report())
     assert "block.second: 1 call recomputed" in str(seen.report())
     assert traces() == (0,) * 7
-
-
-def test_keep_cpu_and_autocast() -> None:
-    model, inputs = Two(), x()
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        expected = model(inputs)
-        with regard.watch(model, keep="cpu", verify=True) as seen:
-            assert torch.equal(model(inputs), expected)
-    weights = seen["first"]
-    source: Any = weights.source
-    assert source.call.query.dtype == torch.bfloat16
-    assert weights.dtype == torch.float32
-    close(weights.dense().sum(-1), torch.ones(B, H, T), 1e-4)
-    assert max(call.error for call in seen.calls) < 2e-2
 
 
 def test_maps_can_be_read_while_watching() -> None:
@@ -870,8 +765,7 @@ def test_another_name_of_a_shared_module_is_told() -> None:
 
 
 def test_an_empty_batch_has_a_map() -> None:
-    with torch.no_grad(), regard.watch(model := Attends()) as seen:
-        model(torch.randn(0, 2, 5, 4))
+    seen = watching(Attends())(torch.randn(0, 2, 5, 4))
     assert seen[""].shape == (0, 2, 5, 5)
 
 

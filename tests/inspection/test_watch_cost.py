@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 import regard
 from regard.watching.hooks.observers import this_thread
 from regard.watching.readers.kernel_lse import KERNELS, KernelLse, run_with_lse
-from tests.modules import module
+from tests.modules import module, parts, watching
 
 ATTEND: Any = F.scaled_dot_product_attention
 B, H, T, D = 1, 4, 96, 32
@@ -23,13 +23,13 @@ def vectors(*shape: int, count: int = 3) -> list[Tensor]:
     return [torch.randn(*(shape or (B, H, T, D))) for _ in range(count)]
 
 
-def dense(query: Tensor, key: Tensor, *, is_causal: bool = False, scale: float | None = None) -> Tensor:
-    scores = query.double() @ key.double().mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return (scores.masked_fill(hidden, -torch.inf) if is_causal else scores).softmax(-1)
+def scores(query: Tensor, key: Tensor, *, is_causal: bool = False, scale: float | None = None) -> Tensor:
+    found = query.double() @ key.double().mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    return found.masked_fill(torch.ones(found.shape[-2:]).triu(1).bool(), -torch.inf) if is_causal else found
 
 
-# -- the kernel ------------------------------------------------------------------------------------------
+def dense(query: Tensor, key: Tensor, **settings: Any) -> Tensor:
+    return scores(query, key, **settings).softmax(-1)
 
 
 @pytest.mark.parametrize("settings", [{}, {"is_causal": True}, {"scale": 0.3}, {"is_causal": True, "scale": 0.05}])
@@ -39,7 +39,7 @@ def test_the_kernel_gives_the_bits_of_torch(settings: dict[str, Any], dtype: tor
     output, kernel = run_with_lse(ATTEND, tuple(given), settings)
     assert torch.equal(output, ATTEND(*given, **settings))
     assert kernel.lse is not None
-    expected = torch.logsumexp(_scores(*given[:2], **settings), -1)
+    expected = torch.logsumexp(scores(*given[:2], **settings), -1)
     torch.testing.assert_close(kernel.lse.double(), expected, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=0)
 
 
@@ -53,11 +53,6 @@ def test_a_kernel_that_leaves_its_log_sum_exp_out() -> None:
         assert kernel.lse is None
         assert kernel.query is query
     assert operators
-
-
-def _scores(query: Tensor, key: Tensor, *, is_causal: bool = False, scale: float | None = None) -> Tensor:
-    scores = query.double() @ key.double().mT * (D**-0.5 if scale is None else scale)
-    return scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf) if is_causal else scores
 
 
 def test_gradients_are_those_of_torch() -> None:
@@ -147,8 +142,6 @@ def test_the_operator_is_named_as_torch_names_it() -> None:
     assert kernel.operator == "aten._scaled_dot_product_flash_attention_for_cpu"
 
 
-# -- modules without frames ------------------------------------------------------------------------------
-
 Attend = module(lambda m, x: ATTEND(x, x, x))
 
 
@@ -158,15 +151,11 @@ class Stopped(BaseException):
 
 @pytest.mark.parametrize("error", [KeyError, Stopped])
 def test_a_plain_module_that_another_hook_stopped_hides_nothing(error: type[BaseException]) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.plain, self.attend = nn.Linear(D, D), Attend()
-
-        def forward(self, x: Tensor) -> Tensor:
-            with pytest.raises(error):
-                self.plain(x)
-            return self.attend(x) + ATTEND(x, x, x)
+    @parts(lambda: {"plain": nn.Linear(D, D), "attend": Attend()})
+    def Model(self: Any, x: Tensor) -> Tensor:
+        with pytest.raises(error):
+            self.plain(x)
+        return self.attend(x) + ATTEND(x, x, x)
 
     def stop(module: nn.Module, args: Any) -> None:
         if isinstance(module, nn.Linear):
@@ -184,18 +173,13 @@ def test_a_plain_module_that_another_hook_stopped_hides_nothing(error: type[Base
 
 
 def test_a_plain_module_that_raises_hides_nothing() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.plain = nn.Linear(D, D)
+    @parts(lambda: {"plain": nn.Linear(D, D)})
+    def Model(self: Any, x: Tensor) -> Tensor:
+        with pytest.raises(RuntimeError):
+            self.plain(x[..., 1:])
+        return ATTEND(x, x, x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            with pytest.raises(RuntimeError):
-                self.plain(x[..., 1:])
-            return ATTEND(x, x, x)
-
-    with torch.no_grad(), regard.watch(model := Model()) as seen:
-        model(vectors()[0])
+    seen = watching(Model())(vectors()[0])
     assert list(seen) == [("", 0)]
 
 
@@ -217,8 +201,7 @@ def test_plain_modules_are_looked_at_while_our_mode_is_off(monkeypatch: pytest.M
     )
 
     model, x = Model(), vectors()[0]
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(x)
+    seen = watching(model)(x)
     assert seen_functions == ["scaled_dot_product_attention"]
     assert list(seen) == [("", 0)]
 
@@ -226,12 +209,8 @@ def test_plain_modules_are_looked_at_while_our_mode_is_off(monkeypatch: pytest.M
 def test_a_method_of_a_module_of_ours_is_a_call_of_that_module() -> None:
     Model = module(lambda m, x: m.attend.extend(x, None)[0], lambda: {"attend": regard.nn.MultiHeadAttention(D, H)})
 
-    with torch.no_grad(), regard.watch(model := Model()) as seen:
-        model(torch.randn(2, 5, D))
+    seen = watching(Model())(torch.randn(2, 5, D))
     assert list(seen) == [("attend", 0)]
-
-
-# -- late copies -----------------------------------------------------------------------------------------
 
 
 class Projected(nn.Module):
@@ -254,8 +233,7 @@ class Projected(nn.Module):
 
 
 def seen_of(model: nn.Module, x: Tensor, **how: Any) -> Any:
-    with torch.no_grad(), regard.watch(model, **how) as seen:
-        model(x)
+    seen = watching(model, **how)(x)
     return seen
 
 
@@ -272,8 +250,7 @@ def test_maps_of_copies_are_exact(length: int, is_causal: bool, scale: float | N
 
 def test_queries_that_lie_in_the_memory_of_the_keys_are_held_once() -> None:
     x = vectors(count=1)[0]
-    with torch.no_grad(), regard.watch(model := Attend()) as seen:
-        model(x)
+    seen = watching(Attend())(x)
     assert seen.report().held_bytes == 4 * B * H * T * (D + 1)
     # (A vector's product with itself is the largest of its scores, and rounds by the most.)
     torch.testing.assert_close(seen[""].dense().double(), dense(x, x), atol=4e-6, rtol=0)
@@ -302,19 +279,14 @@ def test_copies_are_kept_by_maps_alone_and_travel() -> None:
 def test_other_queries_of_the_same_keys_go_on_with_a_late_call() -> None:
     Asks = module(lambda m, query, key: ATTEND(query, key, key))
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.asks = Asks()
-
-        def forward(self, source: Tensor, steps: list[Tensor]) -> None:
-            key = source[..., :D]
-            for query in steps:
-                self.asks(query[..., :D], key)
+    @parts(lambda: {"asks": Asks()})
+    def Model(self: Any, source: Tensor, steps: list[Tensor]) -> None:
+        key = source[..., :D]
+        for query in steps:
+            self.asks(query[..., :D], key)
 
     source, steps = vectors(1, H, T, 3 * D, count=1)[0], vectors(1, H, T, 3 * D, count=2)
-    with torch.no_grad(), regard.watch(model := Model()) as seen:
-        model(source, steps)
+    seen = watching(Model())(source, steps)
     (whole,) = seen.generations("asks")
     query = torch.cat([step[..., :D] for step in steps], -2)
     torch.testing.assert_close(whole.dense().double(), dense(query, source[..., :D]), atol=1e-6, rtol=0)

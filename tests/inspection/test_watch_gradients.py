@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from regard.errors import ArgumentError, GradientError, NotSeenError, Overwritte
 from regard.maps.attention_map import AttentionMap
 from tests.inspection.test_watch import MASKS, TRIL, Attend, B, D, H, T, Two, dense, x
 from tests.largest import Largest
-from tests.modules import module
+from tests.modules import module, parts, watching
 
 FLOAT64 = 1e-12
 
@@ -48,30 +49,17 @@ def agree(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: floa
         torch.testing.assert_close(found[name], grad, rtol=tolerance, atol=tolerance * float(grad.abs().max() + 1))
 
 
-def weights_of(model: Any, inputs: Tensor, mask: Tensor | None = None, **settings: Any) -> Tensor:
-    """The weights of an `Attend`, written out with their graph."""
-    return dense(model, inputs, mask, **settings)
-
-
-# -- maps that carry gradients ---------------------------------------------------------------------------
-
-
 def test_in_training_mode_the_map_is_before_dropout() -> None:
     model, inputs = Attend().double(), x().double()
-    with regard.watch(model, grad=True) as seen:
-        model(inputs, dropout_p=0.5)
-    agree(gradients(statistics(seen["", 0]), model), gradients(statistics(weights_of(model, inputs)), model))
+    seen = watching(model, context=nullcontext, grad=True)(inputs, dropout_p=0.5)
+    agree(gradients(statistics(seen["", 0]), model), gradients(statistics(dense(model, inputs)), model))
 
 
-class InBlocks(Two):
-    """Its blocks are computed anew in the backward pass."""
-
-    reentrant = False
-
-    def forward(self, x: Tensor, **settings: Any) -> Tensor:
-        for block in (self.first, self.second):
-            x = checkpoint(lambda x, block=block: block(x, **settings), x, use_reentrant=self.reentrant)
-        return x
+@parts(lambda: {"first": Attend(), "second": Attend(), "reentrant": False})
+def InBlocks(self: Any, x: Tensor, **settings: Any) -> Tensor:
+    for block in (self.first, self.second):
+        x = checkpoint(lambda x, block=block: block(x, **settings), x, use_reentrant=self.reentrant)
+    return x
 
 
 @pytest.mark.parametrize("name", ["none", "causal flag", "finfo.min", "rows of False", "added"])
@@ -102,12 +90,10 @@ def test_a_block_of_the_other_kind_of_checkpoint_is_refused_by_name() -> None:
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_a_run_without_gradients_is_refused(context: Callable[[], Any]) -> None:
     model = Two()
-    with context(), regard.watch(model, grad=True) as seen:
-        model(x())
+    seen = watching(model, context=context, grad=True)(x())
     with pytest.raises(NotSeenError, match="ran without gradients"):
         seen["first"]
-    with regard.watch(model, grad=True) as seen:
-        model(x())
+    seen = watching(model, context=nullcontext, grad=True)(x())
     assert seen["first", 0].requires_grad
 
 
@@ -120,17 +106,12 @@ def test_under_autocast_the_gradients_are_those_of_rounded_queries_and_keys() ->
     agree(gradients(statistics(seen["", 0]), model), gradients(statistics(eager), model), 4e-2)
 
 
-class Written(nn.Module):
+@parts(lambda: {"project": nn.Linear(12, 36), "gate": nn.Parameter(torch.rand(3, 1, 1))})
+def Written(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """Attention that writes its weights out; heads of half size scale them after the softmax."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project, self.gate = nn.Linear(12, 36), nn.Parameter(torch.rand(3, 1, 1))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v = (t.unflatten(-1, (3, 4)).transpose(1, 2) for t in self.project(x).chunk(3, -1))
-        weights = (q @ k.mT / 2).softmax(-1) * self.gate
-        return (weights @ v).transpose(1, 2).flatten(2), weights
+    q, k, v = (t.unflatten(-1, (3, 4)).transpose(1, 2) for t in self.project(x).chunk(3, -1))
+    weights = (q @ k.mT / 2).softmax(-1) * self.gate
+    return (weights @ v).transpose(1, 2).flatten(2), weights
 
 
 def test_attention_that_a_model_writes_out() -> None:
@@ -141,9 +122,6 @@ def test_attention_that_a_model_writes_out() -> None:
     softmax = seen.softmax(("", 0))
     found, wanted = softmax.dense(), weights / model.gate
     agree(gradients(found.square().sum(), model), gradients(wanted.square().sum(), model))
-
-
-# -- gradients of weights --------------------------------------------------------------------------------
 
 
 def eager_gradients(weights: Tensor, value: Tensor, finish: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -207,12 +185,9 @@ class WithSink(Attend):
 
 
 def masked(name: str) -> tuple[Attend, dict[str, Any], Any]:
-    """An `Attend`, the settings of its call in float64, and the mask of the formula."""
     settings = {key: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
                 for key, value in MASKS[name].items()}  # fmt: skip
-    mask = settings.get("attn_mask")
-    # The softmax of a row of -inf that is written out has a gradient of NaN.
-    return Attend(), settings, mask == 0 if name == "rows of -inf" else mask
+    return Attend(), settings, settings.get("attn_mask")
 
 
 CASES: dict[str, Callable[[], tuple[Attend, dict[str, Any], Any]]] = {
@@ -239,8 +214,8 @@ def test_a_statistic_is_a_loss_and_weights_have_gradients(name: str) -> None:
         eager = eager.masked_fill(~F.pad(TRIL, (0, eager.shape[-1] - T), value=True), -torch.inf).softmax(-1)[..., :T]
     else:
         value = model.vectors(inputs)[2]
-        causal = settings.get("is_causal", False)
-        eager = weights_of(model, inputs, change, causal=causal, scale=settings.get("scale"))
+        names = settings.keys() & {"is_causal", "scale"}
+        eager = dense(model, inputs, change, **{name: settings[name] for name in names})
     assert seen["", 0].requires_grad
     agree(gradients(statistics(seen["", 0]), model), gradients(statistics(eager), model))
     task(output).backward()
@@ -254,7 +229,7 @@ def test_each_head_of_a_group_has_a_gradient_of_its_own(kv_heads: int) -> None:
     with regard.watch(model, values=True, gradients=True) as seen:
         output = model(inputs, enable_gqa=True)
     task(output).backward()
-    eager = weights_of(model, inputs)
+    eager = dense(model, inputs)
     expected = eager_gradients(eager, model.vectors(inputs)[2], lambda o: task(folded(o)))
     check_gradients(seen["", 0], *expected)
     for one, head in ((seen["", 0][0], (0,)), (seen["", 0].only(heads=slice(1, 3))[1], (1, slice(1, 3)))):
@@ -321,16 +296,10 @@ def test_weights_that_a_model_made_itself() -> None:
 
 
 def test_heads_that_a_model_folds_into_its_batch() -> None:
-    class Folded(nn.Module):
-        num_heads = 3
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.project = nn.Linear(12, 36)
-
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = (t.unflatten(-1, (3, 4)).permute(2, 0, 1, 3).flatten(0, 1) for t in self.project(x).chunk(3, -1))
-            return F.scaled_dot_product_attention(q, k, v)
+    @parts(lambda: {"num_heads": 3, "project": nn.Linear(12, 36)})
+    def Folded(self: Any, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (3, 4)).permute(2, 0, 1, 3).flatten(0, 1) for t in self.project(x).chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v)
 
     model, inputs = Folded().double(), torch.randn(B, T, 12).double()
     with regard.watch(model, values=True, gradients=True) as seen:
@@ -348,9 +317,9 @@ def test_every_call_keeps_the_gradient_of_its_own_output() -> None:
         first, second = model(one), model(other)
     (task(first) + 3 * task(second.sin())).backward()
     value = model.vectors(one)[2]
-    check_gradients(seen["", 0], *eager_gradients(weights_of(model, one), value, lambda o: task(folded(o))))
+    check_gradients(seen["", 0], *eager_gradients(dense(model, one), value, lambda o: task(folded(o))))
     value = model.vectors(other)[2]
-    expected = eager_gradients(weights_of(model, other), value, lambda o: 3 * task(folded(o).sin()))
+    expected = eager_gradients(dense(model, other), value, lambda o: 3 * task(folded(o).sin()))
     check_gradients(seen["", 1], *expected)
 
 
@@ -362,7 +331,7 @@ def test_under_checkpointing_and_autocast(autocast: bool) -> None:
         task(output.float()).backward()
     hidden = model.first(inputs).detach()
     expected = eager_gradients(
-        weights_of(model.second, hidden).float(), model.second.vectors(hidden)[2], lambda o: task(folded(o))
+        dense(model.second, hidden).float(), model.second.vectors(hidden)[2], lambda o: task(folded(o))
     )
     check_gradients(seen["second", 0], *expected, tolerance=2e-2 if autocast else 2e-6)
     assert seen.record.recomputed
@@ -376,7 +345,7 @@ def test_given_values_serve_in_place_of_kept_ones() -> None:
     with pytest.raises(ArgumentError, match=r"gradient\(\) needs the values.*values=True"):
         seen["", 0].gradient()
     value = model.vectors(inputs)[2]
-    expected = eager_gradients(weights_of(model, inputs), value, lambda o: task(folded(o)))
+    expected = eager_gradients(dense(model, inputs), value, lambda o: task(folded(o)))
     check_gradients(seen["", 0].with_values(value.detach()), *expected)
 
 
@@ -391,9 +360,6 @@ def test_losses_of_a_map_and_gradients_of_weights_take_memory_linear_in_the_leng
         with torch.no_grad():
             seen["", 0].gradient().received(), seen["", 0].relevance() @ torch.ones(length, 1)
     assert largest.elements < length * length / 2
-
-
-# -- errors ----------------------------------------------------------------------------------------------
 
 
 def test_a_gradient_that_nobody_has_handed_over() -> None:
@@ -416,7 +382,7 @@ def test_gradients_of_one_pass_after_another() -> None:
     model, inputs = Attend().double(), x().double()
     with regard.watch(model, values=True, gradients=True) as seen:
         output = model(inputs)
-    value, weights = model.vectors(inputs)[2], weights_of(model, inputs)
+    value, weights = model.vectors(inputs)[2], dense(model, inputs)
     for power in (1, 2):
         task(output**power).backward(retain_graph=True)
 
@@ -444,8 +410,7 @@ def test_gradients_that_cannot_be() -> None:
     with pytest.raises(ArgumentError, match=r"dL/dO.*gradients=True"):
         seen["", 0].gradient()
     for context in (torch.no_grad, torch.inference_mode):
-        with context(), regard.watch(model, values=True, gradients=True) as seen:
-            model(x())
+        seen = watching(model, context=context, values=True, gradients=True)(x())
         with pytest.raises(GradientError, match="ran without gradients"):
             seen["", 0].gradient()
     with regard.watch(model, values=True, gradients=True) as seen:
@@ -453,8 +418,7 @@ def test_gradients_that_cannot_be() -> None:
     with pytest.raises(GradientError, match=r"dropout 0\.5.*model\.eval\(\)"):
         seen["", 0].gradient()
     model.requires_grad_(requires_grad=False)
-    with regard.watch(model, values=True, gradients=True) as seen:
-        model(x())
+    seen = watching(model, context=nullcontext, values=True, gradients=True)(x())
     with pytest.raises(GradientError, match="requires a gradient"):
         seen["", 0].gradient()
     refused: tuple[dict[str, Any], ...] = ({"grad": True}, {"values": True}, {"gradients": True})
@@ -487,16 +451,11 @@ def test_values_that_the_model_overwrites_are_noticed() -> None:
             return output
 
     model = Overwrites()
-    with regard.watch(model, values=True) as seen:
-        model(x())
+    seen = watching(model, context=nullcontext, values=True)(x())
     with pytest.raises(OverwrittenError, match="the values of"):
         seen["", 0].value_norms()
-    with regard.watch(model, values=True, copy=True) as seen:
-        model(x())
+    seen = watching(model, context=nullcontext, values=True, copy=True)(x())
     assert float(seen["", 0].value_norms().received().sum()) > 0
-
-
-# -- what is left as it was ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{"grad": True}, {"values": True, "gradients": True},
@@ -507,7 +466,7 @@ def test_outputs_and_gradients_of_parameters_keep_their_bits(
     build: Callable[[], nn.Module], options: dict[str, Any]
 ) -> None:
     model = build()
-    inputs = x() if isinstance(model, Two) else torch.randn(B, T, 12)
+    inputs = x() if hasattr(model, "second") else torch.randn(B, T, 12)
 
     def step() -> tuple[Tensor, dict[str, Tensor]]:
         torch.manual_seed(0)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import regard
+from tests.inspection.huggingface_families import LLAMA, built
+from tests.modules import watching
 
 transformers = pytest.importorskip("transformers")
 
@@ -18,16 +20,14 @@ B, T, LAYERS, HEADS, GROUPS, WIDTH = 2, 67, 2, 8, 2, 128
 
 
 def gpt2() -> tuple[Any, int]:
-    config = transformers.GPT2Config(vocab_size=61, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=2 * T)
-    return transformers.GPT2Model(config).eval(), HEADS
+    sizes = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 2 * T}
+    return built("GPT2Model", {"vocab_size": 61, **sizes}), HEADS
 
 
 def llama() -> tuple[Any, int]:
-    config = transformers.LlamaConfig(
-        vocab_size=61, hidden_size=WIDTH, intermediate_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        num_key_value_heads=GROUPS, max_position_embeddings=2 * T, pad_token_id=0,
-    )  # fmt: skip
-    return transformers.LlamaModel(config).eval(), GROUPS
+    sizes = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "num_attention_heads": HEADS}
+    more = {"num_key_value_heads": GROUPS, "max_position_embeddings": 2 * T}
+    return built("LlamaModel", LLAMA | sizes | more), GROUPS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,7 +39,6 @@ def _imported() -> None:
 
 
 def storages() -> dict[int, int]:
-    """The bytes of every tensor that is alive, by storage."""
     gc.collect()
     # What torch.compile and torch.vmap may have left behind has no memory of its own.
     kinds = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -70,8 +69,7 @@ def test_the_factors_and_no_more_than_a_twentieth(make: Callable[..., Any], padd
     with context():
         model(**given, use_cache=False)
         before = storages()
-        with regard.watch(model, verify=True) as seen:
-            model(**given, use_cache=False)
+        seen = watching(model, verify=True)(**given, use_cache=False)
     held = sum(size for place, size in storages().items() if place not in before)
     assert factors(key_heads) <= held <= 1.05 * factors(key_heads)
     assert factors(key_heads) <= seen.report().held_bytes <= held
@@ -97,28 +95,3 @@ def test_a_generation_holds_the_keys_of_its_last_step(make: Callable[..., Any]) 
     held = sum(size for place, size in storages().items() if place not in before)
     assert factors(key_heads) <= held <= 1.05 * factors(key_heads)
     assert seen.joined(seen.calls[0].name).shape == (B, HEADS, T, T)
-
-
-@pytest.mark.parametrize("padding", ["left", "right"])
-@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
-def test_a_causal_mask_with_padding_handed_over_dense_is_held_as_predicates(kind: torch.dtype, padding: str) -> None:
-    model, key_heads = gpt2()
-    keep = torch.ones(T, T, dtype=torch.bool).tril() & inputs(padding)["attention_mask"].bool()[:, None, None]
-    mask = keep if kind == torch.bool else torch.zeros(keep.shape).masked_fill(~keep, torch.finfo(kind).min)
-    given: dict[str, Any] = {"input_ids": inputs("none")["input_ids"], "attention_mask": mask}
-    with torch.no_grad():
-        model(**given, use_cache=False)
-        before = storages()
-        with regard.watch(model, verify=True) as seen:
-            model(**given, use_cache=False)
-    held = sum(size for place, size in storages().items() if place not in before)
-    # Where the kernel's row state does not serve, it is computed; verify has asked for it.
-    assert factors(key_heads) <= held <= 1.05 * factors(key_heads)
-    assert not seen.record.policy.dense_masks
-    assert max(call.error for call in seen.calls) < 1e-5
-    first = seen.maps[0].dense()
-    live = keep.any(-1)[:, 0]
-    assert (first[:, 0][live] > 0).equal(keep[:, 0][live])
-    if kind == torch.float32:
-        # A row of nothing but finfo.min is even, as the model computed it.
-        torch.testing.assert_close(first[:, 0][~live], torch.full((int((~live).sum()), T), 1 / T))

@@ -10,41 +10,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
-from regard import nn as regard_nn
 from regard.errors import OverwrittenError
 from regard.functional import Attended
-from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
+from regard.models import Transformer, TransformerConfig
 from regard.watching.watch import Seen
-from tests.modules import module
+from tests.modules import module, parts, same_bits, watching
 
 # torch says of its own fast path that nested tensors are a prototype.
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
 
 B, T, S, E, H = 2, 7, 9, 16, 4
 PAD = torch.arange(T) >= torch.tensor([7, 4])[:, None]
-CAUSAL = nn.Transformer.generate_square_subsequent_mask(T)
-BLOCKED = CAUSAL.isinf()
-MIN = torch.finfo(torch.float32).min
 
 
-def tensor_of(output: Any) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output
-
-
-def watched(
-    model: nn.Module, *inputs: Tensor, context: Callable[..., Any] = torch.no_grad, verify: bool = True, **settings: Any
-) -> tuple[Seen, Any]:
-    """What was seen, after checking that the bits are the same before, during and after."""
-    with context():
-        before = model(*inputs, **settings)
-        with regard.watch(model, verify=verify) as seen:
-            during = model(*inputs, **settings)
-        after = model(*inputs, **settings)
-    for other in (before, after):
-        assert torch.equal(tensor_of(during).nan_to_num(), tensor_of(other).nan_to_num())
-        assert tensor_of(during).requires_grad == tensor_of(other).requires_grad
+def watched(model: nn.Module, *inputs: Tensor, **settings: Any) -> Seen:
+    seen = same_bits(model, *inputs, **settings)
     assert not seen.report().missed, str(seen.report())
-    return seen, during
+    return seen
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
@@ -53,40 +35,31 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
 
 def test_dropout_and_autocast() -> None:
     module, x = nn.MultiheadAttention(E, H, dropout=0.5, batch_first=True), torch.randn(B, T, E)
-    torch.manual_seed(1)
-    expected = module(x, x, x)[0]
-    torch.manual_seed(1)
-    with regard.watch(module, verify=True) as seen:
-        assert torch.equal(module(x, x, x)[0], expected)
+    seen = watched(module, x, x, x, context=torch.enable_grad)
     close(seen[""].dense(), module.eval()(x, x, x, average_attn_weights=False)[1].detach())
     assert seen.calls[0].error == "dropout"
     with torch.autocast("cpu", torch.bfloat16):
-        seen, _ = watched(module, x, x, x, context=torch.enable_grad)
+        seen = watched(module, x, x, x, context=torch.enable_grad)
     source: Any = seen[""].source
     assert source.call.query.dtype == torch.bfloat16
     assert seen.calls[0].error < 2e-2
 
 
 def test_the_function_itself() -> None:
-    class Pool(nn.Module):
+    @parts(lambda: {name: nn.Linear(E, E) for name in ("q", "k", "v", "out")})
+    def Pool(self: Any, x: Tensor, static_k: Tensor | None = None) -> Any:
         """As CLIP's attention pooling calls it."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k, self.v, self.out = (nn.Linear(E, E) for _ in range(4))
-
-        def forward(self, x: Tensor, static_k: Tensor | None = None) -> Any:
-            return F.multi_head_attention_forward(
-                x[:1], x, x, E, H, None, torch.cat([self.q.bias, self.k.bias, self.v.bias]), None, None, False, 0.0,
-                self.out.weight, self.out.bias, training=self.training, use_separate_proj_weight=True,
-                q_proj_weight=self.q.weight, k_proj_weight=self.k.weight, v_proj_weight=self.v.weight,
-                static_k=static_k, static_v=static_k, average_attn_weights=False,
-            )  # fmt: skip
+        return F.multi_head_attention_forward(
+            x[:1], x, x, E, H, None, torch.cat([self.q.bias, self.k.bias, self.v.bias]), None, None, False, 0.0,
+            self.out.weight, self.out.bias, training=self.training, use_separate_proj_weight=True,
+            q_proj_weight=self.q.weight, k_proj_weight=self.k.weight, v_proj_weight=self.v.weight,
+            static_k=static_k, static_v=static_k, average_attn_weights=False,
+        )  # fmt: skip
 
     x = torch.randn(T, B, E)
     for static in (None, torch.randn(B * H, S, E // H)):
-        seen, (_, expected) = watched(Pool(), x, static_k=static, verify=static is None)
-        close(seen[""].dense(), expected.detach())
+        seen = watched(model := Pool(), x, static_k=static, how={"verify": static is None})
+        close(seen[""].dense(), model(x, static_k=static)[1].detach())
         assert seen.calls[0].how == "F.multi_head_attention_forward"
 
 
@@ -114,13 +87,8 @@ def test_weights_of_queries_and_keys_are_saved_once() -> None:
             read()
 
 
-def test_weights_that_an_optimizer_changes_are_noticed() -> None:
+def test_copies_of_weights_that_an_optimizer_changes() -> None:
     module, x = nn.MultiheadAttention(E, H, batch_first=True).eval(), torch.randn(B, T, E)
-    with regard.watch(module) as seen, torch.no_grad():
-        module(x, x, x)
-        module.in_proj_weight.sub_(0.1)
-    with pytest.raises(OverwrittenError, match="the weights of"):
-        seen[""].dense()
     with regard.watch(module, copy=True) as seen:
         _, expected = module(x, x, x, average_attn_weights=False)
         with torch.no_grad():
@@ -136,9 +104,6 @@ def test_weights_that_an_optimizer_changes_are_noticed() -> None:
         for parameter in layer.parameters():
             parameter.mul_(0.5)
     close(seen["self_attn", 0].dense(), expected)
-
-
-# -- layers --------------------------------------------------------------------------------------------
 
 
 def encoder(**settings: Any) -> nn.TransformerEncoder:
@@ -176,27 +141,20 @@ def test_a_layer_of_ones_own_between_torchs() -> None:
 
     model = encoder().eval()
     model.layers[1] = Mine(E, H, 32, batch_first=True).eval()
-    seen, _ = watched(model, torch.randn(B, T, E))
+    seen = watched(model, torch.randn(B, T, E))
     assert list(seen) == [("layers.0.self_attn", 0), ("layers.1", 0)]
 
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_what_follows_a_fused_layer_is_seen(raises: bool) -> None:
-    class After(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.TransformerEncoderLayer(E, H, 32, batch_first=True)
+    @parts(lambda: {"layer": nn.TransformerEncoderLayer(E, H, 32, batch_first=True)})
+    def After(self: Any, x: Tensor) -> Tensor:
+        with contextlib.suppress(AssertionError, RuntimeError):
+            x = self.layer(x[..., :3] if raises else x)
+        return F.scaled_dot_product_attention(x, x, x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            with contextlib.suppress(AssertionError, RuntimeError):
-                x = self.layer(x[..., :3] if raises else x)
-            return F.scaled_dot_product_attention(x, x, x)
-
-    seen, _ = watched(After().eval(), torch.randn(B, T, E))
+    seen = watched(After().eval(), torch.randn(B, T, E))
     assert list(seen) == ([] if raises else [("layer.self_attn", 0)]) + [("", 0)]
-
-
-# -- our own -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["fused", "tiled", "reference"])
@@ -207,7 +165,7 @@ def test_our_attention_on_every_backend(backend: str, context: type[Any]) -> Non
     Ours = module(lambda m, q, k, v, **settings: regard.attention(q, k, v, mask=mask, backend=backend, **settings))
 
     q, k, v = torch.randn(B, 4, 600, 8), torch.randn(B, 2, 600, 8), torch.randn(B, 2, 600, 8)
-    seen, _ = watched(Ours(), q, k, v, context=context)
+    seen = watched(Ours(), q, k, v, context=context)
     assert torch.equal(seen[""][0, 1].dense(), Ours()(q, k, v, return_weights=True).weights[0, 1].dense())
     assert len(seen) == 1  # one call, however many blocks the kernel ran in
     assert seen.calls[0].error < 2e-6
@@ -228,7 +186,6 @@ def test_scores_and_normalizations_of_ours() -> None:
         output, weights = model(x)
     assert torch.equal(output, plain.output)
     assert torch.equal(seen["", 1].dense(), weights.dense())
-    assert isinstance(weights, regard.AttentionMap)
     assert seen.calls[0].error == "dropout"
     assert seen.calls[1].error < 1e-6
     assert (seen["", 0].dense().sum(-1) < 1).all()
@@ -244,13 +201,14 @@ def transformer() -> Transformer:
 def test_our_transformer() -> None:
     model = transformer()
     source, lengths, target = torch.randint(1, 13, (3, 7)), torch.tensor([7, 4, 1]), torch.randint(1, 17, (3, 5))
-    seen, _ = watched(model, source, lengths, target)
+    seen = watched(model, source, lengths, target)
     told = model.attend(source, lengths, target)
     assert len(seen) == 6
     for found, weights in zip(seen.maps, told.values(), strict=True):
         assert torch.equal(found.dense(), weights.dense())
     cross = [name for name, _ in seen if "cross" in name]
     assert [tuple(seen[name].shape) for name in cross] == [(3, 3, 5, 7)] * 2
+    assert [call.name for call in seen.calls if call.crosses] == cross
     assert all(call.error < 1e-6 for call in seen.calls)
 
 
@@ -270,27 +228,7 @@ def test_steps_of_our_decoder_are_named_though_they_are_methods() -> None:
     assert not seen.report().missed
 
 
-def test_our_recurrent_models() -> None:
-    model = RNNSeq2Seq(RNNConfig(), source_vocab_size=13, target_vocab_size=17).eval()
-    source, lengths, target = torch.randint(1, 13, (3, 7)), torch.tensor([7, 4, 1]), torch.randint(1, 17, (3, 5))
-    seen, _ = watched(model, source, lengths, target)
-    assert len(seen) >= 1
-    assert all(call.error < 1e-5 for call in seen.calls)
-
-
-def test_our_layer() -> None:
-    module = regard_nn.MultiHeadAttention(12, num_heads=3)
-    x = torch.randn(2, 5, 12)
-    seen, _ = watched(module, x, mask=regard.causal())
-    close(seen[""].dense(), module(x, mask=regard.causal(), return_weights=True).weights.dense().detach(), 0.0)
-
-
-# -- subclasses ----------------------------------------------------------------------------------------
-
-
 class SelfAttention(nn.MultiheadAttention):
-    """Takes one input and hands it to torch's own forward."""
-
     def forward(self, *inputs: Any, **settings: Any) -> Any:
         (x,) = inputs
         return super().forward(x, x, x, **settings)[0]
@@ -331,8 +269,7 @@ def test_torchscript_and_transforms_are_reported() -> None:
 
     x = torch.randn(B, T, E)
     model = nn.Sequential(torch.jit.script(Plain()))
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(x)
+    seen = watching(model)(x)
     assert ("0", "TorchScript, whose calls cannot be observed") in seen.report().missed
     plain = Plain()
     with regard.watch(plain) as seen:

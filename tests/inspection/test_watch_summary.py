@@ -14,6 +14,7 @@ import regard
 from regard.errors import ArgumentError, NotKeptError, ShapeError
 from regard.maps.sources.summary import SummarySource
 from regard.watching.kept import rebuilding
+from tests.modules import parts, same_bits, watching
 from tests.operators import WAITS, operators_of
 
 B, H, T, D = 2, 3, 11, 5
@@ -24,15 +25,11 @@ EVERYTHING = regard.Summarize(
 )  # fmt: skip
 
 
-class Attend(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(H * D, 3 * H * D)
-
-    def forward(self, x: Tensor, **settings: Any) -> Tensor:
-        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
-        self.alive = [weakref.ref(t.untyped_storage()) for t in (q, k)]
-        return F.scaled_dot_product_attention(q, k, v, **settings).transpose(1, 2).flatten(2)
+@parts(lambda: {"project": nn.Linear(H * D, 3 * H * D)})
+def Attend(self: Any, x: Tensor, **settings: Any) -> Tensor:
+    q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+    self.alive = [weakref.ref(t.untyped_storage()) for t in (q, k)]
+    return F.scaled_dot_product_attention(q, k, v, **settings).transpose(1, 2).flatten(2)
 
 
 class WrittenOut(nn.Module):
@@ -85,13 +82,8 @@ def same(statistics: Any, expected: dict[str, Tensor], tolerance: float = 2e-5) 
 @pytest.mark.parametrize("make", [Attend, WrittenOut, encoder])
 def test_every_statistic_of_every_kind_of_call(make: Callable[..., Any], context: type[Any]) -> None:
     model, inputs = make(), x()
-    with context():
-        before = model(inputs)
-        with regard.watch(model) as whole:
-            model(inputs)
-        with regard.watch(model, keep=EVERYTHING, verify=True) as seen:
-            during = model(inputs)
-    assert torch.equal(before, during)
+    whole = watching(model, context=context)(inputs)
+    seen = same_bits(model, inputs, context=context, how={"keep": EVERYTHING, "verify": True})
     weights: Any = seen.maps[0]
     same(weights.statistics, of_dense(whole.maps[0].dense()))
     assert not any(t.is_inference() or t.requires_grad for t in weights.statistics["top_keys"])
@@ -106,11 +98,8 @@ def test_every_statistic_of_every_kind_of_call(make: Callable[..., Any], context
 )  # fmt: skip
 def test_under_masks_and_biases_of_which_none_is_kept(mask: dict[str, Any]) -> None:
     model, inputs = Attend(), x()
-    with torch.no_grad():
-        with regard.watch(model) as whole:
-            model(inputs, **mask)
-        with regard.watch(model, keep=EVERYTHING) as seen:
-            model(inputs, **mask)
+    whole = watching(model)(inputs, **mask)
+    seen = watching(model, keep=EVERYTHING)(inputs, **mask)
     same(seen[""].statistics, of_dense(whole[""].dense()))
     assert not seen.record.policy.dense_masks
 
@@ -129,19 +118,15 @@ def test_factors_are_let_go_at_once() -> None:
 
 def test_the_bytes_that_are_kept_are_those_that_are_promised() -> None:
     model = Attend()
-    with torch.no_grad(), regard.watch(model, keep="summary") as seen:
-        model(x())
+    seen = watching(model, keep="summary")(x())
     # received, entropy, top 4 as numbers and 32-bit keys, and a picture that has no more rows than queries.
     assert seen.report().held_bytes == B * H * (4 * T + 4 * T + 8 * 4 * T + 4 * T * T)
 
 
 def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
     model, inputs = Attend(), x()
-    with torch.no_grad():
-        with regard.watch(model) as whole:
-            model(inputs)
-        with regard.watch(model, keep=EVERYTHING) as seen:
-            model(inputs)
+    whole = watching(model)(inputs)
+    seen = watching(model, keep=EVERYTHING)(inputs)
     kept, weights = seen[""], whole[""]
     torch.testing.assert_close(kept.received("mean"), weights.received("mean"))
     torch.testing.assert_close(kept.top_keys(2).values, weights.top_keys(2).values)
@@ -156,12 +141,10 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
     with pytest.raises(NotKeptError, match="only statistics were kept"):
         kept.average().pooled(4, 3, "max")  # the largest of a mean is not the mean of the largest
     assert kept.shape == weights.shape
-    with torch.no_grad(), regard.watch(model, keep=regard.Summarize("pooled", rows=T, columns=3)) as seen:
-        model(inputs)
+    seen = watching(model, keep=regard.Summarize("pooled", rows=T, columns=3))(inputs)
     with pytest.raises(NotKeptError, match="only statistics were kept"):
         seen[""].pooled(T, 3, "max")  # a block is one query by several keys
-    with torch.no_grad(), regard.watch(model, keep=regard.Summarize("top_keys", k=2)) as seen:
-        model(inputs)
+    seen = watching(model, keep=regard.Summarize("top_keys", k=2))(inputs)
     torch.testing.assert_close(seen[""].top_keys(1).values[..., 0], weights.top_keys(1).values[..., 0])
 
 
@@ -188,8 +171,7 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
 )
 def test_what_was_not_kept_is_refused_in_one_way(read: Callable[..., Any]) -> None:
     model = Attend()
-    with torch.no_grad(), regard.watch(model, keep="summary") as seen:
-        model(x())
+    seen = watching(model, keep="summary")(x())
     with pytest.raises(
         NotKeptError,
         match=r"only statistics were kept, by Summarize\('received', .*'top_keys', 'pooled', k=4.*keep='factors'",
@@ -207,8 +189,6 @@ def test_wrong_settings_are_refused_at_the_door() -> None:
 
 
 class Steps(nn.Module):
-    """Queries one after another over keys that grow."""
-
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         cuts = [(0, 4), *((n, n + 1) for n in range(4, T))]
         return torch.cat([self.attend(q[:, :, a:b], k[:, :, :b], causal=not a) for a, b in cuts], 2)
@@ -220,8 +200,7 @@ class Steps(nn.Module):
 def test_the_steps_of_a_generation_are_joined() -> None:
     q, k = torch.randn(B, H, T, D), torch.randn(B, H, T, D)
     what = regard.Summarize("received", "entropy", "top_keys", "distance", "pooled", k=6)
-    with torch.no_grad(), regard.watch(Steps(), keep=what) as seen:
-        seen.modules[""](q, k)
+    seen = watching(Steps(), keep=what)(q, k)
     steps = seen.joined("")
     expected = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
     assert steps.shape == expected.shape
@@ -246,29 +225,21 @@ def test_calls_that_do_not_continue_one_another_are_maps_of_their_own() -> None:
 
 def test_steps_of_which_nothing_can_be_joined() -> None:
     q, k = torch.randn(B, H, T, D), torch.randn(B, H, T, D)
-    with torch.no_grad(), regard.watch(Steps(), keep=regard.Summarize("pooled")) as seen:
-        seen.modules[""](q, k)
+    seen = watching(Steps(), keep=regard.Summarize("pooled"))(q, k)
     with pytest.raises(NotKeptError, match="none of which can be joined"):
         seen.joined("")
 
 
-class BlockAttention(nn.Module):
-    """One softmax is multiplied with values as it stands, the other is not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        whole = (x @ x.mT * self.scale).softmax(-1) @ x
-        apart = (x @ x.mT).softmax(-1)
-        return whole + apart[..., :3] @ x[..., :3, :] + apart[..., 3:] @ x[..., 3:, :]
+@parts(lambda: {"scale": nn.Parameter(torch.ones(()))})
+def BlockAttention(self: Any, x: Tensor) -> Tensor:
+    whole = (x @ x.mT * self.scale).softmax(-1) @ x
+    apart = (x @ x.mT).softmax(-1)
+    return whole + apart[..., :3] @ x[..., :3, :] + apart[..., 3:] @ x[..., 3:, :]
 
 
 def test_a_softmax_in_blocks_is_not_summarized_as_a_map() -> None:
     model = nn.Sequential(BlockAttention())
-    with torch.no_grad(), regard.watch(model, keep="summary") as seen:
-        model(x())
+    seen = watching(model, keep="summary")(x())
     assert len(seen) == 0
     assert "in blocks" in str(seen.report())
 
@@ -284,8 +255,7 @@ def test_a_watch_waits_for_nothing_on_a_card(is_summary: bool, monkeypatch: pyte
         return sum(seen[name] for name in WAITS)
 
     with torch.no_grad():
-        with regard.watch(model) as whole:
-            model(given)
+        whole = watching(model)(given)
         of_tiles = waits(lambda: SummarySource.of(whole[""].source, EVERYTHING)) if is_summary else 0
         with regard.watch(model, keep=EVERYTHING if is_summary else "factors") as seen:
             assert waits(lambda: model(given)) == of_tiles

@@ -65,11 +65,9 @@ class Mixer(nn.Module):
 
 
 class Layer(nn.Module):
-    """A mixer, a leak behind it, and a feed-forward part."""
-
-    def __init__(self, kind: str, *, causal: bool, leak: Change | None, block: int) -> None:
+    def __init__(self, kind: str, *, causal: bool, leak: Change | None) -> None:
         super().__init__()
-        self.mixer, self.leak, self.block = Mixer(kind, causal=causal), leak, block
+        self.mixer, self.leak = Mixer(kind, causal=causal), leak
         self.norm, self.feed = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, told: Mapping[str, Any]) -> Tensor:
@@ -79,15 +77,11 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Layers of one mixer over tokens."""
-
-    def __init__(self, kind: str, *, causal: bool, leak: Change | None, block: int = 4) -> None:
+    def __init__(self, kind: str, *, causal: bool, leak: Change | None) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-        self.layers = nn.ModuleList(
-            Layer(kind, causal=causal, leak=leak if n == AT else None, block=block) for n in range(LAYERS)
-        )
+        self.layers = nn.ModuleList(Layer(kind, causal=causal, leak=leak if n == AT else None) for n in range(LAYERS))
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, document_ids: Tensor | None = None
@@ -97,9 +91,6 @@ class Model(nn.Module):
         for layer in self.layers:
             x = layer(x, told)
         return self.head(x)
-
-
-# -- the mechanisms: what comes later ------------------------------------------------------------------------
 
 
 def _blocks(y: Tensor, size: int, of: Callable[[Tensor], Tensor]) -> Tensor:
@@ -178,8 +169,6 @@ KINDS = ("kernel", "written out", "module", "convolution", "decay", "recurrence"
 
 @dataclass(frozen=True)
 class Leak:
-    """A leak, the model that has it or not, and a batch."""
-
     mechanism: str
     kind: str
     causal: bool
@@ -187,18 +176,15 @@ class Leak:
     given: Callable[[], dict[str, Tensor]]
 
     def make(self, faulty: bool) -> tuple[nn.Module, dict[str, Tensor]]:
-        block = 16 if "border" in self.mechanism else 4
-        model = Model(self.kind, causal=self.causal, leak=self.change if faulty else None, block=block)
+        model = Model(self.kind, causal=self.causal, leak=self.change if faulty else None)
         return model.eval(), self.given()
 
     @property
     def path(self) -> str:
-        """The module that leaks."""
         return f"layers.{AT}"
 
 
 def batch(*, padded: bool = False, packed: bool = False) -> dict[str, Tensor]:
-    """Three rows of tokens."""
     ids = torch.randint(1, WORDS, (3, LENGTH), generator=torch.Generator().manual_seed(1))
     given = {"input_ids": ids}
     if padded:

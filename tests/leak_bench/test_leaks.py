@@ -22,8 +22,7 @@ class Verdict(NamedTuple):
 
 
 @cache
-def verdict(number: int) -> Verdict:
-    leak = LEAKS[number]
+def verdict(leak: Leak) -> Verdict:
     (model, given), (twin, _) = leak.make(True), leak.make(False)
     longer = {"input_ids": torch.arange(1, 39).expand(2, -1)} if "border" in leak.mechanism else given
     with torch.no_grad():
@@ -34,13 +33,9 @@ def verdict(number: int) -> Verdict:
     return Verdict(found, of_twin, differs, any(one.path == leak.path for one in found.faults))
 
 
-def number(leak: Leak) -> int:
-    return LEAKS.index(leak)
-
-
 @pytest.mark.parametrize("leak", SAMPLE, ids=[f"{one.mechanism}, {one.kind}" for one in SAMPLE])
 def test_a_leak_is_named_at_its_module_and_its_twin_is_clean(leak: Leak) -> None:
-    found = verdict(number(leak))
+    found = verdict(leak)
     assert found.differs > 1e-4, "the leak changes nothing"
     assert found.is_named, str(found.found)
     assert not found.of_twin, str(found.of_twin)
@@ -48,10 +43,10 @@ def test_a_leak_is_named_at_its_module_and_its_twin_is_clean(leak: Leak) -> None
 
 @pytest.mark.slow
 def test_at_least_95_of_100_leaks_are_named_and_every_twin_is_clean() -> None:
-    verdicts = [verdict(n) for n in range(len(LEAKS))]
+    verdicts = [verdict(leak) for leak in LEAKS]
     assert len(verdicts) >= 150
     assert min(one.differs for one in verdicts) > 1e-4
-    missed = [(LEAKS[n].mechanism, LEAKS[n].kind) for n, one in enumerate(verdicts) if not one.is_named]
+    missed = [(leak.mechanism, leak.kind) for leak in LEAKS if not verdict(leak).is_named]
     assert len(missed) <= (1 - LEAST) * len(verdicts), missed
     assert not [str(one.of_twin) for one in verdicts if one.of_twin.errors]
     assert sum(bool(one.of_twin) for one in verdicts) <= 2

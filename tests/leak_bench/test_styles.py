@@ -1,5 +1,6 @@
 """`check`, told nothing: models that say their direction themselves, keep caches of their own, take labels, or pool."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,42 +10,42 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
-from tests.leak_bench.leaks import HEADS, WIDTH, WORDS
+from tests.leak_bench.leaks import FUTURE, HEADS, WIDTH, WORDS, Model
+from tests.modules import module, parts
 
 LENGTH, LAYERS, AT = 12, 3, 1
 
 
-class Attend(nn.Module):
+def of_words(of: Callable[..., dict[str, Any]]) -> Callable[..., type[Any]]:
+    """A model of tokens: its parts stand beside an embedding and a head."""
+    words = {"tokens": lambda: nn.Embedding(WORDS, WIDTH, padding_idx=0), "head": lambda: nn.Linear(WIDTH, WORDS)}
+    return parts(lambda *given, **named: {n: f() for n, f in words.items()} | of(*given, **named), seed=0)
+
+
+@parts(lambda fault: {"fault": fault, "into": nn.Linear(WIDTH, 3 * WIDTH), "out": nn.Linear(WIDTH, WIDTH), "kept": []})
+def Attend(self: Any, x: Tensor, start: int, past: Any = ()) -> tuple[Tensor, list[Tensor]]:
     """Causal attention that hands its keys on; with a fault in steps, or in one mode alone."""
-
-    def __init__(self, fault: str) -> None:
-        super().__init__()
-        self.fault = fault
-        self.into, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.kept: list[Tensor] = []
-
-    def forward(self, x: Tensor, start: int, past: Any = ()) -> tuple[Tensor, list[Tensor]]:
-        q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in self.into(x).chunk(3, -1))
-        both = [k, v]
-        if past == "kept":
-            at = start - 1 if self.fault == "one slot early" and start else start
-            self.kept = (
-                both if not start else [torch.cat([a[:, :, :at], b], 2) for a, b in zip(self.kept, both, strict=True)]
-            )
-            both = self.kept
-        elif past:
-            both = [torch.cat(pair, 2) for pair in zip(past, both, strict=True)]
-        if self.fault == "the oldest key lost" and both[0].shape[2] > x.shape[1]:
-            both = [one[:, :, 1:] for one in both]
-        if self.fault == "keys of the neighbour" and start:
-            both = [one.roll(1, 0) for one in both]
-        size = both[0].shape[2]
-        later = 0 if self.fault == "aligned with the first key" else size - x.shape[1]
-        pairs = torch.ones(x.shape[1], size, dtype=torch.bool).tril(later)
-        if self.fault == "causal in training alone" and not self.training:
-            pairs = torch.ones_like(pairs)
-        found = F.scaled_dot_product_attention(q, both[0], both[1], attn_mask=pairs)
-        return self.out(found.transpose(1, 2).flatten(2)), both
+    q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in self.into(x).chunk(3, -1))
+    both = [k, v]
+    if past == "kept":
+        at = start - 1 if self.fault == "one slot early" and start else start
+        self.kept = (
+            both if not start else [torch.cat([a[:, :, :at], b], 2) for a, b in zip(self.kept, both, strict=True)]
+        )
+        both = self.kept
+    elif past:
+        both = [torch.cat(pair, 2) for pair in zip(past, both, strict=True)]
+    if self.fault == "the oldest key lost" and both[0].shape[2] > x.shape[1]:
+        both = [one[:, :, 1:] for one in both]
+    if self.fault == "keys of the neighbour" and start:
+        both = [one.roll(1, 0) for one in both]
+    size = both[0].shape[2]
+    later = 0 if self.fault == "aligned with the first key" else size - x.shape[1]
+    pairs = torch.ones(x.shape[1], size, dtype=torch.bool).tril(later)
+    if self.fault == "causal in training alone" and not self.training:
+        pairs = torch.ones_like(pairs)
+    found = F.scaled_dot_product_attention(q, both[0], both[1], attn_mask=pairs)
+    return self.out(found.transpose(1, 2).flatten(2)), both
 
 
 class Cached(nn.Module):
@@ -68,15 +69,11 @@ class Cached(nn.Module):
 
 
 class Returned(Cached):
-    """The cache stands beside the results."""
-
     def forward(self, ids: Tensor, past: Any = None) -> Any:
         return self.read(ids, past[0][0].shape[2] if past else 0, past or [()] * LAYERS)
 
 
 class Named(Cached):
-    """The cache has a name."""
-
     def forward(self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool = True) -> Any:
         past = past_key_values
         logits, made = self.read(input_ids, past[0][0].shape[2] if past else 0, past or [()] * LAYERS)
@@ -84,8 +81,6 @@ class Named(Cached):
 
 
 class Kept(Cached):
-    """The cache stays in the modules."""
-
     def forward(self, tokens: Tensor, start_pos: int = 0) -> Any:
         return self.read(tokens, start_pos, ["kept"] * LAYERS)[0]
 
@@ -124,9 +119,7 @@ def test_a_mask_that_training_alone_has_is_found_in_evaluation() -> None:
     assert "future" in {one.reason for one in regard.check(every, ids()).faults}
 
 
-class Scaled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (2.0 if self.training else 1.0)
+Scaled = module(lambda m, x: x * (2.0 if m.training else 1.0))
 
 
 def test_a_module_that_training_changes_is_a_warning() -> None:
@@ -136,62 +129,36 @@ def test_a_module_that_training_changes_is_a_warning() -> None:
     assert not regard.check(nn.Sequential(model[0], nn.Dropout(0.5), model[2]).eval(), ids(), causal=True)
 
 
-class Scan(nn.Module):
-    """A recurrence whose last state reaches every position, or not."""
-
-    def __init__(self, *, leaks: bool) -> None:
-        super().__init__()
-        self.into, self.leaks = nn.Linear(WIDTH, 2 * WIDTH), leaks
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, new = self.into(x).chunk(2, -1)
-        states = [new[:, 0]]
-        for t in range(1, x.shape[1]):
-            states.append(gate[:, t].sigmoid() * states[-1] + new[:, t])
-        found = torch.stack(states, 1)
-        return found + states[-1][:, None] if self.leaks else found
-
-
 @pytest.mark.parametrize("says", ["config.is_causal", "config.is_decoder", "causal", "nothing"])
 def test_a_recurrence_is_causal_if_its_model_says_so(says: str) -> None:
-    torch.manual_seed(0)
-    model: Any = nn.Sequential(nn.Embedding(WORDS, WIDTH), Scan(leaks=False), Scan(leaks=True), nn.Linear(WIDTH, WORDS))
+    model: Any = Model("recurrence", causal=True, leak=FUTURE["pooling by the last token"])
     where, _, name = says.rpartition(".")
     if where:
         model.config = SimpleNamespace(**{name: True})
     elif name == "causal":
         model.causal = True
     checked = regard.check(model.eval(), ids())
-    expected = [] if says == "nothing" else [("future", "error", "2")]
+    expected = [] if says == "nothing" else [("future", "error", f"layers.{AT}")]
     assert [(one.reason, one.severity, one.path) for one in checked.faults] == expected
 
 
-class Pooled(nn.Module):
-    """An encoder whose one result is a mean over positions, of words alone or of padding too."""
-
-    def __init__(self, *, leaks: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, 0.0, batch_first=True)
-        self.tokens, self.encode = (
-            nn.Embedding(WORDS, WIDTH),
-            nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
-        )
-        self.pool, self.head = Mean(leaks=leaks), nn.Linear(WIDTH, 3)
-
-    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
-        pads = torch.arange(input_ids.shape[1]) >= lengths[:, None]
-        return self.head(self.pool(self.encode(self.tokens(input_ids), src_key_padding_mask=pads), pads))
+@parts(lambda *, leaks: {"leaks": leaks})
+def Mean(self: Any, x: Tensor, pads: Tensor) -> Tensor:
+    words = (~pads | self.leaks)[..., None].to(x)
+    return (x * words).sum(1) / words.sum(1)
 
 
-class Mean(nn.Module):
-    def __init__(self, *, leaks: bool) -> None:
-        super().__init__()
-        self.leaks = leaks
-
-    def forward(self, x: Tensor, pads: Tensor) -> Tensor:
-        words = (~pads | self.leaks)[..., None].to(x)
-        return (x * words).sum(1) / words.sum(1)
+@of_words(
+    lambda *, leaks: {
+        "encode": nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, 0.0, batch_first=True), 1, enable_nested_tensor=False
+        ),
+        "pool": Mean(leaks=leaks),
+    }
+)
+def Pooled(self: Any, input_ids: Tensor, lengths: Tensor) -> Tensor:
+    pads = torch.arange(input_ids.shape[1]) >= lengths[:, None]
+    return self.head(self.pool(self.encode(self.tokens(input_ids), src_key_padding_mask=pads), pads))
 
 
 @pytest.mark.parametrize("leaks", [False, True])
@@ -202,24 +169,16 @@ def test_padding_in_a_result_without_positions_is_named_at_the_pooling(leaks: bo
     assert {one.path for one in checked.faults} == ({"pool"} if leaks else set()), str(checked)
 
 
-class Learns(nn.Module):
-    """A loss beside the results, of labels that are shifted here or not."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.way, self.causal = way, True
-        self.tokens, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-
-    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Any:
-        x = self.tokens(idx)
-        if targets is not None and self.way == "reads them":
-            x = x + self.tokens(targets)
-        logits = self.head(F.scaled_dot_product_attention(x, x, x, is_causal=True))
-        if targets is None:
-            return logits
-        results, labels = (logits[:, :-1], targets[:, 1:]) if self.way == "shifts" else (logits, targets)
-        return logits, F.cross_entropy(results.flatten(0, 1), labels.flatten())
+@of_words(lambda way: {"way": way, "causal": True})
+def Learns(self: Any, idx: Tensor, targets: Tensor | None = None) -> Any:
+    x = self.tokens(idx)
+    if targets is not None and self.way == "reads them":
+        x = x + self.tokens(targets)
+    logits = self.head(F.scaled_dot_product_attention(x, x, x, is_causal=True))
+    if targets is None:
+        return logits
+    results, labels = (logits[:, :-1], targets[:, 1:]) if self.way == "shifts" else (logits, targets)
+    return logits, F.cross_entropy(results.flatten(0, 1), labels.flatten())
 
 
 @pytest.mark.parametrize(
@@ -241,35 +200,20 @@ def test_labels_reach_the_loss_alone_and_are_shifted_once(way: str, by: int, say
 
 
 def test_a_chunk_that_nothing_names_is_passed() -> None:
-    class Chunks(nn.Module):
-        causal = True
-
-        def __init__(self, size: int) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.tokens, self.head, self.c = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS), size
-
-        def forward(self, ids: Tensor) -> Tensor:
-            x = self.tokens(ids)
-            whole = x.shape[1] // self.c * self.c
-            means = x[:, :whole].unflatten(1, (-1, self.c)).mean(2, keepdim=True).expand(-1, -1, self.c, -1)
-            return self.head(x + F.pad(means.flatten(1, 2), (0, 0, 0, x.shape[1] - whole)) if whole else x)
+    @of_words(lambda size: {"causal": True, "c": size})
+    def Chunks(self: Any, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        whole = x.shape[1] // self.c * self.c
+        means = x[:, :whole].unflatten(1, (-1, self.c)).mean(2, keepdim=True).expand(-1, -1, self.c, -1)
+        return self.head(x + F.pad(means.flatten(1, 2), (0, 0, 0, x.shape[1] - whole)) if whole else x)
 
     for size in (16, 64):
         found = regard.check(Chunks(size).eval(), ids()).faults
         assert {one.reason for one in found} >= {"future"}, size
 
 
-class DropsAll(nn.Module):
-    """A branch that is dropped as a whole, once in a thousand calls."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        return x / 0.9 * (torch.rand(len(x), 1, 1) < 0.999)
-
-
 def test_a_branch_that_is_seldom_dropped_is_no_other_way_of_training() -> None:
+    DropsAll = module(lambda m, x: x / 0.9 * (torch.rand(len(x), 1, 1) < 0.999) if m.training else x)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(WORDS, WIDTH), DropsAll(), nn.Linear(WIDTH, WORDS)).eval()
     checked = regard.check(model, ids(), causal=True)
@@ -277,18 +221,19 @@ def test_a_branch_that_is_seldom_dropped_is_no_other_way_of_training() -> None:
     assert "training and evaluation" not in checked.tried
 
 
-class Returns(nn.Module):
+@parts(
+    lambda classes: {
+        "tokens": nn.Embedding(WORDS, WIDTH),
+        "read": nn.GRU(WIDTH, WIDTH, 2, batch_first=True),
+        "head": nn.Linear(WIDTH, classes or WORDS),
+        "classes": classes,
+    },
+    seed=0,
+)
+def Returns(self: Any, ids: Tensor) -> Any:
     """A recurrence that hands over its state (layers, B, D), or one number for each class."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.tokens, self.read = nn.Embedding(WORDS, WIDTH), nn.GRU(WIDTH, WIDTH, 2, batch_first=True)
-        self.head, self.classes = nn.Linear(WIDTH, classes or WORDS), classes
-
-    def forward(self, ids: Tensor) -> Any:
-        found, state = self.read(self.tokens(ids))
-        return self.head(found[:, -1]) if self.classes else (self.head(found), state)
+    found, state = self.read(self.tokens(ids))
+    return self.head(found[:, -1]) if self.classes else (self.head(found), state)
 
 
 @pytest.mark.parametrize("classes", [0, LENGTH], ids=["a state of two layers", "as many classes as positions"])
@@ -297,18 +242,11 @@ def test_sizes_that_are_equal_by_chance_are_no_axes(classes: int) -> None:
     assert not regard.check(Returns(classes).eval(), ids(), causal=True).faults
 
 
-class Frames(nn.Module):
+@parts(lambda *, leaks: {"body": nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()), "leaks": leaks}, seed=0)
+def Frames(self: Any, frames: Tensor) -> Tensor:
     """Frames (B, T, C), handed on and out as (T x B, C): the first axis is no axis of rows."""
-
-    def __init__(self, *, leaks: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.leaks = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()), leaks
-
-    def forward(self, frames: Tensor) -> Tensor:
-        mixed = frames + frames.mean(0) if self.leaks else frames
-        found: Tensor = self.body(mixed.transpose(0, 1).flatten(0, 1))
-        return found
+    mixed = frames + frames.mean(0) if self.leaks else frames
+    return self.body(mixed.transpose(0, 1).flatten(0, 1))
 
 
 @pytest.mark.parametrize("leaks", [False, True])
@@ -318,29 +256,22 @@ def test_frames_before_rows_are_read_as_they_are(leaks: bool) -> None:
 
 
 def test_results_of_pairs_of_rows_are_no_results_of_a_row() -> None:
-    class Scores(Frames):
-        def forward(self, frames: Tensor) -> Tensor:
-            pooled = self.body(frames).mean(1)
-            return pooled @ pooled.mT
+    @parts(lambda: {"body": nn.Linear(WIDTH, WIDTH)})
+    def Scores(self: Any, frames: Tensor) -> Tensor:
+        pooled = self.body(frames).mean(1)
+        return pooled @ pooled.mT
 
-    assert not regard.check(Scores(leaks=False).eval(), torch.randn(3, LENGTH, WIDTH), causal=False).faults
+    assert not regard.check(Scores().eval(), torch.randn(3, LENGTH, WIDTH), causal=False).faults
 
 
-class Pair(nn.Module):
+@of_words(lambda *, leaks: {"places": nn.Embedding(200, WIDTH), "leaks": leaks})
+def Pair(self: Any, src: Tensor, tgt: Tensor) -> Tensor:
     """A target over a source, each padded with token 0, and told by it; `leaks` looks ahead in the target."""
-
-    def __init__(self, *, leaks: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.tokens, self.places = nn.Embedding(WORDS, WIDTH, padding_idx=0), nn.Embedding(200, WIDTH)
-        self.head, self.leaks = nn.Linear(WIDTH, WORDS), leaks
-
-    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-        a, b = (self.tokens(one) + self.places(torch.arange(one.shape[1])) for one in (src, tgt))
-        seen = (tgt != 0)[:, None] & torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).tril(int(self.leaks))
-        b = b + F.scaled_dot_product_attention(b, b, b, attn_mask=seen)
-        scores = (b @ a.mT).masked_fill((src == 0)[:, None], -torch.inf)
-        return self.head(b + scores.softmax(-1) @ a)
+    a, b = (self.tokens(one) + self.places(torch.arange(one.shape[1])) for one in (src, tgt))
+    seen = (tgt != 0)[:, None] & torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).tril(int(self.leaks))
+    b = b + F.scaled_dot_product_attention(b, b, b, attn_mask=seen)
+    scores = (b @ a.mT).masked_fill((src == 0)[:, None], -torch.inf)
+    return self.head(b + scores.softmax(-1) @ a)
 
 
 @pytest.mark.parametrize("leaks", [False, True])
@@ -355,16 +286,13 @@ def test_a_source_as_long_as_its_target_is_another_sequence(leaks: bool) -> None
 def test_a_model_of_equal_lengths_is_audited_on_its_batch() -> None:
     """The trials take the padding off, and the lengths are unlike then."""
 
-    class OfOneLength(Pair):
-        def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-            return super().forward(src, tgt + 0 * src)
-
+    OfOneLength = parts(lambda: {"pair": Pair(leaks=True)})(lambda m, src, tgt: m.pair(src, tgt + 0 * src))
+    model = OfOneLength().eval()
     given = {"src": ids().index_fill(1, torch.tensor([10, 11]), 0), "tgt": ids()}
-    checked = regard.check(OfOneLength(leaks=True).eval(), given, causal=True)
+    checked = regard.check(model, given, causal=True)
     assert {one.reason for one in checked.errors} == {"future"}
     assert any(
-        one.startswith("no trial was run: OfOneLength does not run on src (1, 10), tgt (1, 12)")
-        for one in checked.unknown
+        one.startswith("no trial was run: Made does not run on src (1, 10), tgt (1, 12)") for one in checked.unknown
     )
 
 
@@ -373,14 +301,13 @@ def test_flex_attention_runs_on_after_a_check() -> None:
     """torch's counter of operations breaks its later calls, so a check counts without one."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    class Flexible(Returns):
-        def forward(self, ids: Tensor) -> Tensor:
-            x = self.tokens(ids)[:, None]
-            size = ids.shape[1]
-            mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, size, size, device="cpu")
-            return self.head(flex_attention(x, x, x, block_mask=mask)[:, 0])
+    @of_words(dict)
+    def Flexible(self: Any, ids: Tensor) -> Tensor:
+        x, size = self.tokens(ids)[:, None], ids.shape[1]
+        mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, size, size, device="cpu")
+        return self.head(flex_attention(x, x, x, block_mask=mask)[:, 0])
 
-    model = Flexible(0).eval()
+    model = Flexible().eval()
     assert not regard.check(model, ids(), causal=True).faults
     with torch.no_grad():
         assert model(ids()).shape == (3, LENGTH, WORDS)

@@ -37,7 +37,6 @@ def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _left_out(model: NadarayaWatson) -> np.ndarray:
-    """The prediction of each training point from all others, by which a width is chosen."""
     return model._leave_one_out(model.width_).numpy().squeeze(-1 if model._one_output else ())
 
 

@@ -50,7 +50,6 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-10) -> None:
 
 
 def with_gradients(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> None:
-    """Compare two losses of the same inputs, and their gradients, where both are finite."""
     assert torch.equal(torch.isfinite(ours), torch.isfinite(theirs))
     finite = torch.isfinite(theirs)
     close(ours[finite], theirs[finite])

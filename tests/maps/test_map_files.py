@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
 
 import regard
 from regard.call.shapes import Dimensions
@@ -16,29 +15,9 @@ from regard.kernels import BACKENDS
 from regard.maps.files import save_summary
 from regard.maps.sources.call import CallSource, source_of_call
 from regard.tensors.tensor_tree import tensors_mapped
-from tests.core.random_calls import Case, cases
 from tests.maps.rewritten import rewritten
 
 pytest.importorskip("safetensors")
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(case=cases(scores=("dot", "scaled", "cosine", "bilinear", "additive", "capped", "gaussian", "laplacian")))
-def test_a_saved_map_is_the_same_map(tmp_path: Path, dtype: torch.dtype, case: Case) -> None:
-    case = case.to(dtype)
-    weights = regard.attention(*case.tensors(), **case.options(), return_weights=True).weights
-    path = tmp_path / "map.safetensors"
-    weights.save(path)
-    loaded = regard.AttentionMap.load(path)
-    assert loaded.shape == weights.shape
-    assert repr(loaded) == repr(weights)
-    # Other strides may round otherwise.
-    tolerance: dict[str, Any] = {"rtol": 0, "atol": 1e-13 if dtype == torch.float64 else 3e-5}
-    weights = weights.detach()
-    torch.testing.assert_close(loaded.dense(), weights.dense(), **tolerance)
-    torch.testing.assert_close(loaded.received(), weights.received(), **tolerance)
-    torch.testing.assert_close(loaded.entropy(), weights.entropy(), **tolerance)
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,6 @@ STATISTICS_WITHOUT_SHAPE = [
 ]
 
 
-# -- three losses ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["sum", "mean", "max"])
 def test_pictures_of_several_tiles_have_gradients(how: Any) -> None:
     q, k = (torch.randn(1, 2, 150, 4, dtype=torch.float64) for _ in range(2))

@@ -69,6 +69,7 @@ def test_an_index_means_what_it_means_for_a_tensor(index: Any) -> None:
         ((0, 1, torch.tensor([1, 0], dtype=torch.uint8), [[1]]), "cannot index a map"),
         ((0, 1, torch.tensor([True, False])), "1-D tensor of integers or of 5 bools"),
         ((5,), "cannot index a map"),
+        ((..., 7), r"key index must be in \[-5, 5\), got \[7\]"),
         ((0, 0, 0, 0, 0), "at most 4 indices"),
         ((..., 0, ...), "one ellipsis"),
         ((torch.tensor([0, 1]), 0, torch.tensor([0, 1, 2])), "cannot index a map"),

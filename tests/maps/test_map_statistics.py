@@ -2,14 +2,11 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
@@ -20,64 +17,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.summary import SummarySource
 from regard.maps.statistics.definitions import TopKeys
 from tests import by_day
-from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
-
-SCORES = ("dot", "scaled", "cosine", "gaussian", "additive", "boxcar", "laplacian")
-
-
-def drawn(data: st.DataObject, dense: Tensor) -> dict[str, Any]:
-    return {
-        "k": data.draw(st.integers(1, dense.shape[-1])),
-        "rows": data.draw(st.integers(1, 6)),
-        "columns": data.draw(st.integers(1, 9)),
-        "p": data.draw(st.sampled_from([0.1, 0.5, 0.9, 1.0])),
-    }
-
-
-def weights_of(
-    case: Case,
-    dtype: torch.dtype,
-    normalization: Normalization = regard.Softmax(),  # noqa: B008
-    backend: Any = None,
-) -> tuple[regard.AttentionMap, Tensor]:
-    """The map in a dtype, and the dense weights in float64 from the same numbers.
-
-    A cosine's numbers are the vectors that it has brought to their length: the kernel gets them in the input's dtype.
-    """
-    case = case.to(dtype)
-    options: dict[str, Any] = {"normalization": normalization, "return_weights": True}
-    lazy = regard.attention(*case.tensors(), **case.options(), backend=backend, **options).weights
-    if isinstance(case.score, regard.Cosine):
-        precise = torch.promote_types(dtype, torch.float32)
-        temperature = torch.as_tensor(case.score.temperature, dtype=precise)
-        temperature = temperature if temperature.numel() == 1 else temperature[:, None, None]
-        query, key = (torch.nn.functional.normalize(x.detach().to(precise), dim=-1) for x in (case.query, case.key))
-        case = replace(case, query=(query * temperature).to(dtype), key=key.to(dtype), score=regard.Dot())
-    same = case.to(torch.float64)
-    with torch.no_grad():
-        dense = regard.attention(*same.tensors(), **same.options(), backend="reference", **options).weights.dense()
-    return lazy, dense
-
-
-@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
-@given(case=cases(scores=SCORES), data=st.data())
-def test_softmax(grad: bool, case: Case, data: st.DataObject) -> None:
-    with torch.set_grad_enabled(grad):
-        weights, dense = weights_of(case, torch.float64)
-        check(weights, dense, tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
-
-
-@pytest.mark.parametrize("is_cast", [False, True], ids=["", "under autocast"])
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@settings(max_examples=20)
-@given(case=cases(scores=("dot", "scaled", "cosine")), data=st.data())
-def test_softmax_of_other_dtypes(dtype: torch.dtype, is_cast: bool, case: Case, data: st.DataObject) -> None:
-    with torch.no_grad():
-        weights, dense = weights_of(case, dtype)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
-        assert weights.dtype == weights.entropy().dtype == weights.received().dtype == torch.float32
-        check(weights, dense, tolerance=TOLERANCE[dtype], **drawn(data, dense))
 
 
 def long_case(
@@ -115,20 +55,6 @@ def test_maps_of_many_tiles(monkeypatch: pytest.MonkeyPatch, mask: regard.Mask |
     weights, dense = long_case(mask, dtype=dtype)
     check(weights, dense, tolerance=TOLERANCE[dtype], k=5, rows=11, columns=13, p=0.8)
     check(weights, dense, tolerance=TOLERANCE[dtype], k=2, rows=150, columns=99, p=0.3)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 4e-5), (torch.bfloat16, 4e-5)], ids=str)
-def test_sharp_heads(dtype: torch.dtype, tolerance: float) -> None:
-    weights, dense = long_case(regard.causal(), dtype=dtype, sharp=12.0)
-    check(weights, dense, tolerance=tolerance, k=3, rows=7, columns=8, p=0.99)
-
-
-@given(case=cases())
-def test_what_keys_receive_adds_up_to_the_live_queries(case: Case) -> None:
-    with torch.no_grad():
-        weights, _ = weights_of(case, torch.float64)
-        live = case.allowed.any(-1).double().sum(-1)
-        torch.testing.assert_close(weights.received().sum(-1), live, rtol=0, atol=1e-11)
 
 
 def test_a_causal_map_never_looks_ahead_and_the_first_query_only_at_itself() -> None:
@@ -328,6 +254,8 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda w: w.pooled(0, 3), ArgumentError, "at least 1 bin of queries, a whole number, got 0"),
         (lambda w: w.pooled(3, 3, "min"), ArgumentError, "'mean', 'sum' or 'max', got 'min'"),
         (lambda w: w.mT @ torch.ones(7, 2), ShapeError, r"x of shape \(..., 5, N\) .* got \(7, 2\)"),
+        (lambda w: w @ torch.ones(5, 1), ShapeError, r"x of shape \(..., 7, N\) for a map .* got \(5, 1\)"),
+        (lambda w: w @ torch.ones(3, 4, 7, 1), ShapeError, "do not broadcast"),
         (lambda w: w.mT @ torch.ones(3, 5, 2), ShapeError, "do not broadcast"),
         (lambda w: w.summary("entropie"), ArgumentError, "knows received, entropy.*; got 'entropie'"),
         (lambda w: w.average(-2), ArgumentError, "got dim -2"),

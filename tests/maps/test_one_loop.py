@@ -7,8 +7,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import regard
 from regard.call.masks import strided
@@ -16,9 +14,7 @@ from regard.maps.loop import one_loop, row_tiles
 from regard.maps.sources.dot_scores import DotScores
 from regard.maps.statistics.asked import MOST_RANKED
 from regard.watching.analysis.head_table import BY_QUERY, query_values
-from tests.core.random_calls import DTYPES, Case, cases
-from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, answers_of, check
-from tests.maps.test_map_statistics import drawn, weights_of
+from tests.maps.dense_maps import answers_of
 
 pytest.importorskip("numba", reason="the loop comes with the extra 'fast'")
 
@@ -33,20 +29,6 @@ def answered() -> Iterator[Answered]:
     with answers_of(one_loop.NumbaRows) as found, pytest.MonkeyPatch.context() as patch:
         patch.setattr(one_loop, "SMALL", 0)
         yield found
-
-
-@pytest.mark.parametrize("name", ["softmax", "sink"])
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@settings(max_examples=20)
-@given(case=cases(scores=("dot", "scaled", "cosine")), data=st.data())
-def test_the_answers_are_exact(
-    name: str, dtype: torch.dtype, answered: Answered, case: Case, data: st.DataObject
-) -> None:
-    answered.clear()
-    with torch.no_grad():
-        weights, dense = weights_of(case, dtype, NORMALIZATIONS[name])
-        check(weights, dense, tolerance=TOLERANCE[dtype], **drawn(data, dense))
-    assert any(answered)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -257,17 +239,6 @@ def test_two_threads_may_ask_at_once() -> None:
         torch.set_num_threads(1)
 
 
-def test_equal_weights_are_ranked_by_their_keys() -> None:
-    q = torch.zeros(1, 1, 600, 4)
-    with torch.no_grad():
-        found = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.summary("top_keys", k=5)[
-            "top_keys"
-        ]
-    row = torch.arange(600)[:, None].expand(600, 5)
-    expected = torch.where(torch.arange(5) <= row, torch.arange(5), -1)
-    assert torch.equal(found.indices[0, 0], expected)
-
-
 @pytest.mark.parametrize("ranked", [1, 16, 17, 64])
 @pytest.mark.parametrize("count", [8, 9, 33, 64, 65, 100])
 def test_of_few_and_of_many_equal_weights_the_first_keys_are_named(count: int, ranked: int) -> None:
@@ -308,17 +279,6 @@ def test_large_weights_are_packed_the_same_without_the_instruction() -> None:
             assert count == len(chosen)
             assert np.array_equal(places[:count], chosen)
             assert np.array_equal(few[:count], weights[chosen])
-
-
-def test_a_tie_at_the_last_place_keeps_the_first_key() -> None:
-    k = torch.zeros(1, 1, 700, 1)
-    k[..., [3, 650, 651], :] = 2.0
-    q = torch.ones(1, 1, 2, 1)
-    with torch.no_grad():
-        found = regard.attention(q, k, k, return_weights=True).weights.summary("top_keys", "top_weight", k=4)[
-            "top_keys"
-        ]
-    assert found.indices[0, 0, 0].tolist() == [3, 650, 651, 0]
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

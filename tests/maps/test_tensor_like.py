@@ -30,7 +30,6 @@ V = torch.randn(2, 3, 7, 6, dtype=DOUBLE)
 
 
 def signed(one: Any) -> Any:
-    """A mean over heads with factors of both signs."""
     factors = torch.tensor([1.0, -4.0, 2.0], dtype=DOUBLE)
     if isinstance(one, regard.AttentionMap):
         return one.average(1, weights=factors)

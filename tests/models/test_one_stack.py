@@ -47,7 +47,22 @@ def some_text(count: int = 3) -> Tensor:
     return torch.randint(0, VOCAB, (count, LENGTH))
 
 
-# -- against torch -----------------------------------------------------------------------------------
+def copy_layer(ours: Any, theirs: Any) -> None:
+    """The weights of one of our layers, into torch's of the same sizes."""
+
+    def copy_attention(mine: Any, other: nn.MultiheadAttention) -> None:
+        with torch.no_grad():
+            other.in_proj_weight.copy_(mine.in_weights[0])
+            other.in_proj_bias.copy_(mine.in_bias)
+        other.out_proj.load_state_dict(mine.out.state_dict())
+
+    copy_attention(ours.self_attention, theirs.self_attn)
+    if hasattr(ours, "cross_attention"):
+        copy_attention(ours.cross_attention, theirs.multihead_attn)
+    theirs.linear1.load_state_dict(ours.feed_forward.up.state_dict())
+    theirs.linear2.load_state_dict(ours.feed_forward.down.state_dict())
+    for number, residual in enumerate(ours.residuals, start=1):
+        getattr(theirs, f"norm{number}").load_state_dict(residual.norm.state_dict())
 
 
 def torchs(model: DecoderOnly | EncoderOnly) -> nn.TransformerEncoder:
@@ -59,15 +74,8 @@ def torchs(model: DecoderOnly | EncoderOnly) -> nn.TransformerEncoder:
     )  # fmt: skip
     final = nn.LayerNorm(config.dim, dtype=torch.float64) if is_pre else None
     theirs = nn.TransformerEncoder(layer, config.num_layers, norm=final, enable_nested_tensor=False)
-    with torch.no_grad():
-        for mine, other in zip(model.layers, theirs.layers, strict=True):
-            other.self_attn.in_proj_weight.copy_(mine.self_attention.in_weights[0])
-            other.self_attn.in_proj_bias.copy_(mine.self_attention.in_bias)
-            other.self_attn.out_proj.load_state_dict(mine.self_attention.out.state_dict())
-            other.linear1.load_state_dict(mine.feed_forward.up.state_dict())
-            other.linear2.load_state_dict(mine.feed_forward.down.state_dict())
-            other.norm1.load_state_dict(mine.residuals[0].norm.state_dict())
-            other.norm2.load_state_dict(mine.residuals[1].norm.state_dict())
+    for mine, other in zip(model.layers, theirs.layers, strict=True):
+        copy_layer(mine, other)
     if final is not None:
         final.load_state_dict(model.final_norm.state_dict())
     return theirs.train()  # in training it takes no shortcut, and dropout is 0
@@ -97,27 +105,10 @@ def test_encoder_only_equals_torch(norm_position: str) -> None:
     torch.testing.assert_close(model(text, lengths)[~padded], expected[~padded], rtol=0, atol=1e-10)
 
 
-def test_rotary_scores_depend_on_distances_alone() -> None:
-    """Against the sum over planes written out: the cosine of the distance, in complex numbers."""
-    attend = MultiHeadAttention(8, 2, rotary=Rotary(4)).double()
-    x = torch.randn(1, 5, 8, dtype=torch.float64)
-    weights = attend(x, return_weights=True).weights.dense()[0]
-    q, k, _ = (part.unflatten(-1, (2, 4)).transpose(0, 1) for part in (x[0] @ attend.in_weights[0].T).chunk(3, -1))
-    planes = [torch.complex(part[..., :2], part[..., 2:]) for part in (q, k)]
-    distance = (torch.arange(5)[:, None] - torch.arange(5)).double()
-    angles = torch.polar(
-        torch.ones(5, 5, 2).double(), distance[..., None] * torch.tensor([1.0, 0.01], dtype=torch.float64)
-    )
-    scores = torch.einsum("hqp,hkp,qkp->hqk", planes[0], planes[1].conj(), angles).real / 2
-    torch.testing.assert_close(weights, scores.softmax(-1), rtol=0, atol=1e-12)
-
-
 def test_rotary_must_fit_the_heads() -> None:
     with pytest.raises(ArgumentError, match=r"heads of width 4, got Rotary\(8\)"):
         MultiHeadAttention(8, 2, rotary=Rotary(8))
 
-
-# -- step by step ------------------------------------------------------------------------------------
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -197,9 +188,6 @@ def test_maps_are_those_of_the_pass() -> None:
     maps = encoder_only().attend(text, torch.tensor([7, 4, 1]))
     assert list(maps) == ["encoder.0", "encoder.1"]
     assert not maps["encoder.1"].dense()[1, :, :, 4:].any()
-
-
-# -- sizes and errors --------------------------------------------------------------------------------
 
 
 def count(model: nn.Module) -> int:

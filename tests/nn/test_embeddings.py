@@ -35,12 +35,6 @@ def test_a_shift_is_a_rotation(position: int, shift: int, base: float) -> None:
     torch.testing.assert_close(turned, after, rtol=0, atol=1e-6)
 
 
-def test_sinusoid_in_float64() -> None:
-    table = sinusoidal(torch.tensor([4999]), 4, dtype=torch.float64)
-    assert table.dtype == torch.float64
-    assert table[0, 2].item() == pytest.approx(math.sin(49.99), abs=1e-12)
-
-
 @pytest.mark.parametrize("dim", [-2, 0, 1, 7])
 def test_sinusoid_needs_an_even_width(dim: int) -> None:
     with pytest.raises(ArgumentError, match=f"even dim of at least 2, got {dim}"):

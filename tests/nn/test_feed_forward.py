@@ -19,24 +19,15 @@ ACTIVATIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_feed_forward_is_equation_2(name: str) -> None:
+def test_feed_forward_networks_are_equations_2_and_6(name: str) -> None:
     activation, formula = ACTIVATIONS[name]
-    network = FeedForward(5, 11, activation=activation).double()
     x = torch.randn(2, 3, 5, dtype=torch.float64)
-    hidden = formula(x @ network.up.weight.T + network.up.bias)
-    expected = hidden @ network.down.weight.T + network.down.bias
-    torch.testing.assert_close(network(x), expected, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_gated_feed_forward_is_equation_6(name: str) -> None:
-    activation, formula = ACTIVATIONS[name]
-    network = GatedFeedForward(5, 11, activation=activation).double()
-    x = torch.randn(2, 3, 5, dtype=torch.float64)
-    gate, up = network.gate_and_up.weight[:11], network.gate_and_up.weight[11:]
-    expected = (formula(x @ gate.T) * (x @ up.T)) @ network.down.weight.T
-    torch.testing.assert_close(network(x), expected, rtol=0, atol=1e-14)
-    assert [name for name, _ in network.named_parameters()] == ["gate_and_up.weight", "down.weight"]
+    plain, gated = (kind(5, 11, activation=activation).double() for kind in (FeedForward, GatedFeedForward))
+    hidden = formula(x @ plain.up.weight.T + plain.up.bias)
+    torch.testing.assert_close(plain(x), hidden @ plain.down.weight.T + plain.down.bias, rtol=0, atol=1e-14)
+    gate, up = gated.gate_and_up.weight[:11], gated.gate_and_up.weight[11:]
+    torch.testing.assert_close(gated(x), (formula(x @ gate.T) * (x @ up.T)) @ gated.down.weight.T, rtol=0, atol=1e-14)
+    assert [name for name, _ in gated.named_parameters()] == ["gate_and_up.weight", "down.weight"]
 
 
 @pytest.mark.parametrize("make", [FeedForward, GatedFeedForward])

@@ -98,7 +98,6 @@ def _turned(x: Tensor, rotated: int) -> Tensor:
 
 
 def _allowed(names: tuple[str, ...], valid: Tensor) -> Tensor:
-    """True = keep, (B, T, S): causal or padded keys, and the window."""
     keys, queries = torch.arange(9), torch.arange(9)[:, None]
     allowed = (keys <= queries) & (keys < valid[:, None, None])
     if "window" in names:

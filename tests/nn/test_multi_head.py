@@ -81,15 +81,6 @@ def test_equals_torch(
     torch.testing.assert_close(weights.dense(), their_weights, rtol=0, atol=TOLERANCE[dtype])
 
 
-def test_the_mask_polarity_is_the_opposite_of_torchs() -> None:
-    theirs, ours = twins()
-    x = torch.randn(BATCH, QUERIES, DIM, dtype=torch.float64)
-    keep = torch.tensor([[True, True, True, False, False], [True, False, True, True, True]])
-    expected, _ = theirs(x, x, x, key_padding_mask=~keep)
-    torch.testing.assert_close(ours(x, mask=regard.padding(keep)), expected, rtol=0, atol=1e-12)
-    assert (ours(x, mask=regard.padding(~keep)) - expected).abs().max() > 1e-2
-
-
 def test_keys_and_values_of_their_own_widths() -> None:
     theirs, ours = twins(kdim=11, vdim=13)
     x = torch.randn(BATCH, QUERIES, DIM, dtype=torch.float64)
@@ -128,29 +119,6 @@ def test_a_sequence_that_is_all_padding_gives_the_output_bias_and_finite_gradien
     assert torch.equal(x.grad[0], torch.zeros(QUERIES, DIM))
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
-def test_grouped_heads_are_repeated_heads(kv_heads: int) -> None:
-    heads, head_dim = 6, 5
-    grouped: Any = MultiHeadAttention(29, heads, num_kv_heads=kv_heads, head_dim=head_dim).double()
-    nn.init.normal_(grouped.in_bias)
-    full: Any = MultiHeadAttention(29, heads, head_dim=head_dim).double()
-
-    def repeat(packed: Tensor) -> Tensor:
-        query, *others = packed.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim])
-        wide = [t.unflatten(0, (kv_heads, head_dim)).repeat_interleave(heads // kv_heads, 0) for t in others]
-        return torch.cat([query, *(t.flatten(0, 1) for t in wide)])
-
-    with torch.no_grad():
-        full.in_weights[0].copy_(repeat(grouped.in_weights[0]))
-        full.in_bias.copy_(repeat(grouped.in_bias))
-        full.out.load_state_dict(grouped.out.state_dict())
-    x = torch.randn(BATCH, QUERIES, 29, dtype=torch.float64)
-    output, weights = grouped(x, mask=regard.causal(), return_weights=True)
-    expected, wide_weights = full(x, mask=regard.causal(), return_weights=True)
-    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(weights.dense(), wide_weights.dense(), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("kv_heads", [1, 3])
 @pytest.mark.parametrize("has_grad", [False, True])
 def test_cached_decoding_token_by_token_is_the_whole(has_grad: bool, kv_heads: int) -> None:
@@ -170,14 +138,6 @@ def test_cached_decoding_token_by_token_is_the_whole(has_grad: bool, kv_heads: i
         pieces = torch.autograd.grad(torch.cat(rows, 1), parameters, upstream)
         for one, two in zip(pieces, torch.autograd.grad(whole, parameters, upstream), strict=True):
             torch.testing.assert_close(one, two, rtol=0, atol=1e-11)
-
-
-def test_a_chunk_after_a_prefix_is_the_whole() -> None:
-    attend = MultiHeadAttention(DIM, HEADS).double()
-    x = torch.randn(BATCH, KEYS, DIM, dtype=torch.float64)
-    cache = attend.project(x[:, :4]).append(attend.project(x[:, 4:]))
-    chunk = attend.attend(x[:, 4:], cache, mask=regard.causal())
-    torch.testing.assert_close(chunk, attend(x, mask=regard.causal())[:, 4:], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("pieces", [[7], [1] * 7, [3, 1, 3]])
@@ -264,15 +224,6 @@ def test_initialisation_is_glorot_of_each_matrix() -> None:
     torch.testing.assert_close(ours.in_weights[0].std(), theirs.in_proj_weight.std(), rtol=0.03, atol=0)
 
 
-def test_bfloat16_is_close_to_float32() -> None:
-    attend = MultiHeadAttention(DIM, HEADS)
-    x = torch.randn(BATCH, QUERIES, DIM)
-    expected = attend(x, mask=regard.causal())
-    half = attend.bfloat16()(x.bfloat16(), mask=regard.causal())
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), expected, rtol=0, atol=3e-2)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -305,9 +256,6 @@ def test_inputs_that_do_not_fit() -> None:
         MultiHeadAttention(DIM, HEADS)(x[..., 1:])
     with pytest.raises(ShapeError, match="key and value must have the same length"):
         attend(x, key, value[:, 1:])
-
-
-# -- the cache ---------------------------------------------------------------------------------------
 
 
 def random_kv(length: int, rows: int = BATCH) -> KeyValue:

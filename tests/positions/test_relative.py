@@ -85,9 +85,6 @@ def test_a_relative_bias_of_ones_own_is_five_lines() -> None:
         torch.testing.assert_close(output, expected, rtol=0, atol=1e-6)
 
 
-# -- ALiBi ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (3, 7), (1, 9), (7, 4)])
 def test_alibi_is_exactly_a_sum_per_key_and_per_query_where_the_causal_mask_allows(queries: int, keys: int) -> None:
     sizes = Sizes((BATCH,), HEADS, GROUPS, queries, keys, True)
@@ -165,9 +162,6 @@ def test_alibi_is_blooms(heads: int) -> None:
         torch.testing.assert_close(output, expected, rtol=0, atol=3e-6)
 
 
-# -- T5 ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(
     ("buckets", "max_distance"), [(32, 128), (32, 256), (8, 20), (6, 5), (64, 512), (16, 100), (4, 2), (12, 1000)]
@@ -180,9 +174,6 @@ def test_t5_buckets_are_hugging_faces_at_every_distance(buckets: int, max_distan
     assert torch.equal(ours, theirs)
 
 
-# -- Shaw --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["t5", "shaw"])
 def test_half_precision_input_reads_a_float32_table(name: str) -> None:
     (bias, _), (q, k, v) = made(name), (t.detach() for t in vectors(5, 7))
@@ -191,9 +182,6 @@ def test_half_precision_input_reads_a_float32_table(name: str) -> None:
     for backend in ("reference", "tiled"):
         output = regard.attention(*half, bias=bias, backend=backend)
         torch.testing.assert_close(output.double(), expected, rtol=0, atol=3e-2)
-
-
-# -- the choice, the memory, the errors ---------------------------------------------------------------------------
 
 
 def test_explain_says_why_the_fused_kernels_refuse() -> None:

@@ -65,16 +65,6 @@ def test_scores_depend_on_the_distance_alone(layout: Layout, scaling: Scaling | 
         torch.testing.assert_close(rotary.rotate(q, 99).norm(), q.norm())
 
 
-@pytest.mark.parametrize("layout", [Half(), Interleaved()], ids=str)
-def test_attention_after_a_cache_is_the_end_of_the_whole(layout: Layout) -> None:
-    rotary = Rotary(4, layout=layout)
-    q, k, v = torch.randn(2, 4, 9, 4), torch.randn(2, 2, 9, 4), torch.randn(2, 2, 9, 3)
-    keys = rotary.rotate(k)
-    whole = regard.attention(rotary.rotate(q), keys, v, mask=regard.causal())
-    step = regard.attention(rotary.rotate(q[:, :, 7:], 7), keys, v, mask=regard.causal())
-    torch.testing.assert_close(step, whole[:, :, 7:], rtol=0, atol=2e-6)
-
-
 def test_an_offset_positions_and_their_ranks_agree() -> None:
     rotary, x = Rotary(4), torch.randn(2, 3, 5, 4)
     whole = rotary.rotate(torch.nn.functional.pad(x, (0, 0, 6, 0)))[..., 6:, :]
@@ -108,9 +98,6 @@ def test_gradients_turn_back() -> None:
     rotary = Rotary(4, layout=Interleaved(), scaling=YaRN(factor=2.0, original_length=8), fraction=0.5)
     x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: rotary.rotate(x, 3), x, fast_mode=True)
-
-
-# -- Hugging Face ------------------------------------------------------------------------------------------------
 
 
 def hugging_face(kind: str, head_dim: int = 8, longest: int = 64, base: float = 10_000.0, **options: Any) -> Any:
@@ -229,9 +216,6 @@ def test_the_half_layout_and_its_fraction_are_gpt_neoxs() -> None:
     cos, sin = neox.GPTNeoXRotaryEmbedding(config)(x, torch.arange(4, 11)[None])
     expected, _ = neox.apply_rotary_pos_emb(x, x, cos, sin)
     torch.testing.assert_close(Rotary(16, fraction=0.25).rotate(x, 4), expected, rtol=0, atol=2e-6)
-
-
-# -- errors ------------------------------------------------------------------------------------------------------
 
 
 def test_errors_say_what_to_do() -> None:

@@ -21,15 +21,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 MODULE = "tests.probes.test_command"
 
 
-class SeesAll(nn.Module):
-    """Attention to everything."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return sdpa(x, x, x)
+@module
+def SeesAll(self: Any, x: Tensor) -> Tensor:
+    return sdpa(x, x, x)
 
 
 def everywhere() -> tuple[nn.Module, Tensor]:
-    """A model and a batch, as `regard check module:function` takes them."""
     return SeesAll(), torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
 
 
@@ -55,7 +52,6 @@ def broken() -> tuple[nn.Module, Tensor]:
 
 @pytest.fixture
 def check(call: Call) -> Call:
-    """`regard check` on the CPU."""
     return lambda *arguments: call("check", *arguments, *(["--device", "cpu"] if arguments else []))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,13 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-import regard
 from regard.errors import ArgumentError
 from regard.watching.checks import Checked, check
 from regard.watching.checks.departures import turns
 from tests import each_once
+from tests.inspection.huggingface_families import LLAMA, built
+from tests.modules import parts, watching
 
 DIM, HEADS, KEY_HEADS, LENGTH, LAYERS = 32, 4, 2, 12, 3
+SIZE = DIM // HEADS
+OF_KEYS = KEY_HEADS * SIZE
 
 
 def turned(x: Tensor, places: Tensor, *, halves: bool = True, base: float = 100.0) -> Tensor:
@@ -30,8 +34,6 @@ def turned(x: Tensor, places: Tensor, *, halves: bool = True, base: float = 100.
 
 @dataclass(frozen=True)
 class How:
-    """How a model attends."""
-
     scale: float | None = None
     rotations: int = 1
     of_queries: int = 0
@@ -46,54 +48,42 @@ class How:
     """The layers that attend so; the others are sound."""
 
 
-class Model(nn.Module):
-    """A causal model with rotary positions and shared key heads."""
-
-    def __init__(self, how: How = How()) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.how = how
-        self.table = nn.Embedding(40, DIM)
-        size = DIM // HEADS
-        self.into = nn.ModuleList(nn.Linear(DIM, DIM + 2 * KEY_HEADS * size) for _ in range(LAYERS))
-        self.out = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(LAYERS))
-        self.attends = nn.ModuleList(nn.Identity() for _ in range(LAYERS))
-        self.blocks = nn.ModuleList(Block(how if n in how.layers else sound(how), n, self) for n in range(LAYERS))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = 3 * self.table(ids)
-        for block in self.blocks:
-            x = x + block(x)
-        return x
-
-
 def sound(how: How) -> How:
     return replace(How(), is_written_out=how.is_written_out)
 
 
-class Block(nn.Module):
-    def __init__(self, how: How, number: int, of: Model) -> None:
-        super().__init__()
-        self.how, self.into, self.out = how, of.into[number], of.out[number]
+@parts(lambda how: {"how": how, "into": nn.Linear(DIM, DIM + 2 * OF_KEYS), "out": nn.Linear(DIM, DIM)})
+def Block(self: Any, x: Tensor) -> Tensor:
+    how = self.how
+    q, k, v = (t.unflatten(-1, (-1, SIZE)).transpose(1, 2) for t in self.into(x).split([DIM, OF_KEYS, OF_KEYS], -1))
+    q = q[:, list(how.order)]
+    places = torch.arange(x.shape[1], dtype=x.dtype)
+    for _ in range(how.rotations):
+        q, k = turned(q, places + how.of_queries, halves=how.halves), turned(k, places, halves=how.halves)
+    v = turned(v, places) if how.turns_values else v
+    k, v = how.repeats(k), how.repeats(v)
+    k, v = k[:, list(how.order)], v[:, list(how.order)]
+    scale = SIZE**-0.5 if how.scale is None else how.scale
+    if how.is_written_out:
+        found = ((q @ k.mT) * scale).masked_fill(~how.mask, -torch.inf).softmax(-1) @ v
+    else:
+        found = sdpa(q, k, v, attn_mask=how.mask, scale=scale)
+    back = [how.order.index(n) for n in range(HEADS)]
+    return self.out(found[:, back].transpose(1, 2).flatten(2))
 
-    def forward(self, x: Tensor) -> Tensor:
-        how, size = self.how, DIM // HEADS
-        q, k, v = self.into(x).split([DIM, KEY_HEADS * size, KEY_HEADS * size], -1)
-        q, k, v = (t.unflatten(-1, (-1, size)).transpose(1, 2) for t in (q, k, v))
-        q = q[:, list(how.order)]
-        places = torch.arange(x.shape[1], dtype=x.dtype)
-        for _ in range(how.rotations):
-            q, k = turned(q, places + how.of_queries, halves=how.halves), turned(k, places, halves=how.halves)
-        v = turned(v, places) if how.turns_values else v
-        k, v = how.repeats(k), how.repeats(v)
-        k, v = k[:, list(how.order)], v[:, list(how.order)]
-        scale = size**-0.5 if how.scale is None else how.scale
-        if how.is_written_out:
-            found = ((q @ k.mT) * scale).masked_fill(~how.mask, -torch.inf).softmax(-1) @ v
-        else:
-            found = sdpa(q, k, v, attn_mask=how.mask, scale=scale)
-        back = [how.order.index(n) for n in range(HEADS)]
-        return self.out(found[:, back].transpose(1, 2).flatten(2))
+
+@parts(
+    lambda how=How(): {
+        "table": nn.Embedding(40, DIM),
+        "blocks": nn.ModuleList(Block(how if n in how.layers else sound(how)) for n in range(LAYERS)),
+    },
+    seed=1,
+)
+def Model(self: Any, ids: Tensor) -> Tensor:
+    x = 3 * self.table(ids)
+    for block in self.blocks:
+        x = x + block(x)
+    return x
 
 
 IDS = torch.randint(0, 40, (2, LENGTH), generator=torch.Generator().manual_seed(2))
@@ -120,7 +110,6 @@ MASKS = {
     "none": torch.ones(LENGTH, LENGTH, dtype=torch.bool),
     "next": torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(1),
 }
-SIZE = DIM // HEADS
 DEPARTS: Mapping[str, tuple[How, str, str]] = {
     "no scale": (How(scale=1.0), "another scale", f"1/sqrt({SIZE}) is missing"),
     "the scale twice": (How(scale=1 / SIZE), "another scale", f"1/sqrt({SIZE}) is applied twice"),
@@ -169,8 +158,7 @@ def test_a_departure_has_its_measure_and_the_weight_that_differs_most() -> None:
     (found,) = of_reference(beside(model, reference))
     weights = []
     for one in (model, reference):
-        with torch.no_grad(), regard.watch(one) as seen:
-            one(IDS)
+        seen = watching(one)(IDS)
         weights.append(seen["blocks.0", 0].dense())
     apart = (weights[0] - weights[1]).abs()
     assert found.numbers["total variation"] == pytest.approx(float(apart.sum(-1).max()) / 2, abs=1e-5)
@@ -184,16 +172,9 @@ def test_a_departure_has_its_measure_and_the_weight_that_differs_most() -> None:
 
 
 def test_one_token_more_at_the_beginning_is_a_shift() -> None:
-    class Longer(nn.Module):
-        """Reads the ids behind a token of its own, and drops the last."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = Model()
-
-        def forward(self, ids: Tensor) -> Tensor:
-            found: Tensor = self.model(torch.cat([torch.full_like(ids[:, :1], 39), ids[:, :-1]], 1))
-            return found
+    @parts(lambda: {"model": Model()})
+    def Longer(self: Any, ids: Tensor) -> Tensor:
+        return self.model(torch.cat([torch.full_like(ids[:, :1], 39), ids[:, :-1]], 1))
 
     (found,) = of_reference(beside(Longer(), Model()))
     assert (found.reason, found.path, found.numbers["by"]) == ("other positions", "model.blocks.0", -1)
@@ -202,7 +183,7 @@ def test_one_token_more_at_the_beginning_is_a_shift() -> None:
 def test_an_output_that_differs_under_equal_maps_is_named() -> None:
     model = Model()
     with torch.no_grad():
-        model.out[LAYERS - 1].weight.mul_(1.1)
+        model.blocks[LAYERS - 1].out.weight.mul_(1.1)
     (found,) = of_reference(beside(model, Model()))
     assert (found.reason, found.path) == ("another output", "")
 
@@ -211,7 +192,7 @@ def test_an_output_that_differs_under_equal_maps_is_named() -> None:
 def test_a_map_that_nothing_explains_says_where_to_look(layer: int, cause: str) -> None:
     model = Model()
     with torch.no_grad():
-        (model.into[0] if not layer else model.out[0]).weight.add_(0.1)
+        (model.blocks[0].into if not layer else model.blocks[0].out).weight.add_(0.1)
     (found,) = of_reference(beside(model, Model()))
     assert (found.reason, found.path) == ("another map", f"blocks.{layer}")
     assert cause in found.cause
@@ -242,17 +223,11 @@ def test_partial_turns_are_read_by_both_layouts(halves: bool) -> None:
     assert turns(x.flip(-1), x) is None
 
 
-class Sharp(nn.Module):
+@parts(lambda *, scales_first: {"into": nn.Linear(8, 24), "scales_first": scales_first}, seed=5)
+def Sharp(self: Any, x: Tensor) -> Tensor:
     """Attention with scores of some thousands, where rounding in float32 moves weights; in one of two orders."""
-
-    def __init__(self, *, scales_first: bool) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        self.into, self.scales_first = nn.Linear(8, 24), scales_first
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.into(x).chunk(3, -1)
-        return sdpa(7777 * q, k, v, scale=1.0) if self.scales_first else sdpa(q, k, v, scale=7777.0)
+    q, k, v = self.into(x).chunk(3, -1)
+    return sdpa(7777 * q, k, v, scale=1.0) if self.scales_first else sdpa(q, k, v, scale=7777.0)
 
 
 def test_rounding_is_no_departure() -> None:
@@ -260,8 +235,7 @@ def test_rounding_is_no_departure() -> None:
     models = [Sharp(scales_first=True), Sharp(scales_first=False)]
     maps = []
     for one in models:
-        with torch.no_grad(), regard.watch(one) as seen:
-            one(x)
+        seen = watching(one)(x)
         maps.append(seen[""])
     assert float((maps[0].dense() - maps[1].dense()).abs().sum(-1).max()) > 2e-3
     assert not of_reference(check(models[0], x, reference=models[1]))
@@ -269,20 +243,13 @@ def test_rounding_is_no_departure() -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_rows_of_padding_do_not_count(side: str) -> None:
-    class Masked(nn.Module):
-        """Hides padding, whose own rows it leaves to the kernel or fills with a uniform mean."""
-
-        def __init__(self, *, fills: bool) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.into, self.fills = nn.Linear(8, 24), fills
-
-        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-            q, k, v = (t[:, None] for t in self.into(x).chunk(3, -1))
-            real = attention_mask.bool()
-            mask = real[:, None, None] & real[:, None, :, None]
-            mask = mask | ~real[:, None, :, None] if self.fills else mask
-            return sdpa(q, k, v, attn_mask=mask)[:, 0].nan_to_num(0.0) * real[..., None]
+    @parts(lambda *, fills: {"into": nn.Linear(8, 24), "fills": fills}, seed=0)
+    def Masked(self: Any, x: Tensor, attention_mask: Tensor) -> Tensor:
+        q, k, v = (t[:, None] for t in self.into(x).chunk(3, -1))
+        real = attention_mask.bool()
+        mask = real[:, None, None] & real[:, None, :, None]
+        mask = mask | ~real[:, None, :, None] if self.fills else mask
+        return sdpa(q, k, v, attn_mask=mask)[:, 0].nan_to_num(0.0) * real[..., None]
 
     places, lengths = torch.arange(8), torch.tensor([[8], [5]])
     real = places < lengths if side == "right" else places >= 8 - lengths
@@ -291,15 +258,8 @@ def test_rows_of_padding_do_not_count(side: str) -> None:
 
 
 def test_models_of_transformers_under_two_kernels_and_with_a_changed_scale() -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes: dict[str, Any] = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
-
-    def llama(kernel: str) -> Any:
-        torch.manual_seed(0)
-        config = transformers.LlamaConfig(**sizes, attn_implementation=kernel)
-        return transformers.LlamaForCausalLM(config).eval()
-
+    pytest.importorskip("transformers")
+    llama = partial(built, "LlamaForCausalLM", LLAMA | {"initializer_range": 0.3})
     assert not check(llama("sdpa"), reference=llama("eager"))
     broken = llama("sdpa")
     broken.model.layers[1].self_attn.scaling = 1.0

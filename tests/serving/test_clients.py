@@ -129,9 +129,6 @@ def test_the_curl_lines_of_the_page_are_answered(server: Running) -> None:
         assert (status, body[:9] != b"") == (200, True), (arguments, body)
 
 
-# -- completions -----------------------------------------------------------------------------------
-
-
 DRAWN: dict[str, Any] = {"model": WRITER, "prompt": "1 and", "max_tokens": 12, "temperature": 2.0}
 
 

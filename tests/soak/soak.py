@@ -1,17 +1,13 @@
 """Kill training over and over, and see whether anything is ever lost: python tests/soak/soak.py --kills 100
 
-Each run of a task is first made undisturbed. Then the same run is begun again and killed, resumed and killed, until it
-comes to its end; and the next one begins, until there were as many kills as were asked for. The moments are drawn from
-the seed, in two ways (between these the disk stays as it is):
+A run is made undisturbed. Then it is begun again, killed and resumed until it comes to its end, over and over. The
+moments are drawn from the seed, in two ways (between these the disk stays as it is):
 
-event   SIGKILL right before some file is opened, renamed or removed, or a folder made: between any two of these steps
-write   in the middle of a write: from some file event on no file may grow beyond some size (SIGXFSZ, whose default is
-        to end the process)
+event   SIGKILL right before some file is opened, renamed or removed, or a folder made
+write   from some file event on no file may grow beyond some size (SIGXFSZ, whose default is to end the process)
 
-After every kill each checkpoint must load, the last one must not be older than before and the best one no worse. At the
-end every tensor of both checkpoints, the position, all logged losses, the tokenizers and the tokenised text must be,
-bit for bit, those of the undisturbed run, and no temporary file may be left. `--only measure` kills `regard measure`,
-whose files must have the bytes of an undisturbed run.
+`check_alive` says what must hold after every kill, and `check_equal` at the end. `--only measure` kills `regard
+measure`, whose files must have the bytes of an undisturbed run.
 """
 
 import argparse
@@ -56,10 +52,7 @@ WORDS = ["ein", "zwei", "drei", "vier", "fünf", "木々", "звёзды", "sieb
 
 
 class SoakError(Exception):
-    """Something was lost."""
-
-
-# -- what is trained -------------------------------------------------------------------------------------
+    pass
 
 
 def write_data(folder: Path) -> Path:
@@ -103,8 +96,6 @@ def make_config(kind: str, data: Path, out: Path) -> Any:
 
 @dataclass(frozen=True)
 class Measuring:
-    """Statistics of some documents under a tiny GPT-2, in the place of a training's settings."""
-
     model: Path
     out: Path
 
@@ -124,9 +115,6 @@ def train(kind: str, config: Any) -> None:
     TASKS[task].run(config, resume=RunFolder(config.out).holds_a_run())
 
 
-# -- one process, and its death ---------------------------------------------------------------------------
-
-
 class Plan(NamedTuple):
     """How a process is to die: before a file event of that number, or in a write after that."""
 
@@ -137,8 +125,6 @@ class Plan(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a process came to its end."""
-
     status: int
     """0 if it had come to the end of its work, minus the signal if it was killed."""
     events: int
@@ -148,7 +134,6 @@ class Ended(NamedTuple):
 
 
 def in_a_process(work: Callable[[], None], folder: Path, plan: Plan | None) -> Ended:
-    """Fork, work there, and die as planned."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -206,12 +191,7 @@ def _writes(arguments: tuple[Any, ...]) -> bool:
     return bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
-# -- what must hold ---------------------------------------------------------------------------------------
-
-
 class Seen(NamedTuple):
-    """What a folder held after a kill."""
-
     step: int = 0
     best: float | None = None
 
@@ -230,7 +210,7 @@ def check_alive(folder: Path, before: Seen) -> Seen:
 
 
 def check_equal(folder: Path, undisturbed: Path) -> None:
-    """The two runs cannot be told apart."""
+    """Tensors, position, losses, tokenizers and text are the same, bit for bit, and no temporary file is left."""
     if (undisturbed / "totals").is_dir():
         return _check_same("files", bytes_of(folder), bytes_of(undisturbed))
     ours, theirs = Checkpoints(folder), Checkpoints(undisturbed)
@@ -276,9 +256,6 @@ def logged(folder: Path) -> list[tuple[Any, ...]]:
     return [tuple(record.get(name) for name in figures) for record in map(json.loads, lines)]
 
 
-# -- the soak ---------------------------------------------------------------------------------------------
-
-
 def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
     """Kill a task's training so many times; how often in which way.
 
@@ -319,7 +296,6 @@ def _draw(generator: random.Random, whole: Ended) -> Plan:
 
 
 def main() -> None:
-    """Soak every kind of model, and print what was done when it was killed."""
     parser = argparse.ArgumentParser(description="Kill training over and over, and see whether anything is ever lost.")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)

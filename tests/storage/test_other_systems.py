@@ -150,9 +150,6 @@ def test_folders_are_locked_where_they_cannot_be_opened(windows: None, tmp_path:
         pass
 
 
-# -- locks -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(os.name == "nt", reason="Windows does not list the open files of a process")
 def test_a_lock_ends_with_its_block_however_that_ends(tmp_path: Path) -> None:
     def interrupted() -> None:

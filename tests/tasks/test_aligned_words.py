@@ -79,9 +79,6 @@ def test_align_prints_a_line_for_each_pair_that_training_reads(run_of_words: Pat
             )[:2] == (0, out)
 
 
-# -- a model that is taught by another's translations ----------------------------------------------
-
-
 def test_a_pupil_learns_from_what_a_run_writes(run_of_words: Path, tmp_path: Path) -> None:
     (tmp_path / "train.en").write_text("".join(f"{source}\n" for source, _ in PAIRS), encoding="utf-8")
     distilled, pupil = tmp_path / "distilled.fr", tmp_path / "pupil"

@@ -77,9 +77,6 @@ def test_what_taken_tokenizers_can_do_is_asked_of_themselves(tmp_path: Path) -> 
         train_translation(fourth)
 
 
-# -- Muon as a setting of a run --------------------------------------------------------------------
-
-
 def tensors_of(folder: Path) -> dict[str, bytes]:
     """The bits of all tensors of the checkpoints, but for Python's generator: beartype draws from it in tests."""
     paths = (Checkpoints(folder).path(which) for which in ("best", "last"))

@@ -38,9 +38,6 @@ def prepared(prepare: Callable[..., None], config: Any) -> tuple[RunFolder, list
     return folder, said
 
 
-# -- validation ------------------------------------------------------------------------------------------------
-
-
 def test_a_frequent_source_does_not_fill_the_validation_set(tmp_path: Path) -> None:
     """Of 1,000 pairs 20 are held out, those of the sources with the lowest digests; 900 pairs have such a source."""
     numbers = {
@@ -102,9 +99,6 @@ def test_an_error_after_a_step_removes_no_run(tmp_path: Path, monkeypatch: pytes
     assert RunFolder(config.out).checkpoints.position("last").step == 3
 
 
-# -- running text ----------------------------------------------------------------------------------------------
-
-
 def text_config(folder: Path, content: str, name: str = "text.txt", **settings: Any) -> LanguageModelConfig:
     (folder / name).write_text(content, encoding="utf-8")
     return LanguageModelConfig(data=(folder / name,), out=folder / "run", block_length=16, vocab_size=300, **settings)
@@ -131,9 +125,6 @@ def test_the_texts_of_json_lines_are_the_text(tmp_path: Path) -> None:
     text = corpus.tokenizer.decode(corpus.train.tokens.tolist())
     assert "line one of 7\nline two\n" in text
     assert "url" not in text
-
-
-# -- the trainer of BPE ----------------------------------------------------------------------------------------
 
 
 def test_the_trainer_of_bpe_is_given_no_long_word(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +195,6 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-# -- every command ---------------------------------------------------------------------------------------------
-
-
 COMMANDS = {
     "evaluate": ("--beam", "1", "--engine", "regard", "--data"),
     "align": ("--data",),
@@ -257,9 +245,6 @@ def test_names_and_prompts_that_are_not_utf8_are_told_in_one_line(call: Call, be
     }.items():
         status, out, err = call(*typed, "--device", "cpu")
         assert (status, out, err.count("\n"), said in err) == (2, "", 1, True), err
-
-
-# -- what is held out ------------------------------------------------------------------------------
 
 
 WORDS = ["Ange", "été", "Öl", "naïve", "ça", "él", "über", "Strauß", "İzmir", "ﬁn", "Ω", "1½", "東京"]

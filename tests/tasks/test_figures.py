@@ -98,9 +98,6 @@ def test_the_figure_is_that_of_sacrebleu_on_texts(run_of_words: Path, tmp_path: 
         assert found.bleu.signature == str(metric.get_signature())
 
 
-# -- BLEU --------------------------------------------------------------------------------------------------------
-
-
 def test_the_tokenizer_fits_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {name: [target for _, target in pairs_of(name)] for name in LANGUAGES}
     assert {name: fitting_tokenizer(texts[name]) for name in LANGUAGES} == TOKENIZED_AS
@@ -152,9 +149,6 @@ def test_where_bleu_tells_nothing_the_loss_decides_in_training(tmp_path: Path) -
     assert "13a finds no spaces in most references" in (config.out / "train.log").read_text()
 
 
-# -- unknown tokens ------------------------------------------------------------------------------------------------
-
-
 def text_config(kind: Any, folder: Path, **model: Any) -> Any:
     words = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question"]
     lines = (" ".join(random.Random(n).sample(words, len(words))) for n in range(40))
@@ -187,9 +181,6 @@ def test_no_bits_per_byte_where_much_is_unknown(tmp_path: Path, call: Call) -> N
     status, out, _ = call("evaluate", str(config.out), "--data", str(tmp_path / "text.txt"), "--device", "cpu")
     rows = dict(line.split("\t")[:2] for line in out.splitlines())
     assert (status, rows["bits per byte"], rows["unknown"]) == (0, "none", f"{100 * found.unknown:.2f}")
-
-
-# -- cut translations ----------------------------------------------------------------------------------------------
 
 
 SHORT, LONG = "we see one", "we see one red house and they see two and a cat a dog and three trees"
@@ -251,9 +242,6 @@ def test_generate_counts_texts_without_their_end(call: Call, tmp_path: Path) -> 
         run = ("generate", str(tmp_path / documents), "to", "--samples", "2", "--device", "cpu", "--max-tokens")
         assert call(*run, "1")[::2] == (0, said)
     assert call(*run[:1], str(tmp_path / "lines"), *run[2:], "300")[::2] == (0, "")
-
-
-# -- advice --------------------------------------------------------------------------------------------------------
 
 
 def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ PAIRS = [("!!! the", '"!"'), ("#", "!!!!"), ("the cat $", "$")]
 
 
 def tokenizer_of(special: list[str]) -> Any:
-    """Byte-level BPE, whose special tokens come last."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     backend = Tokenizer(models.BPE())

@@ -72,9 +72,6 @@ def test_a_hybrid_trains_writes_and_is_drawn_by_the_command_line(
     assert "3 and" in capsys.readouterr().out
 
 
-# -- text and training -------------------------------------------------------------------------------
-
-
 def test_the_tail_is_for_validation_and_never_seen(tmp_path: Path) -> None:
     config = small_config(tmp_path, steps=1, valid_share=0.25)
     train_language_model(config)
@@ -140,9 +137,6 @@ def test_validation_and_evaluation_agree(run: Path) -> None:
     tail = corpus.tokenizer.decode(corpus.valid.tokens.tolist()).splitlines()
     assert writer.evaluate(tail, stride=32).loss == pytest.approx(best, abs=1e-5)
     assert writer.evaluate(tail).tokens == corpus.valid.text_bytes
-
-
-# -- writing -----------------------------------------------------------------------------------------
 
 
 def test_writing_is_the_models_own_choice_step_by_step(writer: Any) -> None:
@@ -236,9 +230,6 @@ def test_attention_is_drawn(writer: LanguageModel, tmp_path: Path) -> None:
     spoiled = seen._replace(maps={**seen.maps, "decoder.0": seen.maps["decoder.0"].dense() * torch.nan})
     with pytest.raises(NonFiniteError, match="nan came in head 0 at query 0, key 0"):  # JSON has no word for it
         save_pictures([looks[0]._replace(attention=spoiled)], PictureFiles.at(tmp_path / "x.json"), title="test")
-
-
-# -- errors ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -142,9 +142,6 @@ def test_pictures_are_not_written_through_links(tmp_path: Path) -> None:
     assert (tmp_path / "mine.png").read_text() == "mine"
 
 
-# -- the output of regard translate ----------------------------------------------------------------------
-
-
 def write_answers(target: Path, text: str, **how: bool) -> None:
     with opened(target, {}, **{"resume": False, "overwrite": False, **how}) as unfinished:
         assert unfinished is not None

@@ -144,7 +144,6 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def translated_by_theirs(
     folder: Path, tokenizer: Any, model_class: Any, lines: Sequence[str]
 ) -> tuple[list[list[int]], Any]:
-    """Sources as ids, and greedy translations as text, by transformers alone."""
     import transformers
 
     model = getattr(transformers, model_class).from_pretrained(folder).eval()

@@ -3,7 +3,6 @@
 import codecs
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,20 +12,9 @@ from regard.tasks.generation.filters import TopK
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.registry import task_of
 from regard.tasks.translation.translator import Translator
+from tests.tasks.test_pretrained import save
 
 TEXT = ["a small cat sees the old house", "the house sees a cat", "Zürich sees 木 trees\n\nand a house"] * 3
-
-
-def save(model: Any, folder: Path) -> None:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
 
 
 def make_gpt2(folder: Path) -> Path:

@@ -100,7 +100,6 @@ def test_a_vocabulary_of_no_size_is_refused_before_anything_is_read(tmp_path: Pa
 
 @contextmanager
 def fed(pipe: Path, content: bytes) -> Iterator[None]:
-    """A pipe that gives some bytes once; whoever opens it again gets nothing."""
     os.mkfifo(pipe)
     is_over = threading.Event()
 
@@ -126,9 +125,6 @@ def test_a_pipe_gives_what_a_file_gives(tmp_path: Path, kind: str) -> None:
     with fed(tmp_path / f"pipe{ending}", plain.read_bytes()):
         found = prepare(kind, tmp_path / "piped", data=(tmp_path / f"pipe{ending}",))
     assert found == prepare(kind, tmp_path / "read", data=(plain,))
-
-
-# -- the same bits as by reading all of it into memory -----------------------------------------------------
 
 
 def test_pairs_are_what_the_whole_list_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

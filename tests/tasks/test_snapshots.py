@@ -113,7 +113,6 @@ def test_maps_are_those_of_the_validation_pairs(tmp_path: Path) -> None:
 
 
 def spelt(labels: list[str]) -> str:
-    """Labels in a row; a token that is a space alone has a visible one."""
     return "".join(labels).replace("␣", " ")
 
 

@@ -66,7 +66,6 @@ def translator(request: pytest.FixtureRequest) -> Translator:
 
 
 def maps_of(translator: Any, source: str, tokens: Sequence[str]) -> dict[str, Tensor]:
-    """The maps (H, T, S) of one sentence alone, teacher forced."""
     ids = torch.tensor([[*translator.source_tokenizer.encode(source), 2]])
     target = torch.tensor([[1, *tokens[:-1]]])
     with torch.no_grad():
@@ -139,9 +138,6 @@ def test_layers_and_heads_differ_and_must_exist() -> None:
     assert next(translator.translate(SOURCES[:1])).candidates[0].alignment is None
 
 
-# -- unknown words ------------------------------------------------------------------------------------
-
-
 def test_marks_and_spaces_are_not_copied() -> None:
     alignment = torch.tensor([[0.0, 0.9, 0.0, 0.1, 0.0], [0.2, 0.1, 0.3, 0.0, 0.4], [0.1, 0.5, 0.2, 0.1, 0.1]])
     surfaces = ["", " ", "Zoë", " sings"]  # a mark of the template, a space; the last column is the end mark
@@ -187,9 +183,6 @@ def test_characters_are_copied_too() -> None:
     assert found.text
 
 
-# -- prefixes and vocabularies ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_a_translation_begins_with_its_prefix(translator: Translator, beam_size: int) -> None:
     prefixes = ["", "on voit deux", "Zoë et", "un chat,", "on", "elles"]
@@ -223,9 +216,6 @@ def test_a_line_without_words_stays_as_it_is(tokenizer: Any, line: str) -> None:
         assert (one.text, len(one.candidates)) == (line, 1)
 
 
-# -- long and bad lines -------------------------------------------------------------------------------
-
-
 def test_what_is_too_long_stops_or_stays_empty() -> None:
     translator = make(positions="learned", max_length=6)
     favour(translator, EOS, -99.0)  # what is translated is not empty
@@ -253,9 +243,6 @@ def test_translations_end_where_learned_positions_do(beam_size: int) -> None:
     favour(translator, EOS, -99.0)  # the end mark never comes by itself
     for one in translator.translate([*SOURCES[:2], Request("we", "on voit")], beam=Beam(beam_size)):
         assert len(one.candidates[0].labels) == 6
-
-
-# -- several references ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["transformer", "rnn"])

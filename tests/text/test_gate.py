@@ -79,8 +79,6 @@ def test_utf16_without_a_mark_is_all_bad_lines(tmp_path: Path) -> None:
         list(read_pairs(written(tmp_path, TABLE.decode().encode("utf-16-le"))))
 
 
-# -- the form of pairs -----------------------------------------------------------------------------------------
-
 TMX = """<?xml version="1.0" encoding="utf-16"?>
 <tmx version="1.4"><header srclang="en-US" adminlang="en"/><body>{}</body></tmx>
 """
@@ -165,9 +163,6 @@ def test_references_come_in_every_form(tmp_path: Path) -> None:
     assert list(read_judged([written(tmp_path, TABLE)])) == PAIRS
 
 
-# -- running text ----------------------------------------------------------------------------------------------
-
-
 def test_json_lines_are_texts_with_a_blank_line_between(tmp_path: Path) -> None:
     texts = ["one\ntwo\n", "three"]
     path = written(tmp_path, "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts), "x.jsonl")
@@ -197,9 +192,6 @@ def test_parts_are_the_text_and_cut_no_character() -> None:
         assert "".join(parts) == normalise(text)
         assert max(map(len, parts)) <= 512
         assert not [part for part in parts if part[:1] == "\u0301"]
-
-
-# -- the commands ----------------------------------------------------------------------------------------------
 
 
 def test_every_reading_command_has_the_flags_that_messages_name() -> None:

@@ -34,9 +34,6 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return RECIPES[request.param].train(line + "\n" for line in TEXT)
 
 
-# -- the store ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("documents", ["file", "paragraphs", "lines"])
 def test_a_store_holds_the_text(tokenizer: Tokenizer, documents: Any, tmp_path: Path) -> None:
     whole = documents != "file"
@@ -80,9 +77,6 @@ def test_stores_that_are_not_ours(tmp_path: Path) -> None:
         list(pieces(["a"], cast(Any, "page")))
 
 
-# -- text as it comes --------------------------------------------------------------------------------
-
-
 @given(text=st.text("dögx日 .\n", max_size=20))
 def test_the_bytes_of_tokens_are_the_decoded_text(tokenizer: Tokenizer, text: str) -> None:
     ids = [BOS, *encode_text(tokenizer, text), EOS]
@@ -119,9 +113,6 @@ def test_half_a_character_at_the_end() -> None:
         assert finished_text(tokenizer, [*ids, tokenizer.eos_id]) == (text[:-1] if cut else text)
     with pytest.raises(ArgumentError, match="at least one character"):
         TextStream(tokenizer, stop=[""])
-
-
-# -- blocks ------------------------------------------------------------------------------------------
 
 
 @given(

@@ -148,9 +148,6 @@ def test_building_takes_as_much_memory_for_a_large_corpus(tmp_path: Path, monkey
     assert large - small < 10_000
 
 
-# -- text on disk to be read again -----------------------------------------------------------------
-
-
 TEXTS = st.lists(st.text() | st.lists(st.text(), min_size=2, max_size=2))
 
 

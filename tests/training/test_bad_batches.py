@@ -28,20 +28,10 @@ from regard.tasks.training.reporting import (
     bad_batches,
 )
 from tests.forked import run_ranks
-from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, run_in_process, toy_loss
+from tests.training.toy_training import Poisoned, ToyBatch, ToyBatches, ToyModel, run_in_process, toy_loss
 
 SKIPPING = Skip()
 CONFIG = FitConfig(steps=12, save_every=3, validate_every=100, log_every=1)
-
-
-class Poisoned:
-    def __init__(self, *calls: Any, by: float = float("nan")) -> None:
-        self.calls, self.by, self.count = calls, by, 0
-
-    def __call__(self, model: nn.Module, batch: ToyBatch) -> LossSum:
-        self.count += 1
-        loss = toy_loss(model, batch)
-        return LossSum(loss.total * (self.by if self.count in self.calls else 1.0), loss.count)
 
 
 def run(
@@ -96,16 +86,7 @@ def test_all_that_was_accumulated_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_an_infinite_gradient_of_a_finite_loss_is_passed_over(tmp_path: Path) -> None:
-    calls = 0
-
-    def steep(model: nn.Module, batch: ToyBatch) -> LossSum:
-        nonlocal calls
-        calls += 1
-        loss = toy_loss(model, batch)
-        extra = model(batch.source).sum().mul(0).sqrt() if calls == 2 else 0.0  # an infinite slope at 0
-        return LossSum(loss.total + extra, loss.count)
-
-    model, events = run(tmp_path, steep)
+    model, events = run(tmp_path, Poisoned(2, is_steep=True))
     assert [bad.reason for bad in events if isinstance(bad, Skipped)] == ["the gradient's length is nan"]
     assert all(value.isfinite().all() for value in model.state_dict().values())
 

@@ -23,12 +23,11 @@ from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.distributed import agreed_precision, choose_precision, start_fabric
 from regard.tasks.training.fit_config import FitConfig, constant
 from regard.tasks.training.loop import fit
-from regard.tasks.training.losses import LossSum
 from regard.tasks.training.optimizers import adamw
 from regard.tasks.training.reporting import Event, Finished, Saved, Stepped, Validated
 from tests import forked
 from tests.tasks.small_runs import changed, small_config
-from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, run_in_process, toy_loss, train_toy
+from tests.training.toy_training import Poisoned, ToyBatch, ToyBatches, ToyModel, run_in_process, toy_loss, train_toy
 
 TOY = "tests.training.toy_training:main"
 CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1)
@@ -117,30 +116,16 @@ def test_early_stopping_keeps_the_best(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_names_step_and_batch(tmp_path: Path, bad: float) -> None:
-    calls = 0
-
-    def poisoned(model: nn.Module, batch: ToyBatch) -> LossSum:
-        nonlocal calls
-        calls += 1
-        loss = toy_loss(model, batch)
-        return LossSum(loss.total * (bad if calls == 10 else 1.0), loss.count)
-
     with pytest.raises(NonFiniteError, match=r"loss is (nan|inf) at step 6 \(epoch 1, batches 2 to 3\)"):
-        run_in_process(tmp_path, FitConfig(steps=20, accumulate=2, save_every=3), loss=poisoned)
+        run_in_process(tmp_path, FitConfig(steps=20, accumulate=2, save_every=3), loss=Poisoned(10, by=bad))
     assert Checkpoints(tmp_path).position("last").step == 3
 
 
 def test_a_gradient_that_is_no_number_leaves_the_parameters_alone(tmp_path: Path) -> None:
     model = ToyModel()
-
-    def poisoned(model: nn.Module, batch: ToyBatch) -> LossSum:
-        loss = toy_loss(model, batch)
-        # sqrt has an infinite slope at 0, and a finite value.
-        return LossSum(loss.total + model(batch.source).sum().mul(0).sqrt(), loss.count)
-
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(NonFiniteError, match="gradient's length is nan at step 1"):
-        run_in_process(tmp_path, FitConfig(steps=20), loss=poisoned, model=model)
+        run_in_process(tmp_path, FitConfig(steps=20), loss=Poisoned(1, is_steep=True), model=model)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
@@ -208,9 +193,6 @@ def test_reports_count_time_left_down(tmp_path: Path) -> None:
     assert first.tokens_per_second > 0
 
 
-# -- precision -------------------------------------------------------------------------------------
-
-
 CPU = torch.device("cpu")
 
 
@@ -245,9 +227,6 @@ def test_a_run_keeps_its_precision(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(run, "agreed_precision", lambda *_: "float32")
     train_translation(changed(config, steps=4), resume=True)
     assert 'precision = "bf16"' in (config.out / "run.toml").read_text()
-
-
-# -- layers that are computed again ----------------------------------------------------------------
 
 
 def steps(model: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:

@@ -150,9 +150,6 @@ def test_a_recorded_loss_of_several_blocks_runs_with_gradients(monkeypatch: pyte
     torch.testing.assert_close(graph(hidden), loss(hidden))
 
 
-# -- of logits -------------------------------------------------------------------------------------
-
-
 def logits_and_targets(rows: int, vocab: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     logits = torch.randn(rows, vocab, generator=generator, dtype=torch.float64).mul(3).to(dtype)

@@ -20,7 +20,6 @@ def launch(ranks: int, *jobs: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """By one rank: to step 12 in one go, and to step 8. By four: the same, and on from one's."""
     folder = tmp_path_factory.mktemp("runs")
     train(folder / "one", steps=8)
     shutil.copytree(folder / "one", folder / "one-8")
@@ -52,7 +51,6 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_same(ours: Path, theirs: Path) -> None:
-    """Losses, gradient norms, validations by the average, and everything in the last checkpoint."""
     for one, other in zip(records(ours), records(theirs), strict=True):
         assert (one["event"], one["step"]) == (other["event"], other["step"])
         assert abs(one["loss"] - other["loss"]) < 1e-5

@@ -60,8 +60,6 @@ def toy_loss(model: nn.Module, batch: ToyBatch) -> LossSum:
 
 
 def killer(step: int, number: int) -> Callback:
-    """Send ourselves a signal once a step is reported."""
-
     def kill(event: Event) -> None:
         if isinstance(event, Stepped) and event.step == step:
             signal.raise_signal(number)
@@ -69,16 +67,19 @@ def killer(step: int, number: int) -> Callback:
     return kill
 
 
-def poisoned_on(rank: int, own_rank: int) -> Loss:
-    count = 0
+class Poisoned:
+    """The toy's loss, spoilt at some of its calls: by a factor, or by an infinite slope of its square root at 0."""
 
-    def loss(model: nn.Module, batch: ToyBatch) -> LossSum:
-        nonlocal count
-        count += 1
-        found = toy_loss(model, batch)
-        return LossSum(found.total * (float("nan") if (count, own_rank) == (3, rank) else 1.0), found.count)
+    def __init__(self, *calls: Any, by: float = float("nan"), is_steep: bool = False) -> None:
+        self.calls, self.by, self.is_steep, self.count = calls, by, is_steep, 0
 
-    return loss
+    def __call__(self, model: nn.Module, batch: ToyBatch) -> LossSum:
+        self.count += 1
+        loss = toy_loss(model, batch)
+        if self.count not in self.calls:
+            return loss
+        more = model(batch.source).sum().mul(0).sqrt() if self.is_steep else loss.total * (self.by - 1)
+        return LossSum(loss.total + more, loss.count)
 
 
 def train_toy(
@@ -106,7 +107,7 @@ def train_toy(
     fit(
         model,
         batches(fabric.global_rank, fabric.world_size),
-        toy_loss if poison_rank is None else poisoned_on(poison_rank, fabric.global_rank),
+        Poisoned(3) if poison_rank == fabric.global_rank else toy_loss,
         adamw(model),
         inverse_square_root(0.03, 10),
         config=config,
@@ -131,7 +132,6 @@ def run_in_process(
     batches: Batches[ToyBatch] | None = None,
     **how: Any,
 ) -> list[Event]:
-    """Fit a model at a constant rate; the events."""
     events: list[Event] = []
     model = model if model is not None else ToyModel()
     callbacks = [events.append, *how.pop("callbacks", ())]

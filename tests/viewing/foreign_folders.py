@@ -59,7 +59,6 @@ def _words() -> Any:
 
 
 def save_llava(folder: Path) -> Any:
-    """A model of images and texts, whose images have four patches."""
     transformers, fast = _library(), _words()
     config = tiny_config("llava")
     config.image_token_id = config.image_token_index = 100

@@ -83,7 +83,6 @@ class Chromium:
     # -- the page --------------------------------------------------------------------------------------
 
     def open(self, address: str) -> None:
-        """Open an address and wait until the page has drawn. A link alone would not load the page again."""
         self.errors = []
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=address)

@@ -21,8 +21,6 @@ PAGE = Path(__file__).with_name("notebook.html").read_text(encoding="utf-8")
 
 
 class Carried(BaseComm):
-    """A comm that keeps what it publishes until the browser fetches it."""
-
     def publish_msg(
         self, msg_type: str, data: Any = None, metadata: Any = None, buffers: Any = None, **keys: Any
     ) -> None:

@@ -46,8 +46,6 @@ def test_a_rotary_shows_each_pair_turned_by_its_frequency(layout: str, monkeypat
 
 
 class Bahdanau(nn.Module):
-    """A decoder with additive attention, as tutorials write it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.encoder, self.decoder = nn.GRU(4, 8, batch_first=True), nn.GRUCell(12, 8)
@@ -99,9 +97,6 @@ def test_layers_are_named_by_the_parts_that_differ() -> None:
     assert labels == [f"layer {n}" for n in range(8)]
     assert short_names(["a", "a"]) == ["a", "a"]
     assert short_names(["a.0", "a"]) == ["0", "a"]
-
-
-# -- margins and positions -------------------------------------------------------------------------
 
 
 def test_margins_stand_at_their_cells() -> None:

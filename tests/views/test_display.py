@@ -133,8 +133,6 @@ def test_records_are_tables_of_numbers() -> None:
 
 @dataclass(frozen=True, slots=True)
 class FewRows(ScaledDot):
-    """A score that refuses to be asked for more than a few queries."""
-
     def block(self, query: Tensor, key: Tensor) -> Tensor:
         assert query.shape[-2] <= 8, "the repr of a map reads it"
         return ScaledDot.block(self, query, key)

@@ -30,7 +30,6 @@ NO_FORMULA = r"$\no$"
 
 
 def drawn(figure: Any) -> np.ndarray:
-    """Render, and give back the picture as an array: what a file would hold."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())

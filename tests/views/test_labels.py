@@ -107,9 +107,6 @@ def test_no_two_labels_touch_at_any_length(count: int, mix: list[str]) -> None:
             assert figure.bbox.y0 <= box.y0 <= box.y1 <= figure.bbox.y1
 
 
-# -- the tokens of a run ---------------------------------------------------------------------------
-
-
 def test_two_numbers_side_by_side_are_not_read_as_one() -> None:
     tokenizer = ByteLevelBPE(vocab_size=300).train(["in 20 46 and in 2046 it was 20 46"] * 9)
     one, two = (axis(tokenizer, tokenizer.encode(text)).texts for text in ("in 20 46", "in 2046"))
@@ -123,9 +120,6 @@ def test_words_and_characters_stay_as_they_are() -> None:
     words, characters = Words().train(["the cat 20 46"]), Characters().train(["a 2"])
     assert axis(words, words.encode("cat 20 46")).texts == ["cat", "20", "46"]
     assert axis(characters, characters.encode("a 2")).texts == ["a", "␣", "2"]
-
-
-# -- the order of tokens on an axis ----------------------------------------------------------------
 
 
 ALPHABET = "abאבג0123٠١+-#$,.: ()[]!&%/"

@@ -33,8 +33,6 @@ EVIL = [
 
 
 class Reader(HTMLParser):
-    """The elements of a document, as a browser would find them: scripts end at the first end tag."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.elements: list[str] = []

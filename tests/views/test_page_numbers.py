@@ -65,7 +65,6 @@ return all;
 
 
 def read_off(browser: Chromium, path: Path, example: int, head: int | str, window: Any, count: int) -> list[Any]:
-    """What the page says of places of its map under the pointer, taken at random."""
     if browser.run("return location.href;") != f"file://{path}":
         browser.open(f"file://{path}")
         browser.until("globalThis.regard?.()")
@@ -85,7 +84,6 @@ def close(said: str, weight: float) -> None:
 
 
 def check(found: list[Any], weights: np.ndarray) -> int:
-    """Compare every number of readings with the map; how many there were."""
     count = 0
     for one in found:
         row, column = (one["place"].get(name) for name in ("row", "column"))

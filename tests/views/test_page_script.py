@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from regard import page
 from regard.maps.statistics.pooling import Bins
 from regard.views import Example, Map
 from regard.views.html.arrays import packed
 from regard.views.html.page import script
+from tests.views.test_scales import contrast
 from tests.views.written_dates import array_of, embedded, sentence, softmax
 
 NODE = shutil.which("node") or ""
@@ -126,16 +128,10 @@ def test_the_largest_places_are_those_of_numpy(run: Callable[..., Any]) -> None:
 def test_the_ink_on_a_colour_can_be_read(run: Callable[..., Any]) -> None:
     """WCAG: at least 4.5 : 1 on every colour of weights, in both themes; the ratio is computed here."""
 
-    def luminance(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
-
     for theme in embedded(page([sentence()]).text)["colours"].values():
         inks = run("data.map((colour) => page.inkOn(colour))", theme["ramp"])
         for colour, ink in zip(theme["ramp"], inks, strict=True):
-            light, dark = sorted((luminance(colour), luminance(ink)), reverse=True)
-            assert (light + 0.05) / (dark + 0.05) >= 4.5, colour
+            assert contrast(to_rgb(colour), to_rgb(ink)) >= 4.5, colour
 
 
 def test_files_of_csv_are_read_back(run: Callable[..., Any]) -> None:
@@ -242,9 +238,6 @@ def test_a_link_leads_back_to_what_was_shown(run: Callable[..., Any]) -> None:
     )
     assert found[0] == found[1]
     assert found[0]["heads"] == ["mean", 1]
-
-
-# -- its own tests, and eslint ---------------------------------------------------------------------
 
 
 ROOT = Path(__file__).parents[2]

@@ -44,7 +44,6 @@ NAMES = {
 
 
 def reason(one: type) -> str:
-    """Why a class has no display of its own; "" if there is none."""
     if getattr(one, "_is_protocol", False) and one.__name__ != "NotebookView":
         return "an interface"
     if one.__name__.endswith("Config"):

@@ -230,9 +230,6 @@ def test_a_map_of_zeros_is_drawn() -> None:
         cell_colours(heatmap(np.full((1, 1), 0.3), scale=scale))
 
 
-# -- the ramp --------------------------------------------------------------------------------------
-
-
 def lightness(colours: Any) -> Any:
     """CIE L* of sRGB colours, 0..100."""
     colours = np.asarray(colours)

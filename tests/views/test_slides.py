@@ -105,9 +105,6 @@ def test_the_size_of_the_figure_and_the_titles_of_the_axes() -> None:
     assert matplotlib.rcParams["figure.constrained_layout.use"] is False
 
 
-# -- axes that a caller gives ----------------------------------------------------------------------
-
-
 def drawn(figure: Any) -> np.ndarray:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()

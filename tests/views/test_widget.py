@@ -176,8 +176,6 @@ def test_a_question_beyond_the_map_is_refused(question: dict[str, Any], message:
 
 @dataclass(frozen=True, slots=True)
 class Unread(ScaledDot):
-    """A score that nobody may compute."""
-
     def block(self, query: Tensor, key: Tensor) -> Tensor:
         raise AssertionError("a weight was read")
 

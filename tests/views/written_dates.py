@@ -47,7 +47,6 @@ def array_of(data: Any, place: int) -> np.ndarray:
 
 
 def decoded(data: Any, map_: dict[str, Any]) -> np.ndarray:
-    """The small picture of each head of a map: for a short map, all its weights."""
     picture = map_["pictures"][0]
     return array_of(data, picture["largest"]).reshape(-1, *picture["grid"]) * map_["scale"]
 

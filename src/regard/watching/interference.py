@@ -1,12 +1,13 @@
 """Interference: two runs of a model, compared module by module in call order, at the positions that must agree.
 
 A run leaves a fingerprint of 8 bytes for each module, tensor and position: the sum of the values there, times fixed
-random numbers, in float64. Memory is linear in positions and modules. The axis of the positions is the one whose size
-falls with the length of a sequence; sizes that happen to be equal prove nothing.
+random numbers, in float64; of the results of the model itself it leaves the values. Memory is linear in positions and
+modules. The axis of the positions is the one whose size falls with the length of a sequence, and that of the rows the
+one whose size falls with their number; sizes that happen to be equal prove nothing.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -15,18 +16,36 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.tensors.torch_private import tree_leaves
+from regard.watching.kept.arguments import CACHE_NAMES
 
 NumberedCall = tuple[str, int]
 """A module's path and the number of its call within a call of the model."""
 TensorPlace = tuple[NumberedCall, bool, str]
 """A call, whether the tensor is of its outputs, and the tensor's name: that of an argument, and its number within."""
 PositionAxes = Mapping[TensorPlace, Sequence[tuple[int, str]]]
-"""The axes of positions of a tensor, each with the name of its sequence."""
+"""The axes of positions of a tensor, each with the name of its sequence; and that of rows, `ROWS`."""
 
 
 ROWS = ""
-"""The name of the axis of rows, of tensors without positions."""
+ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", *CACHE_NAMES, "attentions", "hidden_states")
+"""Outputs of transformers' models that mix the sequences of a batch by design, or repeat other outputs."""
+
+
+def tensors_of(given: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    if isinstance(given, Tensor):
+        yield name or "output", given
+    elif isinstance(given, Mapping):
+        for key, part in given.items():
+            yield from tensors_of(part, f"{name}.{key}" if name else str(key))
+    elif isinstance(given, list | tuple):
+        for number, part in enumerate(given):
+            yield from tensors_of(part, f"{name}.{number}" if name else str(number))
+
+
+def results_of(output: Any) -> dict[str, Tensor]:
+    """The results of a model by name: numbers that are of single sequences."""
+    named = tensors_of(output)
+    return {n: one for n, one in named if one.is_floating_point() and set(ACROSS).isdisjoint(n.split("."))}
 
 
 class Place(NamedTuple):
@@ -78,7 +97,7 @@ class FollowedRun:
 class AxisPrints(NamedTuple):
     sequence: str
     values: Tensor
-    """(positions, rows), or (positions, 1) of a tensor for all rows, float64."""
+    """(positions, rows), or (positions, 1) of a tensor for all rows, float64; (..., features) of results."""
     features: int
     """The number of values at a position."""
 
@@ -122,14 +141,21 @@ class RunTrace(FollowedRun):
             self.calls[call] = TracedCall(call)
             (self.roots if around is None else around.parts).append(self.calls[call])
         args, kwargs = inputs
-        marks = self._marks(call, False, {**dict(enumerate(args)), **kwargs})
+        marks = self._marks(call, False, tensors_of({**dict(enumerate(args)), **kwargs}))
         if around is None:
             self._begin_part(call[0], marks)
         self.calls[call].inputs = self._continued(self.calls[call].inputs, marks)
 
     def left(self, call: NumberedCall, output: Any) -> None:
         one = self.calls[call]
-        one.outputs = self._continued(one.outputs, self._marks(call, True, output))
+        found = tensors_of(output) if call[0] else results_of(output).items()
+        one.outputs = self._continued(one.outputs, self._marks(call, True, found))
+
+    def end(self, output: Any) -> None:
+        """Keep the results of a run that called parts of the model alone."""
+        root = TracedCall(("", 0))
+        if self.calls.setdefault(root.at, root) is root:
+            root.outputs = self._marks(root.at, True, results_of(output).items())
 
     def _begin_part(self, path: str, marks: TensorMarks) -> None:
         axes = [axis for mark in marks.values() for axis in mark.along]
@@ -161,26 +187,23 @@ class RunTrace(FollowedRun):
             return one._replace(values=torch.cat([one.values, other.values]))
         return other if len(other.values) in (read, len(one.values)) else None
 
-    def _marks(self, call: NumberedCall, is_output: bool, given: Any) -> TensorMarks:
-        parts = (
-            given.items() if isinstance(given, Mapping) else enumerate(given if isinstance(given, tuple) else [given])
-        )
-        named = {f"{name}.{n}": x for name, part in parts for n, x in enumerate(tree_leaves(part))}
-        return {name: self._mark(x, (call, is_output, name)) for name, x in named.items() if _is_plain(x)}
+    def _marks(self, call: NumberedCall, is_output: bool, named: Iterable[tuple[str, Tensor]]) -> TensorMarks:
+        return {name: self._mark(x, (call, is_output, name)) for name, x in named if _is_plain(x)}
 
     @torch.no_grad()
     def _mark(self, x: Tensor, place: TensorPlace) -> Mark:
         if self.axes is None:
             return Mark(tuple(x.shape))
         axes = [(axis, of) for axis, of in self.axes.get(place, ()) if axis < x.dim()]
-        along = tuple(one for axis, of in axes for one in self._along(x, axis, of))
+        prints = _values if place[1] and not place[0][0] else _product
+        along = tuple(one for axis, of in axes if of != ROWS for one in self._along(x, axis, of, prints))
         whole = None if along or x.numel() > MOST_VALUES else float(_product(x.reshape(1, -1)).sum())
-        if not along and x.dim() and len(x) == self.rows and x.numel():
+        if not along and (0, ROWS) in axes and len(x) == self.rows and x.numel():
             rows = x.reshape(1, self.rows, -1)
-            along = (AxisPrints(ROWS, _product(rows), rows.shape[-1]),)
+            along = (AxisPrints(ROWS, prints(rows), rows.shape[-1]),)
         return Mark(tuple(x.shape), along, whole)
 
-    def _along(self, x: Tensor, axis: int, sequence: str) -> list[AxisPrints]:
+    def _along(self, x: Tensor, axis: int, sequence: str, prints: Callable[[Tensor], Tensor]) -> list[AxisPrints]:
         """Two readings of a first axis: it may hold each row's positions, or each position's rows."""
         moved = x.movedim(axis, 0)
         rest = moved.shape[1:]
@@ -193,16 +216,20 @@ class RunTrace(FollowedRun):
             found = [moved.unflatten(1, (self.rows, -1)).flatten(2)]
         else:
             found = [moved.reshape(len(moved), 1, -1)]
-        prints = [AxisPrints(sequence, _product(one), one.shape[-1]) for one in found if one.numel()]
-        return prints * 2 if not axis and len(prints) == 1 else prints
+        along = [AxisPrints(sequence, prints(one), one.shape[-1]) for one in found if one.numel()]
+        return along * 2 if not axis and len(along) == 1 else along
 
 
 MOST_VALUES = 1 << 20
 """The most values of a tensor without positions that are compared."""
 
 
-def _is_plain(x: object) -> bool:
-    return isinstance(x, Tensor) and not x.is_nested and x.layout == torch.strided and not x.is_meta
+def _is_plain(x: Tensor) -> bool:
+    return not x.is_nested and x.layout == torch.strided and not x.is_meta
+
+
+def _values(x: Tensor) -> Tensor:
+    return x.detach()
 
 
 def _product(x: Tensor) -> Tensor:
@@ -217,18 +244,19 @@ def _numbers(size: int) -> Tensor:
     return torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
 
 
-def proved_axes(whole: RunTrace, shorter: Mapping[str, RunTrace], lengths: Mapping[str, int]) -> PositionAxes:
-    """The axes of positions: their sizes fall by one where a sequence is one position shorter."""
+def proved_axes(runs: Mapping[str, tuple[RunTrace, RunTrace, int]]) -> PositionAxes:
+    """The axes of positions and rows, by two runs for each sequence and for `ROWS`: the size in the first one is given,
+    and the second one has one position less, or one row. Two axes of rows hold pairs of them, as of texts and videos:
+    they are no result of one."""
     found: dict[TensorPlace, list[tuple[int, str]]] = {}
-    for sequence, trace in shorter.items():
-        shapes = dict(_shapes(trace))
-        for place, shape in _shapes(whole):
-            other = shapes.get(place)
-            if other is None or len(other) != len(shape):
-                continue
-            for axis, (size, less) in enumerate(zip(shape, other, strict=True)):
-                if size == lengths[sequence] and less == size - 1:
-                    found.setdefault(place, []).append((axis, sequence))
+    for sequence, (trace, shorter, size) in runs.items():
+        shapes = dict(_shapes(shorter))
+        for place, shape in _shapes(trace):
+            less = shapes.get(place, ())
+            pairs = zip(shape, less, strict=False) if len(less) == len(shape) else ()
+            axes = [axis for axis, pair in enumerate(pairs) if pair == (size, size - 1)]
+            if sequence != ROWS or axes == [0]:
+                found.setdefault(place, []).extend((axis, sequence) for axis in axes)
     return found
 
 
@@ -251,34 +279,25 @@ class Comparison:
     """Two traces of the same model, and the positions of each that must agree, in pairs."""
 
     def __init__(
-        self, one: RunTrace, other: RunTrace, pairs: Sequence[tuple[Places, Places]], tolerance: float
-    ) -> None:
+        self, one: RunTrace, other: RunTrace, pairs: Sequence[tuple[Places, Places]], tolerance: float,
+        least_features: int = 1,
+    ) -> None:  # fmt: skip
         self.one, self.other, self.pairs, self.tolerance = one, other, pairs, tolerance
+        self.least_features = least_features
+
+    def of_results(self) -> float | None:
+        """By how much the results of the model itself are apart, as a share of the largest; None without any."""
+        found = []
+        for call in self.one.roots:
+            if not call.at[0] and call.at in self.other.calls:
+                found.append(self._apart(call.outputs, self.other.calls[call.at].outputs))
+        return max((one[0] for one in found if one is not None), default=None)
 
     def first_departure(self) -> Departed | None:
         """The first call, in call order, whose inputs agree and whose output departs: a module in which no part
         departs does so by its own code. None if no output departs. Results without positions, as of pooling, are
-        compared row by row where nothing else departs."""
-        return self._among(self.one.roots) or self._of_rows(self.one.roots)
-
-    def first_among_positions(self) -> Departed | None:
-        """The same without results of whole rows, which may be of pairs of rows."""
+        compared row by row."""
         return self._among(self.one.roots)
-
-    def _of_rows(self, calls: Sequence[TracedCall]) -> Departed | None:
-        for call in calls:
-            if (twin := self.other.calls.get(call.at)) is None:
-                continue
-            pairs = (
-                (call.inputs, twin.inputs, False),
-                (call.inputs, twin.inputs, True),
-                (call.outputs, twin.outputs, True),
-            )
-            *given, gives = (self._apart(one, other, rows=rows) for one, other, rows in pairs)
-            is_fed = any(one is not None and one[0] > self.tolerance for one in given)
-            if gives is not None and gives[0] > self.tolerance and not is_fed:
-                return self._of_rows(call.parts) or Departed(*call.at, gives[1], gives[0])
-        return None
 
     def _among(self, calls: Sequence[TracedCall], around: TracedCall | None = None) -> Departed | None:
         moved: list[tuple[float, TracedCall]] = []
@@ -303,19 +322,17 @@ class Comparison:
             moved += [(whole, call) for whole in self._changed_wholes(call.outputs, twin.outputs)]
         return None
 
-    def _apart(self, ones: TensorMarks, others: TensorMarks, *, rows: bool = False) -> tuple[float, int] | None:
-        """The largest difference of tensors with positions, or of `rows` alone, and its position; None without such
-        tensors."""
+    def _apart(self, ones: TensorMarks, others: TensorMarks) -> tuple[float, int] | None:
+        """The largest difference of tensors with positions or rows, and its position; None without such tensors."""
         found = []
         for name in ones.keys() & others.keys():
-            pairs = zip(ones[name].along, others[name].along, strict=False)
-            axes = [self._along(*pair) for pair in pairs if (pair[0].sequence == ROWS) == rows]
+            axes = [self._along(*pair) for pair in zip(ones[name].along, others[name].along, strict=False)]
             told = [axis for axis in axes if axis is not None]
             found += [min(told)] if told else []
         return max(found, default=None)
 
     def _along(self, one: AxisPrints, other: AxisPrints) -> tuple[float, int] | None:
-        if one.features != other.features or one.sequence != other.sequence:
+        if not one.features == other.features >= self.least_features or one.sequence != other.sequence:
             return None
         found = []
         for mine, theirs in self.pairs:
@@ -326,8 +343,11 @@ class Comparison:
                 continue
             a = one.values[at.cpu().to(one.values.device), row % one.values.shape[1]]
             b = other.values[its_at.cpu().to(other.values.device), its_row % other.values.shape[1]]
-            apart = (a - b.to(a.device)).abs() / max(float(one.values.abs().max()), 1e-30)
-            found.append((float(apart.max()), int(apart.argmax())))
+            a, b = (values.double().cpu().reshape(len(at), -1) for values in (a, b))
+            # (Where both are the same infinity, as logits that a model rules out, they do not differ.)
+            apart = (a - b).masked_fill(a == b, 0.0).abs().nan_to_num(torch.inf, torch.inf).amax(1)
+            largest = float(one.values.nan_to_num(0.0, 0.0, 0.0).abs().max())
+            found.append((float(apart.max()) / max(largest, 1e-30), int(apart.argmax())))
         return max(found, default=None)
 
     @staticmethod
@@ -341,10 +361,10 @@ class Comparison:
 
 
 def traced(
-    model: nn.Module, run: Callable[[], Any], rows: int, axes: PositionAxes | None = None
+    model: nn.Module, run: Callable[[], Any], rows: int, axes: PositionAxes | None = None, *, parts: bool
 ) -> tuple[RunTrace, Any]:
-    """Run a model, and keep the fingerprints; and the result of the run."""
+    """Run a model, and keep the fingerprints, of its parts too; and the result of the run."""
     trace = RunTrace(rows, axes)
-    with trace.through(dict(model.named_modules())):
+    with trace.through(dict(model.named_modules()) if parts else {"": model}):
         result = run()
     return trace, result

@@ -163,7 +163,10 @@ def beside_attention(record: Record) -> dict[str, str]:
     """The convolutions in a layer that attends too: each mixes the positions of its queries, keys or outputs."""
     convolutions = dict.fromkeys(call.name for call in record.calls if call.kind == "convolution")
     others = {call.name for call in record.calls if call.is_of_positions and call.kind != "convolution"}
-    around = {path: path.rpartition(".")[0] for path in convolutions}
+    around = {
+        path: next((other for other in others if other and is_inside(path, other)), path.rpartition(".")[0])
+        for path in convolutions
+    }
     inside = [(path, layer) for path, layer in around.items() if any(is_inside(other, layer) for other in others)]
     return {path: f"a convolution within {layer or 'the model'}, which attends besides" for path, layer in inside}
 

@@ -87,9 +87,10 @@ def _shaw(drawn: Drawn, sides: Sides, score: Score) -> Added:
 
 
 def _disentangled(drawn: Drawn, sides: Sides, score: Score) -> Added:
-    """With k = 4, distances up to 2 have rows of their own, and one row takes all from 3 to 31."""
+    """With k = 4, distances up to 2 have rows of their own, one row takes all from 3 to 31, and one the others."""
     offset = drawn.of([None, drawn.number(-2, 3)])
-    place = 4 + (-_distance(sides, offset)).clamp(-3, 3)
+    away = -_distance(sides, offset)
+    place = (4 + away.clamp(-3, 3) + away.sign() * (away.abs() > 31)).clamp(0, 7)
     factor = sides.dim**-0.5 if score.scale is None else score.scale
 
     def formula(t: Tensors, q: Tensor, k: Tensor) -> Tensor:

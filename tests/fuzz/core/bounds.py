@@ -12,7 +12,6 @@ def unit(dtype: torch.dtype) -> float:
 
 
 def score_error(call: Call, dense: Dense) -> Tensor:
-    """For each score, how far it may be off."""
     eps = torch.finfo(call.dtype).eps if call.score.rounds else unit(call.dtype)
     return (8 * eps + 8 * unit(call.dtype) * call.sides.dim**0.5) * (dense.size + 1e-3)
 
@@ -50,7 +49,6 @@ def output_error(call: Call, dense: Dense, of_weights: Tensor) -> Tensor:
 
 
 def require_close(name: str, ours: Tensor, right: Tensor, error: Tensor) -> None:
-    """Raise unless each number is within its error; not-a-number is never right."""
     assert ours.shape == right.shape, f"{name} has the shape {tuple(ours.shape)}, and not {tuple(right.shape)}"
     off = (ours.detach().double() - right.detach()).abs()
     bad = ~(off <= error)

@@ -81,7 +81,6 @@ class Call:
         return Dense(weights @ v, weights, allowed, scores.detach(), size, v)
 
     def flat(self, tensor: Tensor, name: str) -> Tensor:
-        """A vector tensor as (B, H, length, width), key heads repeated."""
         sides = self.sides
         tensor = tensor if sides.has_heads else tensor.unsqueeze(-3)
         tensor = tensor.expand(*sides.batch, *tensor.shape[-3:]).reshape(sides.flat, *tensor.shape[-3:])

@@ -72,7 +72,6 @@ def check_copies(call: Call) -> None:
 
 
 def check_explained(call: Call) -> None:
-    """`explain` names the backend that runs, and refuses by name what the backend refuses."""
     vectors, given = call.as_given(call.leaves())
     explained = regard.explain(*vectors, **given)
     for name in BACKENDS[1:]:

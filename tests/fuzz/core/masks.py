@@ -152,7 +152,6 @@ MASKS: dict[str, Callable[[Drawn, Sides, Positions], Allowed]] = {
 
 
 def random_mask(drawn: Drawn, sides: Sides, depth: int = 2, first: Sequence[str] = ()) -> Allowed:
-    """None, a mask, or up to four masks joined; the first is one of those named, if any is."""
     if depth == 2 and not first and drawn.chance(4) is False and drawn.chance():
         return Allowed("no mask", None, torch.ones((), dtype=torch.bool))
     one = MASKS[drawn.of(first or list(MASKS))](drawn, sides, Positions(sides))

@@ -82,8 +82,6 @@ class Added:
 
 @dataclass(frozen=True)
 class Allowed:
-    """A mask, and the bools that it stands for, broadcasting to (B, H, T, S)."""
-
     name: str
     mask: Any
     allowed: Tensor

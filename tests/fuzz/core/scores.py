@@ -162,5 +162,4 @@ SCORES: tuple[Callable[[Drawn, Sides], Score], ...] = (
 
 
 def random_score(drawn: Drawn, sides: Sides) -> Score:
-    """Any score; half of them are scaled dot products, of which most paths of the kernels are."""
     return drawn.of([_scaled, drawn.of(SCORES)])(drawn, sides)

@@ -100,8 +100,6 @@ def _writer(folder: Path) -> None:
 
 
 def _command(name: str, *more: str) -> Use:
-    """A command of a run: words with a dot are files beside it."""
-
     def use(folder: Path) -> None:
         command_line(
             name, folder / "run", *(folder / word if "." in word else word for word in more), "--device", "cpu"
@@ -120,7 +118,6 @@ def _translate(folder: Path) -> None:
 
 
 def command_line(*arguments: str | Path) -> str:
-    """`regard` in this process; one line and status 2, or success."""
     ran = run(*arguments)
     assert ran.status in (0, 2), f"regard {arguments[0]} ends with status {ran.status}: {ran.err[-500:]}"
     if ran.status == 2:

@@ -31,7 +31,6 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def _changed(value: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
-    """A value with another part at a place; `change` may raise KeyError, and the part is then left out."""
     if not path:
         return change(value)
     first, *rest = path
@@ -44,7 +43,6 @@ def _changed(value: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) ->
 
 
 def mutated_value(drawn: Drawn, value: Any) -> Any:
-    """Other values in one to three places, or places left out, doubled or renamed."""
     for _ in range(drawn.of([1, 1, 2, 3])):
         places = list(_paths(value))
         path = drawn.of(places)
@@ -102,7 +100,6 @@ def mutate_bytes(drawn: Drawn, content: bytes) -> bytes:
 
 
 def mutate_json(drawn: Drawn, path: Path) -> None:
-    """Other values; sealed again, as somebody who means it would, or not."""
     text = path.read_text(encoding="utf-8")
     if drawn.chance(12):
         path.write_text(nested(drawn.of([101, 1000, 100_000]), drawn.of(["lists", "objects"])), encoding="utf-8")

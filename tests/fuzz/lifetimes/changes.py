@@ -25,7 +25,6 @@ def _step(drawn: Drawn, subject: Subject) -> None:
 
 
 def _written(tensor: Tensor) -> Tensor:
-    """Other elements of the same kind."""
     if tensor.dtype == torch.bool:
         return ~tensor
     return tensor * 2 + 1 if tensor.is_floating_point() else (tensor + 1) % 5 + 1

@@ -136,7 +136,9 @@ def _file(drawn: Drawn, one: Mirror) -> Mirror:
         except regard.errors.ArgumentError:
             assert not (one.is_call and one.can_save), "a map of one call could not be saved"
             return one
-        return one.of("saved and loaded", map=regard.AttentionMap.load(path))
+        loaded = regard.AttentionMap.load(path)
+        assert repr(loaded) == repr(one.map)
+        return one.of("saved and loaded", map=loaded)
 
 
 def _stack(drawn: Drawn, one: Mirror) -> Mirror:
@@ -157,7 +159,6 @@ def _stack(drawn: Drawn, one: Mirror) -> Mirror:
 
 
 def _with_values(drawn: Drawn, one: Mirror) -> Mirror:
-    """Norms of weighted values, the gradient of the loss at each weight, and weight times gradient."""
     if one.given is None or one.value is None or one.grad is None or not one.is_call:
         return one
     kept = one.map.with_values(one.given)

@@ -1,5 +1,6 @@
 """Gradients of random sums of smooth statistics, against autograd of the same sums of the dense formulas."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,10 +12,10 @@ from tests.fuzz.core.bounds import require_close
 from tests.fuzz.core.calls import random_call, require_reasonable
 from tests.fuzz.core.checks import BACKENDS, gradient_bound, gradients_of
 from tests.fuzz.drawing import Drawn
+from tests.maps.dense_maps import sums_written_out
 
 
 def check_gradients_of_statistics(drawn: Drawn) -> None:
-    """To queries, keys and whatever is learned; in float64."""
     call = replace(random_call(drawn, longest=17), dtype=torch.float64)
     leaves = call.leaves(grad=True)
     dense = call.dense(leaves)
@@ -52,31 +53,20 @@ def _sum(answers: list[Tensor], factors: dict[str, Tensor], names: list[str]) ->
     return total
 
 
-def _entropy(dense: Tensor) -> Tensor:
-    return -(dense * torch.where(dense > 0, dense, 1.0).log()).sum(-1)
-
-
-def _participation(dense: Tensor) -> Tensor:
-    squares = dense.square().sum(-1)
-    alive = squares > 0
-    return torch.where(alive, dense.sum(-1).square() / torch.where(alive, squares, 1.0), 0.0)
-
-
-def _away(dense: Tensor) -> Tensor:
-    queries, keys = dense.shape[-2:]
-    return (torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)).abs().double()
+def _written_out(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda dense, x: sums_written_out(dense, 1, 1)[name]
 
 
 STATISTICS = {
-    "received": (lambda m, x: m.received(), lambda d, x: d.sum(-2)),
-    "entropy": (lambda m, x: m.entropy(), lambda d, x: _entropy(d)),
-    "participation_ratio": (lambda m, x: m.participation_ratio(), lambda d, x: _participation(d)),
-    "distance": (lambda m, x: m.distance(), lambda d, x: (d * _away(d)).sum(-1)),
+    "received": (lambda m, x: m.received(), _written_out("received")),
+    "entropy": (lambda m, x: m.entropy(), _written_out("entropy")),
+    "participation_ratio": (lambda m, x: m.participation_ratio(), _written_out("participation_ratio")),
+    "distance": (lambda m, x: m.distance(), _written_out("distance")),
     "product": (lambda m, x: m @ x, lambda d, x: d @ x),
     "block": (
         lambda m, x: m.block(range(min(2, m.shape[-2])), range(min(3, m.shape[-1]))),
         lambda d, x: d[..., :2, :3],
     ),
-    "pooled": (lambda m, x: m.pooled(1, 1, "sum"), lambda d, x: d.sum((-2, -1))),
+    "pooled": (lambda m, x: m.pooled(1, 1, "sum"), _written_out("pooled_sum")),
 }
 """Each asked of the map, and written out on the dense weights."""

@@ -205,7 +205,6 @@ def _pooled(drawn: Drawn, one: Mirror) -> None:
 
 
 def _together(drawn: Drawn, one: Mirror) -> None:
-    """`summary` says what the questions say alone, to the rounding of another order of sums."""
     alone: dict[str, Callable[[], Any]] = {
         "received": one.map.received, "entropy": one.map.entropy, "distance": one.map.distance,
         "pooled_sum": lambda: one.map.pooled(3, 4, "sum"), "pooled_max": lambda: one.map.pooled(3, 4, "max"),

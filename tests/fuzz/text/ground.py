@@ -79,7 +79,6 @@ def _translate(drawn: Drawn, translator: Path, folder: Path) -> None:
 
 
 def _evaluate(drawn: Drawn, translator: Path, folder: Path) -> None:
-    """Every pair is counted, and the BLEU is that of the texts that `translate` prints."""
     drawing = _drawn(drawn, folder, 2)
     given = ("--data", drawing.path, "--device", "cpu", "--bad-lines", drawn.of(["stop", "skip"]))
     evaluated = run("evaluate", translator, *given, "--beam", "1", *_engine(drawn))

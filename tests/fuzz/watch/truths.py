@@ -31,7 +31,6 @@ class Truths:
         self.calls.append(Truth(module, writing, lambda: kept, first, first_key))
 
     def add_scores(self, module: nn.Module, writing: str, query: Tensor, key: Tensor, **options: Any) -> None:
-        """Weights that a kernel makes of these, in float64 once the run is over."""
         q, k = query.detach().double().clone(), key.detach().double().clone()
         kept: dict[str, Any] = {n: t.detach().clone() if isinstance(t, Tensor) else t for n, t in options.items()}
         self.calls.append(Truth(module, writing, lambda: [kernel_weights(q, k, **kept)]))

@@ -76,7 +76,6 @@ def _owner(name: str, truths: dict[str, list[Truth]], decoys: set[str]) -> str:
 
 
 def _is_named(path: str, report: Report) -> bool:
-    """Whether the report says of a module, or of what is in it or around it, that something was not seen."""
     # Of one query and one key it cannot be told what the axes are.
     missed = [said for said, _ in (*report.missed, *report.others)]
     parent = path.rpartition(".")[0]

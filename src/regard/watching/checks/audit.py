@@ -8,8 +8,10 @@ from regard.errors import ArgumentError, ShapeError
 from regard.watching.checks.audited_call import AuditedRun, UserTold, run_of
 from regard.watching.checks.finding import AuditQuestion, Checked, Finding, by_module
 from regard.watching.checks.roles import UNKNOWN
-from regard.watching.checks.rules import FIRST, RULES
-from regard.watching.checks.rules.kernel import is_finite
+from regard.watching.checks.rules import RULES
+from regard.watching.checks.rules.alike import like_the_others_rule
+from regard.watching.checks.rules.base import answers_to
+from regard.watching.checks.rules.kernel import is_finite, numbers_rule
 from regard.watching.observed import Record
 from regard.watching.readers.product_calls import OVER_ANOTHER_AXIS
 from regard.watching.report import IN_A_THREAD, count, in_threads, missed_by, mixers_in
@@ -34,8 +36,13 @@ def audit(record: Record, told: UserTold) -> Checked:
         )
     run = run_of(record, told)
     found = list(_not_seen(record, run))
-    whole = AuditedRun([call for call in run.calls if is_finite(call)])
-    asked = [FIRST(run), *(rule(whole) for rule in RULES)]
+    whole = [call for call in run.calls if is_finite(call)]
+    asked = [
+        answers_to("numbers", numbers_rule, run.calls),
+        *(answers_to(name, rule, whole) for name, rule in RULES.items()),
+    ]
+    stacked = [call for call in whole if call.is_attention]
+    asked.append(answers_to("like the others", like_the_others_rule(stacked), stacked))
     found += [finding for _, findings in asked for finding in findings]
     questions = [question for question, _ in asked if question.asked or question.not_asked]
     model = type(record.modules[""]).__name__

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.facts import Facts, allowed_pairs, facts_of
-from regard.watching.checks.finding import Finding
 from regard.watching.checks.roles import Role, config_of, is_of_decoder, reads_memory, role_of
 from regard.watching.checks.told import (
     PadToken,
@@ -27,7 +26,7 @@ from regard.watching.checks.told import (
     types_of,
 )
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
-from regard.watching.kept.sequences import CallSequence, SequenceStep
+from regard.watching.kept.sequences import SequenceStep
 from regard.watching.observed import EmbeddedIds, Observed, Record
 
 
@@ -77,9 +76,6 @@ class AuditedCall:
     @property
     def weights(self) -> Any:
         return self.call.map
-
-    def placed(self, finding: Finding) -> Finding:
-        return replace(finding, path=self.name, call=self.call.index, observed=self.call)
 
     @property
     def device(self) -> torch.device:
@@ -177,7 +173,7 @@ class AuditedCall:
     @cached_property
     def documents(self) -> Told | None:
         """The document of each key, (B, S); None if nothing tells of more than one."""
-        if self.crosses or not self.mixes_positions or self.offset != 0:
+        if not self.mixes_positions or self.offset != 0:
             return None
         if self.user.documents is not None:
             return self._by_user(self.user.documents, "documents=")
@@ -187,17 +183,14 @@ class AuditedCall:
     @cached_property
     def types(self) -> Told | None:
         """The kinds of the tokens, (B, S)."""
-        if self.crosses or not self.is_attention or self.offset != 0 or self._is_of_another_tower:
-            return None
-        return types_of(self.call)
+        is_asked = self.is_attention and self.offset == 0 and not self._is_of_another_tower
+        return types_of(self.call) if is_asked else None
 
     @cached_property
     def prefix(self) -> Told | None:
         """The tokens of a prefix by its length, bool (B, S); None where its mask has no prefix."""
-        mask = self.facts.mask
-        if self.crosses or not self.is_attention or self.offset != 0 or mask.pattern not in ("prefix", "causal"):
-            return None
-        return prefix_of(self.call)
+        is_asked = self.is_attention and self.offset == 0 and self.facts.mask.pattern in ("prefix", "causal")
+        return prefix_of(self.call) if is_asked else None
 
     @cached_property
     def position_table(self) -> int | None:
@@ -206,8 +199,7 @@ class AuditedCall:
             return self.before.position_table
         for one in self._embedded():
             ids = torch.atleast_2d(one.ids)
-            is_of_rows = len(ids) in (1, self.sizes.flat_batch)
-            if is_of_rows and ids.shape[1] > 1 and not bool((ids.diff(dim=-1) != 1).any()):
+            if len(ids) in (1, self.sizes.flat_batch) and ids.shape[1] > 1 and bool((ids.diff(dim=-1) == 1).all()):
                 tokens = self.ids(self.part, ids.shape[1])
                 if tokens is None or not torch.equal(tokens.values, ids.expand_as(tokens.values)):
                     return one.table
@@ -233,9 +225,8 @@ class AuditedCall:
     def _embedded(self) -> Iterator[EmbeddedIds]:
         """The ids for as many queries that tables were read by before the call, the latest first."""
         for one in reversed(self.embeddings):
-            tensor = one.ids
-            is_earlier = one.at < self.call.at and one.fresh.changed() is None
-            if is_earlier and tensor.dim() in (1, 2) and tensor.shape[-1] == self.sizes.queries:
+            is_read = one.at < self.call.at and one.fresh.changed() is None
+            if is_read and one.ids.dim() in (1, 2) and one.ids.shape[-1] == self.sizes.queries:
                 yield one
 
     # -- visible pairs -----------------------------------------------------------------------------------
@@ -247,9 +238,7 @@ class AuditedCall:
     def sees(self, rows: range) -> Tensor:
         """The pairs that reached the kernel, bool (B or 1, H or 1, rows, S): by the mask, or by weights but 0."""
         factors = self.call.factors
-        if factors is not None:
-            return allowed_pairs(factors.call, rows)
-        return self.block(rows) != 0
+        return self.block(rows) != 0 if factors is None else allowed_pairs(factors.call, rows)
 
     def block(self, rows: range, of: Any = None) -> Tensor:
         """The weights of some rows, (B, H, rows, S), or those of another map `of` the call."""
@@ -301,23 +290,26 @@ NOT_AUDITED = ("compression", "attention over depth")
 
 
 def run_of(record: Record, user: UserTold) -> AuditedRun:
-    steps = _steps(record)
-    pads = PadToken.of(record.modules)
-    run = AuditedRun()
-    known: dict[tuple[str, int], AuditedCall] = {}
-    encoder: AuditedCall | None = None
+    run, pads = AuditedRun(), PadToken.of(record.modules)
+    steps = {
+        (name, step.call): (sequence.grows is True, step, None if before is None else before.call)
+        for name, sequences in record.sequences.of.items()
+        for sequence in sequences
+        for before, step in zip([None, *sequence.steps], sequence.steps, strict=False)
+    }
+    known: dict[tuple[str, int | None], AuditedCall] = {}
     latest: dict[str, AuditedCall] = {}
+    encoder: AuditedCall | None = None
     for call in (call for call in record.calls if call.kind not in NOT_AUDITED):
         try:
             facts = facts_of(call)
         except RegardError as error:
             run.unread.append((call, str(error)))
             continue
-        sequence, step, before = steps.get((call.name, call.index), (None, None, None))
+        grows, step, before = steps.get((call.name, call.index), (False, None, None))
         audited = AuditedCall(
-            call, facts, record.modules, user, step, None if before is None else known.get((call.name, before)),
-            embeddings=record.embeddings, earlier=latest.get(call.name),
-            grows=sequence is not None and sequence.grows is True, pads=pads, encoder=encoder,
+            call, facts, record.modules, user, step, known.get((call.name, before)), embeddings=record.embeddings,
+            earlier=latest.get(call.name), grows=grows, pads=pads, encoder=encoder,
         )  # fmt: skip
         known[call.name, call.index] = latest[call.name] = audited
         run.calls.append(audited)
@@ -325,17 +317,3 @@ def run_of(record: Record, user: UserTold) -> AuditedRun:
         if is_whole and is_of_decoder(record.modules, call.name) is False:
             encoder = audited
     return run
-
-
-StepPlace = tuple[CallSequence, SequenceStep, int | None]
-
-
-def _steps(record: Record) -> dict[tuple[str, int], StepPlace]:
-    found: dict[tuple[str, int], StepPlace] = {}
-    for name, sequences in record.sequences.of.items():
-        for sequence in sequences:
-            before = None
-            for step in sequence.steps:
-                found[name, step.call] = sequence, step, before
-                before = step.call
-    return found

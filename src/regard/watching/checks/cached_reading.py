@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.models.one_stack import DecoderOnly, EncoderOnly
 from regard.models.protocol import Seq2Seq
 from regard.watching.checks.made_up import is_huggingface_model
 from regard.watching.checks.roles import is_pair
-from regard.watching.checks.runs import ACROSS, Output, Sample, Side, SubjectRun, UnsupportedError, tensors_of
+from regard.watching.checks.runs import Sample, Side, SubjectRun, UnsupportedError
 from regard.watching.checks.subject import Subject
 from regard.watching.checks.told import IDS
 from regard.watching.kept.arguments import CACHE_NAMES, cache_in
@@ -24,16 +25,8 @@ TAKEN = (*CACHE_NAMES, "kv_cache", "past", "past_kv", "layer_past", "state", "st
 """The arguments of caches and states."""
 START = "start_pos"
 """The argument with the number of positions before, of models that keep their cache."""
-NO_STEPS = (*ACROSS, *TAKEN, "encoder_last_hidden_state")
-"""Outputs that are not of the positions of a step."""
-FEEDS_ALL = ("fsmt",)
-"""Models that take the whole sequence at each cached step, and crop it themselves."""
 MakesCache = Callable[[Any, int], Any]
 """An empty cache for a model and a number of positions."""
-
-
-def no_cache(model: Any, length: int) -> None:
-    """The model makes its own."""
 
 
 def static_cache(model: Any, length: int) -> Any:
@@ -52,15 +45,17 @@ FREE = 3
 
 def read_with_cache(
     subject: Subject, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False,
-    begin: MakesCache = no_cache,
+    begin: MakesCache | None = None,
 ) -> SubjectRun:  # fmt: skip
     """Read rows with a cache: all but the `last` positions at once, padded on a side, and these `chunk` at a time;
     `turned` exchanges two rows, and their caches, after the prompt."""
     model, ahead = subject.model, subject.ahead
     if ahead is None or subject.causal is False or subject.shared.get("use_cache") is False or subject.is_packed:
         raise UnsupportedError("it has no cache that is known")
+    if is_huggingface_model(model) and subject.arguments.has_target and not subject.causal:
+        raise UnsupportedError("its cache is that of its source")
     if isinstance(model, DecoderOnly | EncoderOnly | Seq2Seq):
-        if len(rows) > 1 or chunk > 1 or isinstance(model, EncoderOnly) or begin is not no_cache:
+        if len(rows) > 1 or chunk > 1 or isinstance(model, EncoderOnly) or begin is not None:
             raise UnsupportedError("it reads one row, one position at a time")
         return _by_steps(subject, rows[0], last)
     takes = inspect.signature(model.forward).parameters
@@ -69,7 +64,7 @@ def read_with_cache(
     # (States of another sequence are handed over once, and then kept.)
     is_read = all(any(n in IDS for n in subject.inputs_of(of)) for of in subject.sequences)
     is_made = subject.made_up is not None
-    if not (name or is_started) or not (is_read or is_made) or _type(model) in FEEDS_ALL:
+    if not (name or is_started) or not (is_read or is_made):
         raise UnsupportedError("it has no cache that is known")
     if is_started and turned:
         raise UnsupportedError("its cache does not reorder its rows")
@@ -101,27 +96,16 @@ def read_with_cache(
             more[str(name)] = past
         return subject.called(given, **more)
 
-    past, parts = begin(model, width + last), list[Mapping[str, Tensor]]()
-    for cut in in_parts(width + last, last, chunk):
+    past = begin and begin(model, width + last)
+    bounds = [0, *range(width, width + last, chunk), width + last]
+    for cut in map(slice, bounds, bounds[1:]):
         output = step(cut, past)
         past = None if is_started else _cache_of(output, str(name))
-        found = {n: one for n, one in tensors_of(_results(output, past)) if n.split(".")[0] not in NO_STEPS}
         if turned and not cut.start:
-            found = {n: one.flip(0) for n, one in found.items()}
             if past is None or not hasattr(past, "reorder_cache"):
                 raise UnsupportedError("its cache does not reorder its rows")
             past.reorder_cache(torch.tensor([1, 0], device=keep.device))
-        parts.append(found)
-    joined = {
-        n: torch.cat([part[n] for part in parts], 1)
-        for n in parts[0]
-        if all(n in part and part[n].dim() > 1 for part in parts)
-    }
-    return subject.by_row(joined, {**keeps, ahead: keep}, side)
-
-
-def _type(model: Any) -> str:
-    return str(getattr(getattr(model, "config", None), "model_type", ""))
+    return SubjectRun(output, subject.places(len(rows), {**keeps, ahead: keep}, side))
 
 
 def _cache_of(output: Any, name: str) -> Any:
@@ -137,10 +121,6 @@ def _cache_of(output: Any, name: str) -> Any:
     return found
 
 
-def _results(output: Any, past: Any) -> Any:
-    return tuple(one for one in output if one is not past) if isinstance(output, tuple) else output
-
-
 def _by_steps(subject: Subject, row: Sample, last: int) -> SubjectRun:
     """By the methods of our own models."""
     model: Any = subject.model
@@ -148,22 +128,10 @@ def _by_steps(subject: Subject, row: Sample, last: int) -> SubjectRun:
     tokens, others = row[subject.ahead], [n for n in subject.sequences if n != subject.ahead]
     read = row[others[0]] if others else tokens[: len(tokens) - last]
     first = 0 if others else len(read)
-    state, logits = model.start(read[None], torch.tensor([len(read)], device=tokens.device)), []
+    state, logits = model.start(read[None], torch.tensor([len(read)], device=tokens.device)), list[Tensor]()
     for token in tokens[first:]:
         found = model.step(state, token[None])
         state = found.state
-        logits.append(found.logits[0])
-    whole = subject.run([row])
-    ((name, before),) = whole.outputs[0].items()
-    values = torch.cat([before.values[:first], torch.stack(logits)])
-    return SubjectRun([{name: Output(values, subject.ahead)}], whole.places)
-
-
-def in_parts(length: int, last: int, chunk: int) -> list[slice]:
-    """All but the last positions, and these some at a time.
-
-    >>> in_parts(7, 3, 2)
-    [slice(0, 4, None), slice(4, 6, None), slice(6, 7, None)]
-    """
-    starts = range(length - last, length, chunk)
-    return [slice(0, length - last), *(slice(start, min(length, start + chunk)) for start in starts)]
+        logits.append(found.logits)
+    keeps = subject.together([row], "right")[1]
+    return SubjectRun(pad(torch.stack(logits, 1), (0, 0, first, 0)), subject.places(1, keeps, "right"))

@@ -1,19 +1,23 @@
-"""Differences between the outputs of two runs, told apart from rounding, and located in the modules.
+"""Ways to run a subject, and differences between two of them, told apart from rounding, and located in the modules.
 
 A difference that vanishes in double precision is rounding (even a mixture of experts may choose another expert by it);
-a persistent one is a fault. So a large difference is measured again in float64.
+a persistent one is a fault. So a large difference is measured again in float64, where a choice takes the first of ties.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from regard.watching.checks.runs import Output, Outputs, SubjectRun
+from regard.watching.checks.runs import Sample, Side, SubjectRun, UnsupportedError
 from regard.watching.checks.subject import Subject
-from regard.watching.checks.ways import SEED, Way, as_they_are
 from regard.watching.interference import (
+    ROWS,
     Comparison,
     Departed,
     Place,
@@ -21,8 +25,12 @@ from regard.watching.interference import (
     PositionAxes,
     RunTrace,
     proved_axes,
+    results_of,
+    tensors_of,
     traced,
 )
+
+SEED = 0
 
 LARGE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """From where on a difference is measured again, relative to the largest output; 1e-2 in other dtypes."""
@@ -33,11 +41,78 @@ LEAK = 1e-7
 EVERY = slice(None)
 
 
+class Way(NamedTuple):
+    """A way to run a subject."""
+
+    run: Callable[[Subject], SubjectRun]
+    rows: int = 1
+
+    def __call__(self, subject: Subject) -> SubjectRun:
+        torch.manual_seed(SEED)
+        return self.run(subject.fresh())
+
+
+Around = Callable[[Subject], AbstractContextManager[object]]
+"""A state of a subject, such as its attention written out."""
+
+
+def as_it_is(subject: Subject) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def as_they_are(
+    rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0, around: Around = as_it_is
+) -> Way:
+    def run(subject: Subject) -> SubjectRun:
+        with around(subject):
+            return subject.run(rows, side=side, filler=filler, width=width)
+
+    return Way(run, len(rows))
+
+
+@contextmanager
+def in_training(subject: Subject) -> Iterator[None]:
+    """The model in training mode, whose code path may differ. Nothing is dropped: of a mixture of experts, each gets as
+    many random numbers as it has tokens, and other last tokens go to other experts."""
+    subject.model.train()
+    for one in subject.model.modules():
+        if isinstance(one, DROPOUTS):
+            one.eval()
+    try:
+        yield
+    finally:
+        subject.model.eval()
+
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def are_equal(one: SubjectRun, other: SubjectRun) -> bool:
+    mine, theirs = ({n: x.nan_to_num() for n, x in results_of(run.output).items()} for run in (one, other))
+    return mine.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in mine.items())
+
+
+def random_states(subject: Subject) -> list[Tensor]:
+    """Those of torch's generators, which a draw moves on."""
+    devices = {one.device for one in subject.model.parameters() if one.is_cuda}
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(one) for one in devices)]
+
+
+def loss_of(subject: Subject, row: Sample) -> float:
+    torch.manual_seed(SEED)
+    output = subject.called(subject.together([row], "right")[0])
+    found = [one for _, one in tensors_of(output) if one.is_floating_point() and one.numel() == 1]
+    if not found:
+        raise UnsupportedError("it gives no loss")
+    return float(found[0])
+
+
 class Same(NamedTuple):
     row: int = 0
     other: int = 0
     at: slice = EVERY
-    other_at: slice = EVERY
+    """The positions in both."""
     of: str | None = None
     """The sequence of the positions; None for every sequence, and for outputs without positions."""
 
@@ -50,58 +125,21 @@ class Promise(NamedTuple):
     same: Sequence[Same] = (Same(),)
     is_exact: bool = False
     """True for two runs of the same shapes, which are equal to the bit."""
-
-    def difference(self, subject: Subject) -> float | None:
-        """The largest difference of the outputs at these positions; None if there is no such output."""
-        return apart(self.one(subject), self.other(subject), self.same)
+    least_features: int = 1
+    """The numbers at each position of a result that is compared: more than 1 leaves losses out."""
 
 
-def apart(one: SubjectRun, other: SubjectRun, same: Sequence[Same]) -> float | None:
-    """The largest difference of the outputs of two runs, over the largest |output|; NaN if either has NaN; None
-    without an output to compare."""
-    found = []
-    for pair in same:
-        mine, theirs = (
-            _at(one.outputs[pair.row], pair.at, pair.of),
-            _at(other.outputs[pair.other], pair.other_at, pair.of),
-        )
-        if mine.keys() & theirs.keys():
-            found.append(largest_difference([mine], [theirs]))
-    return worst_of(found) if found else None
+class FirstOfTies(TorchFunctionMode):
+    """A top-k takes the first of equal scores: which ones it takes else, as of zeros of relu, depends on the width."""
 
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.topk, Tensor.topk):
+            return func(*args, **(kwargs or {}))
+        return self._first(*args, **(kwargs or {}))
 
-def _at(outputs: Outputs, at: slice, of: str | None) -> Outputs:
-    if of is None and at == EVERY:
-        return outputs
-    return {
-        n: Output(one.values[at], one.of) for n, one in outputs.items() if one.of is not None and of in (None, one.of)
-    }
-
-
-def largest_difference(one: Sequence[Outputs], other: Sequence[Outputs]) -> float:
-    """The largest difference of the outputs of rows in two runs, over the largest |output|; NaN if either has NaN.
-    Outputs of unlike shapes are not compared."""
-    worst = 0.0
-    for mine, theirs in zip(one, other, strict=True):
-        for name in mine.keys() & theirs.keys():
-            a, b = (side[name].values.detach().cpu().double() for side in (mine, theirs))
-            if a.shape != b.shape or not a.numel():
-                continue
-            if bool(a.isnan().any() or b.isnan().any()):
-                return torch.nan
-            # Where both are the same infinity, as logits a model rules out are, they do not differ.
-            differ = (a - b).masked_fill(a == b, 0.0).abs().max()
-            worst = max(worst, float(differ) / max(float(b[b.isfinite()].abs().max()), 1e-12))
-    return worst
-
-
-def worst_of(found: Iterable[float]) -> float:
-    """The largest of some differences; NaN if one of them is.
-
-    >>> worst_of([0.0, 0.5]), worst_of([0.0, math.nan])
-    (0.5, nan)
-    """
-    return float(torch.tensor([0.0, *found], dtype=torch.float64).max())
+    def _first(self, input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        chosen = input.sort(dim=dim, descending=largest, stable=True)
+        return torch.return_types.topk(tuple(one.narrow(dim, 0, k) for one in chosen))
 
 
 class Broken(NamedTuple):
@@ -116,81 +154,78 @@ class Judge:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self._double: Subject | None = None
-        self._axes: dict[bool, PositionAxes] = {}
+        self._axes: dict[tuple[bool, bool], PositionAxes] = {}
 
-    def broken(self, promise: Promise, least: float | None = None, *, locates: bool = True) -> Broken | None:
+    def difference(self, promise: Promise) -> float | None:
+        """The largest difference of the results at the positions of a promise, over the largest result; inf if either
+        has NaN, None without a result to compare."""
+        return self._compared(promise, is_double=False, parts=False).of_results()
+
+    def broken(self, promise: Promise, least: float | None = None) -> Broken | None:
         """The measured difference, if it stays in float64, and the module where it begins; or None. NaN is always
-        beyond rounding. A model without an output at the positions is judged by its modules alone."""
+        beyond rounding. A model without a result at the positions is judged by its modules alone, in both dtypes."""
         dtype = next((p.dtype for p in self.subject.model.parameters()), torch.float32)
-        found = promise.difference(self.subject)
-        if found is None:
-            departed = self.located(promise, has_outputs=False) if locates else None
-            return None if departed is None else Broken({"difference": departed.difference}, departed)
+        found = self.difference(promise)
         least = LARGE.get(dtype, 1e-2) if least is None else least
-        if found <= (LEAK if promise.is_exact else least):
+        if found is not None and found <= (LEAK if promise.is_exact else least):
             return None
+        departed, again = None, found
+        for is_double in (True, False):
+            with suppress(Exception):  # of a model without float64, or one that does not run under traces
+                compared = self._compared(promise, is_double=is_double, parts=True)
+                departed, again = compared.first_departure(), compared.of_results() if is_double else found
+                if found is not None or departed is None:
+                    break
+        if found is None:
+            return None if departed is None else Broken({"difference": departed.difference}, departed)
         numbers = {"difference": found}
-        if not (math.isnan(found) or dtype == torch.float64):
-            try:
-                again = promise.difference(self.double())
-            except Exception:
-                # A model without float64 gives no second opinion: of unlike shapes only a large difference counts then.
-                if found <= (least if promise.is_exact else 1e-2):
-                    return None
-            else:
-                if again is not None and again <= STAYS:
-                    return None
-                numbers["in float64"] = torch.nan if again is None else again
-        return Broken(numbers, self.located(promise) if locates else None)
+        if is_double:
+            numbers["in float64"] = torch.nan if again is None else again
+        # A model without float64 gives no second opinion: of unlike shapes only a large difference counts then.
+        least = STAYS if is_double else least if promise.is_exact else 1e-2
+        is_rounding = again is not None and again <= least and math.isfinite(found)
+        return None if is_rounding else Broken(numbers, departed)
 
+    @cached_property
     def double(self) -> Subject:
         """The subject in float64."""
-        if self._double is None:
-            self._double = self.subject.in_double()
-        return self._double
+        return self.subject.in_double()
 
-    def located(self, promise: Promise, *, has_outputs: bool = True) -> Departed | None:
-        """The first module that departs; None if none does, or the model does not run under traces."""
-        for is_double in (True, False):
-            try:
-                subject = self.double() if is_double else self.subject
-                axes = self.axes(is_double)
-                one, first = _traced(promise.one, subject, axes)
-                other, second = _traced(promise.other, subject, axes)
-            except Exception:
-                continue
-            pairs = [_places(pair, first, second) for pair in promise.same]
-            tolerance = 1e-12 if promise.is_exact else STAYS if is_double else 1e-3
-            found = Comparison(one, other, pairs, tolerance)
-            return found.first_departure() if has_outputs else found.first_among_positions()
-        return None
+    def _compared(self, promise: Promise, *, is_double: bool, parts: bool) -> Comparison:
+        subject, axes = self.double if is_double else self.subject, self.axes(is_double, parts)
+        one, first = _traced(promise.one, subject, axes, parts=parts)
+        other, second = _traced(promise.other, subject, axes, parts=parts)
+        pairs = [(_some(first.places[pair.row], pair), _some(second.places[pair.other], pair))
+                 for pair in promise.same]  # fmt: skip
+        tolerance = 1e-12 if promise.is_exact else STAYS if is_double else 1e-3
+        return Comparison(one, other, pairs, tolerance, promise.least_features)
 
-    def axes(self, is_double: bool) -> PositionAxes:
-        if is_double not in self._axes:
-            subject = self.double() if is_double else self.subject
-            row, lengths, shorter = subject.rows.long, dict[str, int](), dict[str, RunTrace]()
-            whole, run = _traced(as_they_are([row]), subject)
+    def axes(self, is_double: bool, parts: bool) -> PositionAxes:
+        if (is_double, parts) not in self._axes:
+            subject = self.double if is_double else self.subject
+            row, runs = subject.rows.long, dict[str, tuple[RunTrace, RunTrace, int]]()
+            whole, run = _traced(as_they_are([row]), subject, parts=parts)
+            with suppress(Exception):  # of a model of one row
+                runs[ROWS] = _traced(as_they_are([row, subject.rows.other]), subject, parts=parts)[0], whole, 2
             for sequence in subject.sequences:
-                lengths[sequence] = len(run.places[0][sequence].at)
-                less = subject.cut(row, slice(lengths[sequence] - 1), sequence)
-                try:
-                    shorter[sequence], _ = _traced(as_they_are([less]), subject)
-                except Exception:
-                    continue  # A model of one length has no such axis.
-            self._axes[is_double] = proved_axes(whole, shorter, lengths)
-        return self._axes[is_double]
+                length = len(run.places[0][sequence].at)
+                with suppress(Exception):  # of a model of one length, which has no such axis
+                    less = subject.cut(row, slice(length - 1), sequence)
+                    runs[sequence] = whole, _traced(as_they_are([less]), subject, parts=parts)[0], length
+            self._axes[is_double, parts] = proved_axes(runs)
+        return self._axes[is_double, parts]
 
 
-def _traced(way: Way, subject: Subject, axes: PositionAxes | None = None) -> tuple[RunTrace, SubjectRun]:
+def _traced(
+    way: Way, subject: Subject, axes: PositionAxes | None = None, *, parts: bool
+) -> tuple[RunTrace, SubjectRun]:
     other = subject.fresh()
     torch.manual_seed(SEED)
-    return traced(other.model, lambda: way.run(other), way.rows, axes)
+    with FirstOfTies() if parts else nullcontext():
+        trace, run = traced(other.model, lambda: way.run(other), way.rows, axes, parts=parts)
+    trace.end(run.output)
+    return trace, run
 
 
-def _places(pair: Same, one: SubjectRun, other: SubjectRun) -> tuple[Places, Places]:
-    return _some(one.places[pair.row], pair.at, pair.of), _some(other.places[pair.other], pair.other_at, pair.of)
-
-
-def _some(places: Places, at: slice, of: str | None) -> Places:
-    return {name: Place(row, index[at]) for name, (row, index) in places.items() if of in (None, name)}
+def _some(places: Places, same: Same) -> Places:
+    return {name: Place(row, index[same.at]) for name, (row, index) in places.items() if same.of in (None, name)}

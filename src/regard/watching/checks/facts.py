@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.call.biases.base import Bias, DenseBias
 from regard.call.masks.base import And, DenseMask
-from regard.call.masks.basic import Causal
+from regard.call.masks.basic import Causal, predicate
 from regard.call.masks.row_spans import RowSpans
 from regard.call.normalizations import Softmax
 from regard.call.shapes import Sizes, take, take_pairs
@@ -62,33 +62,40 @@ def choice_of(call: Observed, kind: MaskKind, seen: RowSpans) -> KeyChoice | Non
     if not bool(chose.any()):
         return None
     without_first = float(lost[chose[:, None].expand_as(lost)].double().mean())
-    recalled = _recalled(call, kind.offset, real, first_key)
-    if recalled is None:
+    read = _softmax_of(call)
+    if read is None or read[0].normalization.has_base:
         return KeyChoice(None, without_first, None)
-    shares, on_first = (x.to(widest_dtype(x.device)) for x in recalled)
-    first = float(on_first[lost.expand(shares.shape)].mean()) if bool(lost.any()) else None
-    recall = shares[chose[:, None].expand(shares.shape)].mean().clamp(0.0, 1.0)
-    return KeyChoice(float(recall), without_first, first)
+    own, state = read
+    bias = None if isinstance(own.bias, DenseBias) else own.bias
+    rest = [one for one in (() if own.mask is None else own.mask.factors()) if not isinstance(one, DenseMask)]
+
+    def dense_sum(keys: Tensor) -> Tensor:
+        mask = And((*rest, Causal(kind.offset), DenseMask(keys.to(own.key.device)[:, None, None])))
+        return row_state(replace(own, bias=bias, mask=mask))
+
+    with undisturbed():
+        dense = dense_sum(real)
+        first = torch.exp(dense_sum(torch.nn.functional.one_hot(first_key, own.sizes.keys).bool()) - dense)[
+            lost.expand(dense.shape)
+        ]
+        shares = torch.exp(state - dense)[chose[:, None].expand(state.shape)]
+    return KeyChoice(_share(shares), without_first, _share(first))
 
 
-def _recalled(call: Observed, offset: int, real: Tensor, first_key: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The share of the dense weight on the chosen keys, and on the first key, (B, H, T) each. The dense map has the
-    real keys, (B or 1, S)."""
+def _softmax_of(call: Observed) -> tuple[Call, Tensor] | None:
+    """The call of a softmax whose dense bias, if any, hides keys and does nothing else, and its row state."""
     source = None if call.map is None else call.map.source
     if not isinstance(source, CallSource) or call.is_stored:
         return None
-    own, chosen = source.factors.read()
-    is_plain = isinstance(own.normalization, Softmax) and not own.normalization.has_base
-    if not is_plain or isinstance(own.bias, ShiftedBias) or not _is_choice(own):
-        return None
-    rest = [one for one in (own.mask.factors() if own.mask is not None else ()) if not isinstance(one, DenseMask)]
-    bias = None if isinstance(own.bias, DenseBias) else own.bias
-    first = torch.nn.functional.one_hot(first_key, own.sizes.keys).bool()
-    dense_mask, first_mask = (DenseMask(one.to(own.key.device)[:, None, None]) for one in (real, first))
-    with undisturbed():
-        dense = row_state(replace(own, bias=bias, mask=And((*rest, Causal(offset), dense_mask))))
-        at_first = row_state(replace(own, bias=bias, mask=And((*rest, Causal(offset), first_mask))))
-        return torch.exp(chosen - dense), torch.exp(at_first - dense)
+    own, state = source.factors.read()
+    hides = own.bias.tensor.detach() if isinstance(own.bias, DenseBias) else torch.zeros(())
+    is_choice = bool(((hides == 0) | (hides <= HIDDEN)).all()) and not isinstance(own.bias, ShiftedBias)
+    return (own, state) if is_choice and isinstance(own.normalization, Softmax) else None
+
+
+def _share(of_rows: Tensor) -> float | None:
+    """The mean of shares in [0, 1]; None without any."""
+    return float(of_rows.mean(dtype=widest_dtype(of_rows.device)).clamp(0.0, 1.0)) if of_rows.numel() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,35 +121,23 @@ class BlockFacts:
 def blocks_of(call: Observed) -> BlockFacts:
     assert call.map is not None
     assert call.blocks is not None
-    count, rate, keys = call.blocks.number, call.blocks.rate, call.map.shape[-1]
-    weight = float(call.map[..., keys - count :].sum(-1).mean().clamp(0.0, 1.0))
-    if call.chooser is None or call.chooser.each >= count:
+    count, rate, keys, chooser = call.blocks.number, call.blocks.rate, call.map.shape[-1], call.chooser
+    on_blocks = call.map[..., keys - count :].sum(-1)
+    weight = _share(on_blocks) or 0.0
+    if chooser is None or chooser.each >= count:
         return BlockFacts(rate, count, weight)
-    source = call.map.source
-    if call.over_tokens is None or not isinstance(source, CallSource) or call.is_stored:
-        return BlockFacts(rate, count, weight, call.chooser)
-    own, places = source.factors.call, torch.arange(count, device=call.map.device)
-    bare, shares = replace(own, mask=None, bias=None), []
-    if isinstance(own.normalization, Softmax) and _is_choice(own):
-        for rows in ranges(own.sizes.queries, fitting(CHUNK_ELEMENTS, own.sizes.flat_batch * own.sizes.heads * count)):
-            ready = (torch.arange(rows.start, rows.stop, device=places.device) + 1) // rate
-            with undisturbed():
-                scores = bare.scores(rows, range(keys - count, keys))
-                chosen = own.scores(rows, range(keys - count, keys)) > HIDDEN
-            dense = scores.masked_fill(places >= ready[:, None], -torch.inf).logsumexp(-1)
-            share = torch.exp(scores.masked_fill(~chosen, -torch.inf).logsumexp(-1) - dense)
-            shares.append(share[..., ready > call.chooser.each])
-    found = torch.cat(shares, -1) if shares else torch.empty(0, device=places.device)
-    recall = float(found.mean(dtype=widest_dtype(found.device)).clamp(0.0, 1.0)) if found.numel() else None
-    return BlockFacts(rate, count, weight, call.chooser, recall)
-
-
-def _is_choice(own: Call) -> bool:
-    """Whether a dense bias hides keys and does nothing else."""
-    if not isinstance(own.bias, DenseBias):
-        return True
-    tensor = own.bias.tensor.detach()
-    return bool(((tensor == 0) | (tensor <= HIDDEN)).all())
+    read = None if call.over_tokens is None else _softmax_of(call)
+    if read is None:
+        return BlockFacts(rate, count, weight, chooser)
+    own, state = read
+    earlier = predicate(
+        lambda batch, head, query, key: (keys <= key + count) & (key + count < keys + (query + 1) // rate)
+    )
+    with undisturbed():
+        dense = row_state(replace(own, normalization=own.normalization.base, bias=None, mask=earlier))
+        shares = on_blocks.reshape(state.shape) * torch.exp(state - dense)
+    ready = (torch.arange(own.sizes.queries, device=shares.device) + 1) // rate
+    return BlockFacts(rate, count, weight, chooser, _share(shares[..., ready > chooser.each]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,9 +266,10 @@ def spans_of_weights(weights: AttentionMap) -> RowSpans:
     def read(rows: range) -> tuple[Tensor, Tensor]:
         block = weights.block(rows, range(keys)).reshape(-1, heads, len(rows), keys)
         seen = block != 0
-        # Where a mask leaves no key, models spread a row evenly over hidden keys; scores give no equal weights.
+        # Where a mask leaves no key, models spread a row evenly over hidden keys; scores give no equal weights, but for
+        # queries over depth, which are learned, from zeros on.
         spread = (block.amax(-1) == torch.where(seen, block, torch.inf).amin(-1)) & (seen.sum(-1) > 1)
-        return seen.any(1, keepdim=True), spread.all(1, keepdim=True)
+        return seen.any(1, keepdim=True), spread.all(1, keepdim=True) & (weights.dimensions.keys != "layers")
 
     step = fitting(CHUNK_ELEMENTS, math.prod(weights.leading) * keys)
     return RowSpans.read(read, queries, step, is_exact=False)
@@ -303,8 +299,7 @@ def _mean(call: Observed, seen: RowSpans, of_rows: Tensor) -> float | None:
     """The mean of values (..., T) over the rows with a key."""
     sizes = call.sizes
     live = seen.live.unflatten(0, seen.shape).expand(sizes.flat_batch, sizes.heads, sizes.queries)
-    counted = of_rows.reshape(live.shape)[live]
-    return float(counted.mean(dtype=widest_dtype(counted.device)).clamp(0.0, 1.0)) if counted.numel() else None
+    return _share(of_rows.reshape(live.shape)[live])
 
 
 def _on_first(call: Observed, seen: RowSpans) -> float | None:

@@ -4,7 +4,7 @@ the result: one object, with the questions, the findings, and what could not be 
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
@@ -123,8 +123,7 @@ class Finding(Displayed):
             raise NotKeptError(f"the finding {self.reason!r} of {self.path or 'the model'} is of no single row")
         sizes = self.observed.sizes
         block = weights.block(range(example.query, example.query + 1), range(sizes.keys))
-        found: Tensor = block.reshape(sizes.flat_batch, sizes.heads, sizes.keys)[example.sequence, example.head]
-        return found
+        return block.reshape(sizes.flat_batch, sizes.heads, sizes.keys)[example.sequence, example.head]
 
     def told(self) -> str:
         """The severity, the module, the fault and its example, in a line."""
@@ -138,10 +137,9 @@ class Finding(Displayed):
 
     def as_dict(self) -> dict[str, Any]:
         """The finding as numbers and text, for JSON."""
-        example = self.example
-        shown = None if example is None else {name: getattr(example, name) for name in example.__slots__}
         named = ("reason", "severity", "path", "call", "says", "cause", "remedy")
-        return {name: getattr(self, name) for name in named} | {"numbers": dict(self.numbers), "example": shown}
+        example = None if self.example is None else asdict(self.example)
+        return {name: getattr(self, name) for name in named} | {"numbers": dict(self.numbers), "example": example}
 
 
 def by_module(findings: Iterable[Finding]) -> list[Finding]:
@@ -180,6 +178,17 @@ class AuditQuestion:
     """The paths of the modules that it was asked of."""
     not_asked: tuple[tuple[str, str], ...]
     """(path, reason) of the modules that it could not be asked of."""
+
+    @classmethod
+    def of(cls, name: str, answers: Iterable[tuple[str, str | None]]) -> "AuditQuestion":
+        """By (path, reason) of calls, None where it was asked: of a module it was if it was of one of its calls, and
+        else the first reason is told."""
+        why: dict[str, str | None] = {}
+        for path, reason in answers:
+            if reason is None or path not in why:
+                why[path] = reason
+        left = tuple((path, reason) for path, reason in why.items() if reason is not None)
+        return cls(name, tuple(path for path, reason in why.items() if reason is None), left)
 
     def __str__(self) -> str:
         reasons = list(dict.fromkeys(reason for _, reason in self.not_asked))
@@ -235,11 +244,6 @@ class Checked(Displayed, Sequence[Finding]):
         """The errors and the warnings."""
         return (*self.errors, *self.warnings)
 
-    @property
-    def not_asked(self) -> tuple[AuditQuestion, ...]:
-        """The questions that could be asked of no module."""
-        return tuple(question for question in self.questions if not question.asked)
-
     def _of(self, severity: Severity) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.severity == severity)
 
@@ -267,20 +271,21 @@ class Checked(Displayed, Sequence[Finding]):
 
     def __str__(self) -> str:
         """The faults, and a line each for the infos, the questions and the trials; `details` has them one by one."""
-        lines = [repr(self), *(f"  {line}" for line in grouped(self.faults))]
-        reasons = list(dict.fromkeys(one.reason for one in self.infos))
-        asked = [question.name for question in self.questions if question.asked]
-        listed = (("infos", reasons), ("asked", asked), ("tried", self.tried),
-                  ("not asked", [one.name for one in self.not_asked]))  # fmt: skip
-        return "\n".join([*lines, *(f"{title}: {', '.join(names)}" for title, names in listed if names)])
+        listed = {
+            "infos": [one.reason for one in self.infos],
+            "asked": [one.name for one in self.questions if one.asked],
+            "tried": self.tried,
+            "not asked": [one.name for one in self.questions if not one.asked],
+        }
+        named = (f"{title}: {', '.join(dict.fromkeys(names))}" for title, names in listed.items() if names)
+        return "\n".join([repr(self), *(f"  {line}" for line in grouped(self.faults)), *named])
 
     @property
     def details(self) -> str:
         """Every finding, and of which modules each question was asked, or why it was not."""
-        asked = [question for question in self.questions if question.asked]
-        lines = [repr(self), *(f"  {line}" for line in grouped(self.findings)), *_listed("asked:", asked)]
+        lines = [repr(self), *(f"  {line}" for line in grouped(self.findings))]
         lines += [f"tried: {', '.join(self.tried)}"] if self.tried else []
-        return "\n".join([*lines, *_listed("not asked:", self.not_asked)])
+        return "\n".join([*lines, "asked:", *(f"  {question}" for question in self.questions)])
 
     def to_json(self) -> str:
         """The object as JSON: model, layers, findings, questions and trials."""
@@ -294,26 +299,15 @@ class Checked(Displayed, Sequence[Finding]):
         return json.dumps(record, indent=1)
 
 
-def _listed(title: str, questions: Iterable[AuditQuestion]) -> list[str]:
-    lines = [f"  {question}" for question in questions]
-    return [title, *lines] if lines else []
-
-
 def as_one(
     model: str, audits: Sequence[Checked], found: Iterable[Finding], tried: Iterable[str], unknown: Iterable[str]
 ) -> Checked:
     """One object for several audits of a model and the findings of its trials: a question was asked of a module if one
     audit did."""
     findings = [*found, *(finding for audit in audits for finding in audit)]
-    names = dict.fromkeys(question.name for audit in audits for question in audit.questions)
-    every = [question for audit in audits for question in audit.questions]
-    questions = []
-    for name in names:
-        same = [question for question in every if question.name == name]
-        asked = dict.fromkeys(path for question in same for path in question.asked)
-        left = {path: reason for question in reversed(same) for path, reason in question.not_asked if path not in asked}
-        questions.append(AuditQuestion(name, tuple(asked), tuple(left.items())))
-    layers = len({path for question in every for path in (*question.asked, *dict(question.not_asked))})
-    return Checked(
-        model, layers, tuple(by_module(findings)), tuple(questions), tuple(tried), tuple(dict.fromkeys(unknown))
-    )
+    answers: dict[str, list[tuple[str, str | None]]] = {}
+    for question in (question for audit in audits for question in audit.questions):
+        answers.setdefault(question.name, []).extend([*((path, None) for path in question.asked), *question.not_asked])
+    questions = tuple(AuditQuestion.of(name, given) for name, given in answers.items())
+    layers = len({path for given in answers.values() for path, _ in given})
+    return Checked(model, layers, tuple(by_module(findings)), questions, tuple(tried), tuple(dict.fromkeys(unknown)))

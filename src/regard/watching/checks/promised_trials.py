@@ -1,5 +1,6 @@
 """The trials of a check whose results must agree: batch, padding, later positions, documents, caches, lengths."""
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -9,24 +10,26 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.watching.checks.cached_reading import read_with_cache, static_cache
-from regard.watching.checks.differences import EVERY, Judge, Promise, Same, apart
-from regard.watching.checks.finding import Finding, Reason, Severity
-from regard.watching.checks.lengths import beyond, borders, cuts
-from regard.watching.checks.runs import PackedRow, Sample, Side, SubjectRun, UnsupportedError
-from regard.watching.checks.subject import IGNORED, Subject
-from regard.watching.checks.ways import (
+from regard.watching.checks.differences import (
     BATCH_NORMS,
+    EVERY,
     Around,
+    Broken,
+    Judge,
+    Promise,
+    Same,
     Way,
+    are_equal,
     as_it_is,
     as_they_are,
-    beside_losses,
-    in_eager,
     in_training,
     loss_of,
     random_states,
-    within,
 )
+from regard.watching.checks.finding import Finding, Reason, Severity
+from regard.watching.checks.promises import beyond, borders, cuts
+from regard.watching.checks.runs import PackedRow, Sample, Side, SubjectRun, UnsupportedError
+from regard.watching.checks.subject import IGNORED, Subject
 from regard.watching.report import kinds_of, mixers_in
 from regard.watching.watch import Seen, watch
 
@@ -84,6 +87,10 @@ class PromisedTrials:
         """True where the masks of most layers say that the model is causal, and nothing else does."""
         self.seen: list[tuple[Seen, Tensor | None]] = []
 
+    @property
+    def severity(self) -> Severity:
+        return "warning" if self.is_inferred else "error"
+
     def forms(self) -> Iterator[tuple[str, Sequence[Sample], Side]]:
         rows = self.subject.rows
         yield "", [rows.long], "right"
@@ -99,40 +106,33 @@ class PromisedTrials:
         both = [rows.long, rows.other]
         with self.trying("two together"):
             together = as_they_are(both)
-            for number, row in enumerate(both):
-                if self.unless_rounding("batch", Promise(together, as_they_are([row]), [Same(number, 0)]), BESIDE):
-                    return
-            if subject.ahead is not None:
+            alone = [Promise(together, as_they_are([row]), [Same(number, 0)]) for number, row in enumerate(both)]
+            if not self.unless_rounding("batch", BESIDE, *alone) and subject.ahead is not None:
                 changed = as_they_are([rows.long, subject.changed(rows.other, EVERY)])
-                self.unless_rounding("batch", Promise(together, changed, is_exact=True), NEIGHBOUR)
+                self.unless_rounding("batch", NEIGHBOUR, Promise(together, changed, is_exact=True))
 
     def try_padding(self, side: Side) -> None:
         """A short sequence beside a long one, padded on a side, and alone; and other values in the padding."""
-        rows, short = self.subject.rows, self.subject.rows.short
+        rows, short, of = self.subject.rows, self.subject.rows.short, self.subject.ahead
         if short is None:
             return
-        both, of = [rows.long, short], self.subject.ahead
-        width = max(len(one) for name, one in rows.long.items() if name == of) if of is not None else 0
+        both, width = [rows.long, short], 0 if of is None else len(rows.long[of])
         together, lone = as_they_are(both, side=side), as_they_are([short])
         padded = as_they_are([short], side=side, width=width)
         with self.trying(f"padded {side}"):
             self.watched(both, side)
             is_moved = side == "left" and self.subject.counts_columns
-            apart = [Promise(together, as_they_are([rows.long]), [Same(0, 0)]),
-                     Promise(together, lone, [Same(1, 0)])]  # fmt: skip
-            broken = [one for one in apart if self.judge.broken(one, locates=False)]
+            alone = Promise(together, as_they_are([rows.long])), Promise(together, lone, [Same(1, 0)])
+            broken = [one for promise in alone if (one := self.judge.broken(promise)) is not None]
             # A model may know padding by its token: other tokens there may change results, if those are right with it.
-            for number in (1, 2) if broken or is_moved else ():
-                filled = as_they_are(both, side=side, filler=number)
-                contents = Promise(together, filled, [Same(0, 0), Same(1, 1)], is_exact=True)
-                if self.unless_rounding("padding", contents, PADDING.format(side)):
-                    return
-            for one in broken:
-                severity: Severity = "info" if is_moved else "error"
-                if self.unless_rounding("batch", one, PADDED.format(side), severity=severity):
-                    return
-            if not is_moved:
-                self.unless_rounding("padding", Promise(padded, lone), PADDED_ALONE.format(side))
+            fillers = [as_they_are(both, side=side, filler=n) for n in (1, 2)] if broken or is_moved else []
+            contents = [Promise(together, one, [Same(0, 0), Same(1, 1)], is_exact=True) for one in fillers]
+            if self.unless_rounding("padding", PADDING.format(side), *contents):
+                return
+            if broken:
+                self.report("batch", broken[0], PADDED.format(side), severity="info" if is_moved else "error")
+            elif not is_moved:
+                self.unless_rounding("padding", PADDED_ALONE.format(side), Promise(padded, lone))
 
     def try_future(self) -> None:
         """The last positions replaced, alone and under every other form of mask; and a prefix by itself."""
@@ -142,72 +142,62 @@ class PromisedTrials:
         ways = [(f",{said}" if said else "", rows, side, as_it_is) for said, rows, side in self.forms()]
         if not self.has_norms:
             ways.append((", in training", [subject.rows.long], "right", in_training))
-        ways.append((", eager", [subject.rows.long], "right", in_eager))
+        ways.append((", eager", [subject.rows.long], "right", Subject.eager))
         for said, rows, side, around in ways:
             with self.trying(f"the last positions replaced{said}"):
                 length = len(rows[0][subject.ahead])
-                for place in cuts(length, []):
-                    says = FUTURE.format(f" ({said[2:]})" if said else "")
-                    if self._looks_ahead(rows, place, says, side, around):
-                        return
+                says = FUTURE.format(f" ({said[2:]})" if said else "")
+                if any(self._looks_ahead(rows, place, says, side, around) for place in cuts(length, [])):
+                    return
         with self.trying("a prefix alone"):
             self._prefix(subject.rows.long)
 
     def _looks_ahead(
         self, rows: Sequence[Sample], place: int, says: str, side: Side = "right", around: Around = as_it_is
     ) -> bool:
-        assert self.subject.ahead is not None
         changed = [self.subject.changed(rows[0], slice(place, None)), *rows[1:]]
-        before, after = (within(around, as_they_are(one, side=side)) for one in (rows, changed))
-        same = Same(at=slice(place), other_at=slice(place), of=self.subject.ahead)
+        before, after = (as_they_are(one, side=side, around=around) for one in (rows, changed))
         told = f"{' and '.join(self.subject.contents)} from position {place} on"
-        severity: Severity = "warning" if self.is_inferred else "error"
-        promise = Promise(before, after, [same], is_exact=True)
-        return self.unless_rounding("future", promise, says, severity=severity, told=told)
+        promise = Promise(before, after, [Same(at=slice(place), of=self.subject.ahead)], is_exact=True)
+        return self.unless_rounding("future", says, promise, severity=self.severity, told=told)
 
     def _prefix(self, row: Sample) -> None:
-        assert self.subject.ahead is not None
-        half = slice(len(row[self.subject.ahead]) * 2 // 3)
-        part = as_they_are([self.subject.cut(row, half)])
-        self.unless_rounding(
-            "length", Promise(as_they_are([row]), part, [Same(at=half, of=self.subject.ahead)]), PREFIX
-        )
+        of = self.subject.ahead
+        assert of is not None
+        at = slice(len(row[of]) * 2 // 3)
+        part = as_they_are([self.subject.cut(row, at)])
+        self.unless_rounding("length", PREFIX, Promise(as_they_are([row]), part, [Same(at=at, of=of)]))
 
     def try_documents(self) -> None:
         """Each document of a packed row: under other contents of those before it, and alone."""
         with self.trying("packed documents"):
             if (packed := self.subject.packed()) is None:
                 raise UnsupportedError
-            if not self._unpacked(packed) and packed.is_given and packed.has_own_positions:
-                whole, alone = as_they_are([packed.row]), as_they_are([self.subject.cut(packed.row, packed.spans[-1])])
-                same = [Same(at=packed.spans[-1], of=self.subject.ahead)]
-                self.unless_rounding("documents", Promise(whole, alone, same), UNPACKED.format(packed.source))
+            whole, last = as_they_are([packed.row]), packed.spans[-1]
+            if not self._unpacked(packed, whole) and packed.is_given and packed.has_own_positions:
+                same = [Same(at=slice(last.start - last.stop, None), of=self.subject.ahead)]
+                alone = Promise(whole, as_they_are([self.subject.cut(packed.row, last)]), same)
+                self.unless_rounding("documents", UNPACKED.format(packed.source), alone)
 
-    def _unpacked(self, packed: PackedRow) -> bool:
+    def _unpacked(self, packed: PackedRow, whole: Way) -> bool:
         """Add a finding if one document reaches another. That of a row which was made up here is a fault where other
         layers tell the documents apart; a model that never does so takes no packed rows."""
-        whole = as_they_are([packed.row])
-        for at, beside in ((packed.spans[-1], slice(packed.spans[-1].start)), (packed.spans[0], packed.spans[-1])):
+        first, last = packed.spans[0], packed.spans[-1]
+        promises = []
+        for at, beside in ((last, slice(last.start)), (first, last)):
             changed = as_they_are([self.subject.changed(packed.row, beside)])
-            promise = Promise(whole, changed, [Same(at=at, other_at=at, of=self.subject.ahead)], is_exact=True)
-            severity: Severity = "error" if packed.is_given or self._splits(packed) else "info"
-            says = DOCUMENTS.format(packed.source)
-            if self.unless_rounding("documents", promise, says, severity=severity):
-                return True
-        return False
+            promises.append(Promise(whole, changed, [Same(at=at, of=self.subject.ahead)], is_exact=True))
+        severity: Severity = "error" if packed.is_given or self._splits(packed) else "info"
+        return self.unless_rounding("documents", DOCUMENTS.format(packed.source), *promises, severity=severity)
 
     def _splits(self, packed: PackedRow) -> bool:
         torch.manual_seed(0)
         with watch(self.subject.model) as seen:
             self.subject.run([packed.row])
-        start = packed.spans[-1].start
-        size = packed.spans[-1].stop
-        for call in seen.calls:
-            if call.kind == "attention" and call.map is not None and call.map.shape[-2:] == (size, size):
-                block = call.map.block(range(start, size), range(size))
-                if not bool(block[..., :start].any()):
-                    return True
-        return False
+        last = packed.spans[-1]
+        maps = (call.map for call in seen.calls if call.kind == "attention" and call.map is not None)
+        square = (one for one in maps if one.shape[-2:] == (last.stop, last.stop))
+        return any(not bool(one.block(range(last.start, last.stop), range(last.start)).any()) for one in square)
 
     def try_cache(self) -> None:
         """Steps with a cache against the whole pass of each sequence alone: of two sequences, of padded prompts, in
@@ -240,11 +230,10 @@ class PromisedTrials:
         steps = Way(lambda subject: read_with_cache(subject, rows, last, chunk, **how), len(rows))
         # Windows count the padding that stands between a prompt and its steps: only states are asked about it.
         sure = self._states() if how.get("side") == "right" else None
-        for number, row in enumerate(reversed(rows) if how.get("turned") else rows):
-            promise = Promise(as_they_are([row]), steps, [Same(0, number, of=self.subject.ahead)])
-            if self.unless_rounding("cache", promise, CACHE.format(said), sure=sure):
-                return True
-        return False
+        alone = [as_they_are([row]) for row in (reversed(rows) if how.get("turned") else rows)]
+        at, of = slice(-last, None), self.subject.ahead
+        promises = [Promise(one, steps, [Same(0, number, at, of)]) for number, one in enumerate(alone)]
+        return self.unless_rounding("cache", CACHE.format(said), *promises, sure=sure)
 
     def _states(self) -> set[str]:
         seen = self.seen[0][0]
@@ -256,8 +245,8 @@ class PromisedTrials:
         for name in self.subject.arguments.labels:
             with self.trying(f"other {name}"):
                 other = self.subject.changed(row, EVERY, [name])
-                before, after = (within(beside_losses, as_they_are([one])) for one in (row, other))
-                self.unless_rounding("labels", Promise(before, after, is_exact=True), LABELS.format(name))
+                promise = Promise(as_they_are([row]), as_they_are([other]), is_exact=True, least_features=2)
+                self.unless_rounding("labels", LABELS.format(name), promise)
             if self.subject.causal and ahead is not None and row[name].shape == row[ahead].shape:
                 with self.trying(f"the shift of {name}"):
                     self._unshifted(name, row, row[ahead])
@@ -270,30 +259,28 @@ class PromisedTrials:
         is_next = bool(((labels[:-1] == ids[1:]) | ignored[:-1]).all())
         losses = [loss_of(self.subject, one) for one in (row, self.subject.changed(row, slice(1), [name]))]
         shifts = losses[0] == losses[1]
-        severity: Severity = "warning" if self.is_inferred else "error"
         if is_same and not shifts:
-            self.found.append(Finding("labels", severity, UNSHIFTED.format(name)))
+            self.found.append(Finding("labels", self.severity, UNSHIFTED.format(name)))
         if is_next and not is_same and shifts:
-            self.found.append(Finding("labels", severity, TWICE.format(name)))
+            self.found.append(Finding("labels", self.severity, TWICE.format(name)))
 
     def try_training(self) -> None:
         """Training and evaluation, where nothing is dropped."""
         if self.has_norms or any(one.reason == "future" for one in self.found):
             return
-        alone = as_they_are([self.subject.rows.long])
+        rows, is_fixed = [self.subject.rows.long], False
         with self.trying("training and evaluation"):
-            trained = within(in_training, alone)
-            is_fixed = False
+            trained = as_they_are(rows, around=in_training)
             with suppress(Exception):  # of a part that needs more than one short sequence in training
                 first = trained(self.subject)
                 torch.manual_seed(1)
                 before = random_states(self.subject)
-                is_same = apart(in_training(self.subject, alone), first, (Same(),)) == 0
+                is_same = are_equal(trained.run(self.subject), first)
                 # (A whole branch that is dropped seldom gives two equal results.)
                 is_fixed = is_same and all(map(torch.equal, before, random_states(self.subject)))
             if not is_fixed:
                 raise UnsupportedError("it drops at random, or does not train on one sequence")
-            self.unless_rounding("training", Promise(alone, trained), TRAINING, severity="warning")
+            self.unless_rounding("training", TRAINING, Promise(as_they_are(rows), trained), severity="warning")
 
     def try_far(self) -> None:
         """A sequence that passes the borders which the model names, and usual ones, cut before, at and after them."""
@@ -309,9 +296,9 @@ class PromisedTrials:
         passed = [one for one in borders(subject.model) if len(subject.rows.long[ahead]) < one < length]
         if subject.causal:
             with self.trying(f"the last of {length} positions replaced, at borders"):
-                for place in cuts(length, passed):
-                    if self._looks_ahead([row], place, FUTURE.format(f" of {length} positions")):
-                        return
+                says = FUTURE.format(f" of {length} positions")
+                if any(self._looks_ahead([row], place, says) for place in cuts(length, passed)):
+                    return
             with self.trying(f"a prefix of {length} positions alone"):
                 self._prefix(row)
             with self.trying(f"a cache over {length} positions"):
@@ -325,28 +312,20 @@ class PromisedTrials:
         ahead, row = self.subject.ahead, self.subject.rows.long
         assert ahead is not None
         named = [one for one in borders(self.subject.model) if beyond(one) > len(row[ahead])]
-        cost, found = self._operations(row, len(row[ahead])), None
-        for long in sorted({FAR, *map(beyond, named)}):
+        found = None
+        for long in sorted(n for n in {FAR, *map(beyond, named)} if n > len(row[ahead])):
             before = len(row[ahead])
-            if long <= before:
-                continue
-            if cost * max(1.0, long / before) ** 1.5 * PASSES > MOST_OPERATIONS:
+            if self._operations(row, before) * (long / before) ** 1.5 * PASSES > MOST_OPERATIONS:
                 if left := [one for one in named if beyond(one) >= long]:
                     self.unknown.append(f"the border at {left[0]} was not passed: it would take over a minute")
                 break
             if (longer := self._made(long)) is None:
-                low, high = before, long  # (A table of positions ends between the two.)
-                while high - low > 1:
-                    middle = (low + high) // 2
-                    if (one := self._made(middle)) is None:
-                        high = middle
-                    else:
-                        low, longer = middle, one
-                return longer or found
+                # A table of positions ends between the two.
+                ends = bisect_left(range(long), True, before + 1, key=lambda n: self._made(n) is None)
+                return self._made(ends - 1) if ends - 1 > before else found
             if len(longer[ahead]) <= before:
                 break
             row = found = longer
-            cost = self._operations(row, len(row[ahead]))
         return found
 
     def _made(self, length: int) -> Sample | None:
@@ -389,13 +368,20 @@ class PromisedTrials:
             self.found.append(Finding("not checked", "info", said))
 
     def unless_rounding(
-        self, reason: Reason, promise: Promise, says: str, *, least: float | None = None, severity: Severity = "error",
+        self, reason: Reason, says: str, *promises: Promise, least: float | None = None, severity: Severity = "error",
         told: str = "", sure: Collection[str] | None = None,
     ) -> bool:  # fmt: skip
-        """Add a finding if a promise does not hold; return True then."""
-        broken = self.judge.broken(promise, least)
-        if broken is None:
-            return False
+        """Add a finding for the first promise that does not hold; return True then."""
+        for promise in promises:
+            if (broken := self.judge.broken(promise, least)) is not None:
+                self.report(reason, broken, says, severity=severity, told=told, sure=sure)
+                return True
+        return False
+
+    def report(
+        self, reason: Reason, broken: Broken, says: str, *, severity: Severity = "error", told: str = "",
+        sure: Collection[str] | None = None,
+    ) -> None:  # fmt: skip
         numbers, at = dict(broken.numbers), broken.departed
         says += f" (difference {numbers['difference']:.1e} of the largest output"
         says += f"; replaced: {told})" if told else ")"
@@ -408,7 +394,6 @@ class PromisedTrials:
         path = "" if at is None else at.path
         cause = self._looking_ahead(path) if reason == "future" and at is not None else ""
         self.found.append(Finding(reason, severity, says, path, numbers=numbers, cause=cause))
-        return True
 
     def _looking_ahead(self, path: str) -> str:
         kinds = [found for seen, _ in self.seen if path in (found := kinds_of(seen.record))]

@@ -2,9 +2,10 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,11 @@ from regard.tensors.undisturbed import evaluated
 from regard.watching.checks.arguments import FIXED
 from regard.watching.checks.audited_call import AuditedCall, UserTold, run_of
 from regard.watching.checks.departures import TOLERANCE, Departure, PairedCalls, departure, turns
-from regard.watching.checks.differences import largest_difference
 from regard.watching.checks.finding import AuditQuestion, Checked, FaultyWeight, Finding
 from regard.watching.checks.made_up import made_up
-from regard.watching.checks.runs import Output, output_of, tensors_of
+from regard.watching.checks.runs import output_of
 from regard.watching.checks.subject import Subject
+from regard.watching.interference import results_of
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 from regard.watching.watch import watch
 
@@ -29,58 +30,42 @@ COARSE = 5e-2
 """The rounding of maps in dtypes of 16 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Runnable:
+class Given(NamedTuple):
     model: nn.Module
-    run: Callable[[nn.Module], Any]
+    batch: Any
 
-    def in_double(self) -> "Runnable":
-        return replace(self, model=copy.deepcopy(self.model).double())
-
-
-def on_batch(model: nn.Module, batch: Any) -> Runnable:
-    return Runnable(model, lambda model: output_of(model, batch))
+    def in_double(self) -> "Given":
+        return Given(copy.deepcopy(self.model).double(), self.batch)
 
 
-def on_rows(subject: Subject, rows: list[Mapping[str, Tensor]]) -> Runnable:
-    """The model on made-up sequences, which a subject hands over by its own names."""
-
-    def run(model: nn.Module) -> Any:
-        other = copy.copy(subject)
-        other.model = model
-        return [{name: one.values for name, one in row.items()} for row in other.run(rows).outputs]
-
-    return Runnable(subject.model, run)
-
-
-def like(subject: Subject, reference: nn.Module) -> tuple[Runnable, Runnable]:
+def like(subject: Subject, reference: nn.Module) -> tuple[Given, Given]:
     """A model and its reference on the same made-up sequences, whose inputs are paired in their order."""
     rows: list[Mapping[str, Tensor]] = [subject.rows.long, subject.rows.other]
     own = [name for name in rows[0] if name not in FIXED]
     if (inputs := made_up(reference)) is None:
-        batch = {name: torch.stack([row[name] for row in rows]) for name in own}
-        return on_rows(subject, rows), on_batch(reference, batch)
-    other = Subject(reference, inputs)
-    names = dict(zip(own, [name for name in other.rows.long if name not in FIXED], strict=False))
-    names |= {name: name for name in rows[0] if name in FIXED and name in other.rows.long}
-    return on_rows(subject, rows), on_rows(other, [{of: row[name] for name, of in names.items()} for row in rows])
+        batch: Any = {name: torch.stack([row[name] for row in rows]) for name in own}
+    else:
+        other = Subject(reference, inputs)
+        names = dict(zip(own, [name for name in other.rows.long if name not in FIXED], strict=False))
+        names |= {name: name for name in rows[0] if name in FIXED and name in other.rows.long}
+        batch = other.together([{of: row[name] for name, of in names.items()} for row in rows], "right")[0]
+        batch = other.given(batch)
+    return Given(subject.model, subject.given(subject.together(rows, "right")[0])), Given(reference, batch)
 
 
-def compared(model: Runnable, reference: Runnable) -> Checked:
+def compared(model: Given, reference: Given) -> Checked:
     """Compare a model with its reference; a departure counts if it stays in float64."""
     found = _compared(model, reference)
     dtypes = {p.dtype for one in (model, reference) for p in one.model.parameters()}
-    if not found.errors or dtypes == {torch.float64}:
-        return found
-    try:
-        again = _compared(model.in_double(), reference.in_double())
-    except Exception:
-        return found  # A model without float64 gives no second opinion.
-    return found if again.errors else again
+    if found.errors and dtypes != {torch.float64}:
+        with suppress(Exception):  # A model without float64 gives no second opinion.
+            again = _compared(model.in_double(), reference.in_double())
+            return found if again.errors else again
+    return found
 
 
 @torch.no_grad()
-def _compared(model: Runnable, reference: Runnable) -> Checked:
+def _compared(model: Given, reference: Given) -> Checked:
     (mine, output), (theirs, expected) = _seen(model, "the model"), _seen(reference, "the reference")
     asked, found = [], None
     for own, other in zip(mine, theirs, strict=False):
@@ -104,11 +89,11 @@ def _compared(model: Runnable, reference: Runnable) -> Checked:
     return Checked(type(model.model).__name__, len({*asked}), tuple(findings), (question,))
 
 
-def _seen(of: Runnable, what: str) -> tuple[list[AuditedCall], Any]:
+def _seen(of: Given, what: str) -> tuple[list[AuditedCall], Any]:
     torch.manual_seed(0)
     with evaluated(of.model), watch(of.model, values=True) as seen:
         try:
-            output = of.run(of.model)
+            output = output_of(of.model, of.batch)
         except RegardError:
             raise
         except Exception as error:
@@ -184,9 +169,11 @@ def _finding(pair: PairedCalls, asked: list[str], told: Departure) -> Finding:
 
 
 def _apart(output: Any, expected: Any) -> float:
-    """The largest difference of the first outputs of one shape, over the largest value; 0.0 without any."""
-    mine, theirs = ([tensor for _, tensor in tensors_of(one)] for one in (output, expected))
-    for one, other in zip(mine, theirs, strict=False):
+    """The largest difference of the first results of one shape, over the largest value; 0.0 without any."""
+    for one, other in zip(results_of(output).values(), results_of(expected).values(), strict=False):
         if one.shape == other.shape and one.numel():
-            return largest_difference([{"": Output(one, None)}], [{"": Output(other, None)}])
+            mine, theirs = one.double(), other.double()
+            # (Where both are the same infinity, as logits that a model rules out, they do not differ.)
+            apart = (mine - theirs).masked_fill(mine == theirs, 0.0).abs().max()
+            return float(apart / theirs[theirs.isfinite()].abs().max().clamp(min=1e-12))
     return 0.0

@@ -6,9 +6,6 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-PREFIXED = ("cpmant",)
-"""Model types with a bidirectional prefix as prompt, missing from their configs."""
-
 
 class Role(NamedTuple):
     direction: Literal["causal", "both", "unknown"]
@@ -22,54 +19,61 @@ UNKNOWN = Role("unknown", "nothing says whether it is causal: audit(causal=True)
 
 def role_of(call: Any) -> Role:
     """The direction of the self-attention of an `AuditedCall`; that of cross-attention is unknown."""
-    modules, path = call.modules, call.name
+    modules, config, told = call.modules, call.config, call.user.causal
     if call.crosses or not call.is_attention:
         return Role("unknown", "it attends to another sequence")
-    if (told := call.user.causal) is not None:
+    if told is not None:
         if told and call.part == "source":
             return Role("both", "it is part of the encoder of a pair, which sees both sides")
         return Role("causal" if told else "both", f"causal={told}")
     said = next((frame.flags.get("is_causal") for frame in call.call.arguments if not frame.path), None)
     if said is not None and call.part == "own":
         return Role("causal" if said else "both", f"is_causal={said} of the call")
-    config = call.config
     if config is not None:
         if is_pair(config) and not hasattr(config, "vocab_size"):
             return Role("unknown", "the steps of a series are no tokens")
-        if is_causal(modules, path, call.call.crosses):
+        if is_causal(modules, call.name, call.call.crosses):
             return Role("causal", f"the config of {config.model_type} is of a causal model")
         if generates(modules) and config is getattr(modules.get(""), "config", None):
             return Role("causal", "its model generates, by transformers' GenerationMixin")
-        kind = encoder_kind(modules, path, config)
+        kind = _encoder_kind(modules, call.name, config)
         return Role("both", f"it is part of {kind}, which sees both sides") if kind else UNKNOWN
     if _is_of_torchs_decoder(call):
         return Role("causal", "it is the self-attention of nn.TransformerDecoder over tokens", is_sure=False)
     if call.part == "source" and not call.grows:
         return Role("both", "it reads the source of a pair", is_sure=False)
-    return _by_cache(call)
+    if not call.grows or call.sizes.queries < 2:
+        return UNKNOWN
+    # Keys in a cache were made before the later ones: rows that see later keys contradict those before them.
+    said, before = "its keys stay in a cache, whose later rows see only what was there before them", call.before
+    while before is not None and (before.facts.mask.pattern != "causal" or before.sizes.queries < 2):
+        before = before.before
+    return Role("causal", said, is_sure=before is not None)
 
 
-def encoder_kind(modules: Mapping[str, nn.Module], path: str, config: Any) -> str:
+def _encoder_kind(modules: Mapping[str, nn.Module], path: str, config: Any) -> str:
     """The kind of an encoder that sees both sides, by the config of its module; empty for any other module."""
     if is_pair(config):
         return "the encoder of a pair" if is_of_decoder(modules, path) is False else ""
     if sees_both_sides(config):
-        owners = [one for one in around(modules, path) if getattr(one, "config", None) is not None]
-        is_whole = owners[-1].config is config
-        is_told = _turns_causality_off(config)
-        return "a model whose config turns causality off: an encoder" if is_whole and is_told else ""
+        outermost = [one for module in around(modules, path) if (one := getattr(module, "config", None)) is not None][
+            -1
+        ]
+        is_told = outermost is config and _turns_causality_off(config)
+        return "a model whose config turns causality off: an encoder" if is_told else ""
     if is_masked_encoder(config):
         return "an encoder of text"
-    has_tokens = getattr(config, "vocab_size", None) is not None
-    if not has_tokens and any(hasattr(config, name) for name in ("image_size", "patch_size")):
-        return "a vision encoder" if hasattr(config, "num_channels") else "an encoder of patches"
-    return ""
+    is_of_pictures = hasattr(config, "image_size") or hasattr(config, "patch_size")
+    return "an encoder of pictures or patches" if is_of_pictures and not _has_tokens(config) else ""
+
+
+def _has_tokens(config: Any) -> bool:
+    return getattr(config, "vocab_size", None) is not None
 
 
 def is_masked_encoder(config: Any) -> bool:
     """True for the config of an encoder that learns by masked tokens."""
-    has_tokens = getattr(config, "vocab_size", None) is not None
-    return has_tokens and _is_listed(config, "MASKED_LM") and not getattr(config, "is_decoder", False)
+    return _has_tokens(config) and _is_listed(config, "MASKED_LM") and not getattr(config, "is_decoder", False)
 
 
 def _is_listed(config: Any, task: str) -> bool:
@@ -102,19 +106,6 @@ def _is_of_torchs_decoder(call: Any) -> bool:
     return any(call.ids(part, call.sizes.queries) is not None for part in ("target", "own"))
 
 
-def _by_cache(call: Any) -> Role:
-    """Keys in a cache were made before the later ones: rows that see later keys contradict those before them."""
-    if not call.grows or call.sizes.queries < 2:
-        return UNKNOWN
-    before = call.before
-    while before is not None:
-        if before.facts.mask.pattern == "causal" and before.sizes.queries > 1:
-            return Role("causal", f"its call {before.call.index} with the same cache was causal")
-        before = before.before
-    said = "its keys stay in a cache, whose later rows see only what was there before them"
-    return Role("causal", said, is_sure=False)
-
-
 def is_causal(modules: Mapping[str, nn.Module], path: str, crosses: bool | None = False) -> bool:
     """True if a Hugging Face model's config makes a module's self-attention causal; `crosses` is True for attention to
     another sequence, and None if that is unknown."""
@@ -132,11 +123,9 @@ def is_causal(modules: Mapping[str, nn.Module], path: str, crosses: bool | None 
 
 
 def _writes_text(modules: Mapping[str, nn.Module], path: str, config: Any) -> bool:
-    for one in around(modules, path):
-        other: Any = getattr(one, "config", None)
-        if _is_listed(other, "MULTIMODAL_LM"):
-            return type(other.get_text_config()) is type(config) is not type(other)
-    return False
+    configs: list[Any] = [getattr(module, "config", None) for module in around(modules, path)]
+    other = next((one for one in configs if _is_listed(one, "MULTIMODAL_LM")), None)
+    return other is not None and type(other.get_text_config()) is type(config) is not type(other)
 
 
 def is_of_decoder(modules: Mapping[str, nn.Module], path: str) -> bool | None:
@@ -167,12 +156,13 @@ def is_causal_config(config: Any) -> bool:
 
 
 def sees_both_sides(config: Any) -> bool:
-    """True if a config turns the causality of its model off: prefixes (PaliGemma), embedders, XLNet, XLM."""
+    """True if a config turns the causality of its model off: prefixes (PaliGemma), prompts (CPM-Ant),
+    embedders, XLNet, XLM."""
     return (
         _turns_causality_off(config)
         or getattr(config, "attn_type", None) == "bi"
         or getattr(config, "causal", True) is False
-        or getattr(config, "model_type", None) in PREFIXED
+        or hasattr(config, "prompt_types")
     )
 
 

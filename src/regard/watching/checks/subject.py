@@ -1,13 +1,13 @@
 """The subject of a check: a model, and rows it can read, alone and together, padded and packed.
 
-A row is one sequence, without a dimension for the batch and without padding; `run` pads rows, calls the model, and
-gives each row its own outputs back.
+A row is one sequence, without a dimension for the batch and without padding; `run` pads rows, calls the model, and says
+where each row is.
 """
 
 import copy
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.watching.checks.arguments import DOCUMENTS_TOLD, Arguments
-from regard.watching.checks.directions import expected_causality
 from regard.watching.checks.made_up import (
     MadeUp,
     eager_attention,
@@ -25,6 +24,7 @@ from regard.watching.checks.made_up import (
     text_config,
 )
 from regard.watching.checks.pair_masks import HUGE, is_square, separate_blocks
+from regard.watching.checks.promises import expected_causality
 from regard.watching.checks.runs import (
     PackedRow,
     Sample,
@@ -32,13 +32,11 @@ from regard.watching.checks.runs import (
     Side,
     SubjectRun,
     UnsupportedError,
-    by_row,
     output_of,
     padded,
-    tensors_of,
 )
 from regard.watching.checks.told import DOCUMENTS, ENDS, MASKS
-from regard.watching.interference import ROWS
+from regard.watching.interference import ROWS, Place, Places
 
 IGNORED = -100
 """The label of positions without a loss."""
@@ -68,8 +66,6 @@ class Subject:
         if self.causal is None and self.made_up is not None:
             self.causal = bool(self.made_up.causal)
         self.told_causal = causal or (not is_huggingface_model(model) and self.causal) or None
-        self._fixed = set[tuple[str, str]]()
-        """The outputs, and the sequences (`ROWS` for the rows) of which they have no axis."""
         self._make_rows()
 
     def _make_rows(self) -> None:
@@ -194,19 +190,17 @@ class Subject:
         return row
 
     def packed(self) -> PackedRow | None:
-        row = self.rows.long
-        if self.ahead is None:
-            return None
+        is_given, row = self.made_up is None, self.rows.long
         if self.made_up is not None:
-            return self.made_up.packed(self.rows) if self.causal else None
-        if (told := self._documents(row)) is None:
+            row = (self.made_up.packed(self.rows) if self.causal else None) or row
+        if self.ahead is None or (told := self._documents(row)) is None:
             return None
         documents, source, begins = told
         starts = [0, *(1 + (documents.diff() != 0).nonzero()[:, 0]).tolist(), len(documents)]
         spans = [slice(*pair) for pair in itertools.pairwise(starts)]
         if len(spans) < 2 or len(spans) > len(documents) // 2:
             return None
-        return PackedRow({**row, **self._ends()}, spans, source, is_given=True, has_own_positions=begins)
+        return PackedRow({**row, **self._ends()}, spans, source, is_given, has_own_positions=begins)
 
     @property
     def is_packed(self) -> bool:
@@ -243,29 +237,16 @@ class Subject:
         """Run a batch; rows that are shorter than the longest, or than `width`, are padded on a side, with other values
         by `filler`."""
         batch, keeps = self.together(rows, side, filler, width)
-        return self.by_row(dict(tensors_of(self.called(batch))), keeps, side)
+        return SubjectRun(self.called(batch), self.places(len(rows), keeps, side))
 
-    def by_row(self, found: Mapping[str, Tensor], keeps: Mapping[str, Tensor], side: Side) -> SubjectRun:
-        is_padded = any(not bool(keep.all()) for keep in keeps.values())
-        # (A model of transformers may take its one result from a place that is padding, by design: as SigLIP's.)
+    def places(self, rows: int, keeps: Mapping[str, Tensor], side: Side) -> list[Places]:
+        """Those of each row; without a place of the row as a whole where padding may reach its pooled results: a model
+        of transformers may take one from a place that is padding, by design, as SigLIP."""
         is_pooled = side == self.own_side and not is_huggingface_model(self.model)
-        return by_row(found, keeps, has_pooled=is_pooled or not is_padded, fixed=self._fixed)
-
-    def prove_axes(self) -> None:
-        """Learn which outputs have no axis of rows, or of a sequence: its size is another one for two rows, or for a
-        sequence that is one position shorter. Two axes of rows hold pairs, as of texts and videos: no result of one."""
-        row = self.rows.long
-        shorter = [[self.cut(row, slice(len(row[of]) - 1), of)] for of in self.sequences]
-        pairs = dict[str, bool]()
-        for rows in ([row, self.rows.other], *shorter, [row]):
-            with suppress(Exception):  # of a model of one length, or of one row
-                batch, keeps = self.together(rows, "right")
-                sizes = {ROWS: (0, len(rows)), **{of: (1, keep.shape[1]) for of, keep in keeps.items()}}
-                for name, tensor in tensors_of(self.fresh().called(batch)):
-                    shape = dict(enumerate(tensor.shape))
-                    pairs[name] = pairs.get(name, True) and tensor.shape[:2] == (len(rows), len(rows))
-                    self._fixed |= {(name, of) for of, (axis, size) in sizes.items() if shape.get(axis) != size}
-        self._fixed |= {(name, ROWS) for name, is_pair in pairs.items() if is_pair}
+        is_pooled = is_pooled or all(bool(keep.all()) for keep in keeps.values())
+        whole = {ROWS: torch.zeros(1, dtype=torch.long)} if is_pooled else {}
+        at = [{**whole, **{of: keep[row].nonzero()[:, 0] for of, keep in keeps.items()}} for row in range(rows)]
+        return [{of: Place(row, index) for of, index in one.items()} for row, one in enumerate(at)]
 
     def together(
         self, rows: Sequence[Sample], side: Side, filler: int = 0, width: int = 0
@@ -288,7 +269,7 @@ class Subject:
         for name, tells in self.tells.items():
             if self.made_up is None or tells.meaning is None or not bool(keeps[tells.of].all()):
                 batch[name] = tells.given(keeps[tells.of])
-        return batch, keeps or {"": torch.ones(len(rows), 0, dtype=torch.bool)}
+        return batch, keeps
 
     def _filler(self, name: str, number: int) -> Tensor | float:
         if name in self.arguments.labels:
@@ -296,14 +277,18 @@ class Subject:
         is_filled = number and not self.arguments.is_by_token and self.arguments.is_content(name)
         return self.rows.long[name][number] if is_filled else self.arguments.padding_value(name)
 
-    def called(self, batch: Mapping[str, Any], **more: Any) -> Any:
-        given = {n: one for n, one in {**self.shared, **batch}.items() if n != DOCUMENTS_TOLD}
+    def given(self, batch: Mapping[str, Any], **more: Any) -> Any:
+        """The arguments of a call: by name, or in the order of the caller's; without those that are `more`."""
+        known = {n: one for n, one in {**self.shared, **batch}.items() if n != DOCUMENTS_TOLD}
         order = self.arguments.named
-        given = {name: given[name] for name in dict.fromkeys((*order, *given)) if name in given}
+        known = {name: known[name] for name in dict.fromkeys((*order, *known)) if name in known}
         if self.made_up is not None:
-            given |= self.made_up.settings
-        given = {name: one for name, one in given.items() if name not in more}
-        return output_of(self.model, given if self.arguments.by_name else [given[name] for name in order], **more)
+            known |= self.made_up.settings
+        known = {name: one for name, one in known.items() if name not in more}
+        return known if self.arguments.by_name else [known[name] for name in order]
+
+    def called(self, batch: Mapping[str, Any], **more: Any) -> Any:
+        return output_of(self.model, self.given(batch, **more), **more)
 
     def keep(self, rows: Sequence[Sample]) -> Tensor | None:
         """The real positions of such a batch, bool (B, S), where no argument of the model tells them; None without

@@ -11,13 +11,13 @@ from torch import Tensor
 from regard.errors import ArgumentError, RegardError
 from regard.watching.checks.audit import CAUSAL_UNKNOWN, audit
 from regard.watching.checks.audited_call import UserTold, run_of
-from regard.watching.checks.differences import Promise, Same, apart, largest_difference
+from regard.watching.checks.differences import Promise, Same, Way, are_equal, as_it_is, as_they_are, in_training
 from regard.watching.checks.finding import Checked, Finding
 from regard.watching.checks.promised_trials import PromisedTrials
 from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
 from regard.watching.checks.runs import SubjectRun
 from regard.watching.checks.subject import Subject
-from regard.watching.checks.ways import Way, as_they_are, in_eager, in_training, within
+from regard.watching.interference import results_of
 from regard.watching.report import mixers_in
 from regard.watching.watch import Seen, watch
 
@@ -50,19 +50,18 @@ class Trials(PromisedTrials):
                 f"{type(subject.model).__name__} does not run on {given}, one sequence without padding: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if any(bool(output.values.isnan().any()) for output in first.outputs[0].values()):
+        if any(bool(one.isnan().any()) for one in results_of(first.output).values()):
             says = "its output has NaN for a single sequence without padding"
             self.found.append(Finding("not finite", "error", says))
             return
-        if largest_difference(first.outputs, alone(subject).outputs) > 0:
+        if not are_equal(first, alone(subject)):
             self._stateful(alone)
         torch.manual_seed(1)
-        other = subject.run([rows.long]).outputs
-        if largest_difference(alone(subject).outputs, other) > 0 and not subject.keeps_state:
+        other = subject.run([rows.long])
+        if not are_equal(alone(subject), other) and not subject.keeps_state:
             self.found.append(Finding("random", "info", "its output is random in evaluation mode too: not compared"))
             self.unknown.append("its output is random, so no results were compared: set dropout to 0 in evaluation")
         else:
-            subject.prove_axes()
             self._infer_causality()
             self._compare()
 
@@ -74,7 +73,7 @@ class Trials(PromisedTrials):
             return subject.run([self.subject.rows.long])
 
         self.subject.keeps_state = True
-        self.unless_rounding("cache", Promise(alone, Way(twice), is_exact=True), STATE)
+        self.unless_rounding("cache", STATE, Promise(alone, Way(twice), is_exact=True))
 
     def _infer_causality(self) -> None:
         """Where nothing tells the direction, most layers do, in evaluation or in training."""
@@ -83,7 +82,7 @@ class Trials(PromisedTrials):
         self.is_inferred = self._most_are_causal(self.seen[0][0])
         if not self.is_inferred and not self.has_norms:
             with suppress(Exception), watch(self.subject.model) as seen:
-                in_training(self.subject, as_they_are([self.subject.rows.long]))
+                as_they_are([self.subject.rows.long], around=in_training)(self.subject)
             self.is_inferred = self._most_are_causal(seen)
         self.subject.causal = self.is_inferred or None
 
@@ -122,8 +121,8 @@ class Trials(PromisedTrials):
         promise = Promise(Way(lambda subject: subject.shifted(rows.long, SHIFT)), as_they_are([rows.long]))
         with self.trying("all positions shifted"):
             if subject.is_rotary and self._attends_alone():
-                self.unless_rounding("positions", promise, ROTARY, least=MOVED)
-            elif (difference := promise.difference(subject)) is not None:
+                self.unless_rounding("positions", ROTARY, promise, least=MOVED)
+            elif (difference := self.judge.difference(promise)) is not None:
                 says = f"a shift of all positions by {SHIFT} changes the results by {difference:.1e} of the largest"
                 kind = "absolute" if difference > MOVED else "relative, or not used"
                 self.found.append(
@@ -138,12 +137,11 @@ class Trials(PromisedTrials):
 
     def _eager(self) -> None:
         for said, batch, side in self.forms():
-            kernel = as_they_are(batch, side=side)
-            written = within(in_eager, kernel)
+            kernel, written = (as_they_are(batch, side=side, around=one) for one in (as_it_is, Subject.eager))
             with self.trying(f"eager{said}"):
                 same = [Same(number, number) for number in range(len(batch))]
                 says = EAGER.format(said and f" of a batch{said}")
-                if self.unless_rounding("kernel and eager", Promise(kernel, written, same), says):
+                if self.unless_rounding("kernel and eager", says, Promise(kernel, written, same)):
                     return
 
     def _sinks(self) -> None:
@@ -162,7 +160,7 @@ class Trials(PromisedTrials):
                     after = run(subject)
                 finally:
                     sink.copy_(kept)
-                if apart(after, before, (Same(),)) == 0:
+                if are_equal(after, before):
                     says = f"its learned sinks change no result: {SINK_CHANGE:g} was added to them"
                     self.found.append(Finding("sink", "error", says, path, cause=NO_SINK, remedy=HAND_SINKS))
 

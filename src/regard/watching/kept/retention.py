@@ -75,7 +75,8 @@ class RetentionPolicy:
         """Read a mask of a torch function, once for all calls with the same mask. `drops`: True in a bool mask drops a
         key; `dtype` is autocast's dtype for additive masks."""
         if self.graph and tensor.requires_grad:
-            return self._read_learned(tensor, sizes, dtype)
+            given = read_mask(tensor if dtype is None else tensor.to(dtype), sizes, is_learned=True)
+            return given if given.dense is None else self._held(given, given.dense, is_owned=False)
         key = _identity(tensor)
         if key is None:
             return self._read(tensor, sizes, drops, dtype)
@@ -89,10 +90,6 @@ class RetentionPolicy:
             if is_of_parameter(tensor):
                 self._marks[key] = Fingerprint(tensor)
         return self._masks[key]
-
-    def _read_learned(self, tensor: Tensor, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
-        given = read_mask(tensor if dtype is None else tensor.to(dtype), sizes, is_learned=True)
-        return given if given.dense is None else self._held(given, given.dense, is_owned=False)
 
     def _read(self, tensor: Tensor, sizes: Sizes, drops: bool, dtype: torch.dtype | None) -> GivenMask:
         with torch.inference_mode(False), torch.no_grad():

@@ -141,9 +141,20 @@ class Streams:
                 self.carry(scores, stream._replace(changed=(*stream.changed, *found)))
 
     def origins(self, query: Tensor, key: Tensor) -> Origins | None:
+        if self.is_over_depth(query, key):
+            return Origins(Stream("slots"), Stream("layers"))
         of_queries, of_keys = self.stream(query), self.stream(key)
         are_known = isinstance(of_queries, Stream) and isinstance(of_keys, Stream)
         return Origins(of_queries, of_keys) if are_known else None  # type: ignore[arg-type]
+
+    def is_over_depth(self, query: Tensor, key: Tensor) -> bool:
+        """True for the same learned queries at every position (B, T, Q, D), for keys that each position has of its own:
+        outputs of layers. (Keys of several heads are channels of a projection.)"""
+        stream = self.stream(query)
+        is_slots = is_learned(query) or (isinstance(stream, Stream) and stream.sort == "slots")
+        if not is_slots or not query.dim() == key.dim() == 4 or not 1 < query.shape[1] == key.shape[1]:
+            return False
+        return not query.stride(1) and bool(key.stride(1)) and not self.is_channel(key, 1)
 
     def origins_of_inputs(self, query: Tensor, key: Tensor) -> Origins | None:
         self._continued(query), self._continued(key)

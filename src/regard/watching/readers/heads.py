@@ -108,6 +108,7 @@ class Heads(NamedTuple):
 
 
 AS_DOCUMENTED = Heads()
+OVER_DEPTH = Heads(Dimensions((*BATCH, "window"), queries="slots", keys="layers"))
 
 
 def documented_heads(thread: ThreadState, tensors: Sequence[Tensor]) -> Heads:

@@ -16,7 +16,7 @@ from regard.watching.origins.streams import ADDED, Origins, is_learned
 from regard.watching.origins.traces import AttentionOutput, SoftmaxOrigin, SoftmaxWeights, Sums
 from regard.watching.readers.contractions import Contraction, read_contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
-from regard.watching.readers.heads import AS_DOCUMENTED, Heads, folded_heads, found_heads
+from regard.watching.readers.heads import AS_DOCUMENTED, OVER_DEPTH, Heads, folded_heads, found_heads
 from regard.watching.readers.mixing import follow_convolution, note_convolution, note_product
 from regard.watching.readers.traced_calls import trace_results
 from regard.watching.readers.written_out import ValueProduct, WrittenOut, judged
@@ -43,7 +43,7 @@ def observe_product(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs)
 def _made(thread: ThreadState, func: Func, args: Args, result: Tensor) -> None:
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     given = tensors[:1] if func is F.linear else [one for one in tensors if not is_learned(one)]
-    if len(given) < len(tensors):
+    if len(given) < len(tensors) and not thread.streams.is_over_depth(tensors[0], tensors[-1]):
         thread.streams.projected(result, channels_last=True, of=given[0] if given else None)
     elif len(tensors) > 1 and thread.streams.stream(result) is None:
         thread.streams.compare(result, *tensors[-2:])
@@ -189,14 +189,16 @@ def attended(
     # (Slots compete for keys so; the tokens of one sequence do not.)
     is_own = across and isinstance(origin.streams, Origins) and origin.streams.crosses is False
     how, origins = f"{origin.how}, T x S weights kept", origin.sequences()
-    call = WrittenOut(
-        product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origins, is_own, is_part
-    )
+    over_depth = origins is not None and origins.keys.sort == "layers"
+    heads = OVER_DEPTH if over_depth else _heads_of(thread, product)
+    call = WrittenOut(product, result, softmax, origin.how, how, tuple(notes), heads, origins, is_own, is_part)
     thread.give(call)
     for one in trace.origins:
         one.is_taken = True
         one.calls.append(call.token)
-    if origins is not None:
+    if over_depth:
+        thread.streams.follow(result, product.values)  # (It mixes no positions.)
+    elif origins is not None:
         thread.streams.carry(result, origins.queries)
     query = product.query_label
     if query is not None and query in contraction.output:

@@ -21,10 +21,9 @@ from regard.tensors.fresh import Fresh
 from regard.tensors.guards import autocast_of
 from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.retention import RetentionPolicy
-from regard.watching.origins.streams import Origins, Stream
 from regard.watching.readers.attention_calls import NOTHING_GIVEN, AttentionCall
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.readers.heads import AS_DOCUMENTED, documented_heads, folded_heads, inferred_heads
+from regard.watching.readers.heads import AS_DOCUMENTED, OVER_DEPTH, documented_heads, folded_heads, inferred_heads
 from regard.watching.readers.kernel_lse import KernelLse, decided, run_with_lse, sdpa_arguments
 from regard.watching.running.thread_state import ThreadState
 
@@ -57,7 +56,8 @@ class Sdpa(AttentionCall):
         mask, is_causal = self.attn_mask, self.is_causal
         if is_causal and mask is not None and mask.is_floating_point():
             # The keys hidden by the lowest element depend on the other keys of the row, some of them invisible here.
-            mask, is_causal = _with_causal(mask, sizes), False
+            later = torch.ones(sizes.queries, sizes.keys, dtype=torch.bool, device=mask.device).triu(1)
+            mask, is_causal = mask.masked_fill(later, -torch.inf), False
         given = NOTHING_GIVEN if mask is None else policy.mask(mask, sizes, dtype=self.autocast)
         return given, causal(0) if is_causal else None
 
@@ -87,11 +87,6 @@ def _checked(query: Tensor, key: Tensor, scale: float | None) -> Call:
     return make_call(query, key, key, score=score, normalization=Softmax(), mask=None, bias=None, dropout=0.0)[0]
 
 
-def _with_causal(mask: Tensor, sizes: Sizes) -> Tensor:
-    later = torch.ones(sizes.queries, sizes.keys, dtype=torch.bool, device=mask.device).triu(1)
-    return mask.masked_fill(later, -torch.inf)
-
-
 def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tensor]:
     """Query and key with equal dimensions, as by broadcasting; grouped heads need four. Raises ShapeError if nested."""
     if query.is_nested or key.is_nested:
@@ -119,20 +114,14 @@ def laid_out_by_heads(
     query: Tensor = given["query"]
     dtype = None if query.dtype == torch.float64 else autocast_of(query.device.type)
     call = Sdpa(dropped=given.pop("dropout_p"), **given, output=output, kernel=kernel, autocast=dtype)
-    call.origins = of_depth(call.query, call.key, thread.streams.origins(call.query, call.key))
+    call.origins = thread.streams.origins(call.query, call.key)
+    over_depth = call.origins is not None and call.origins.keys.sort == "layers"
     if output is not None:
         # (Attention over depth mixes no positions: its outputs have those of the states that it attends to.)
-        over_depth = call.origins is not None and call.origins.keys.sort == "layers"
         thread.streams.follow(output, call.key if over_depth else call.query)
+    if over_depth:
+        return replace(call, heads=OVER_DEPTH)
     return _by_heads(thread, _with_heads(call, thread.stack[-1].module)) if thread.stack else call
-
-
-def of_depth(query: Tensor, key: Tensor, origins: Origins | None) -> Origins | None:
-    """The same learned queries at every position, for keys that each position has of its own: outputs of layers."""
-    if origins is None or origins.queries.sort != "slots" or query.dim() != 4 or query.shape[1] < 2:
-        return origins
-    is_same, has_own = not query.stride(1), bool(key.stride(1)) and key.shape[1] == query.shape[1]
-    return origins._replace(keys=Stream("layers")) if is_same and has_own else origins
 
 
 def _by_heads(thread: ThreadState, call: Sdpa) -> Sdpa:

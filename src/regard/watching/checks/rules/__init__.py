@@ -1,14 +1,25 @@
 """The rules of an audit, in the order in which they are asked."""
 
+from collections.abc import Mapping
+
 from regard.watching.checks.rules import cached, direction, kernel, padding, window
-from regard.watching.checks.rules.alike import like_the_others_rule
 from regard.watching.checks.rules.base import Rule
 
-FIRST: Rule = kernel.numbers_rule
-"""Asked of every call; the others are asked where its weights are numbers."""
-RULES: tuple[Rule, ...] = (
-    direction.future_rule, direction.both_sides_rule, direction.cross_attention_rule, padding.padding_rule,
-    padding.documents_rule, direction.images_and_prefixes_rule, window.window_rule, cached.own_keys_rule,
-    cached.positions_rule, kernel.rows_without_a_key_rule, kernel.softmax_rule, kernel.hiding_rule, kernel.sink_rule,
-    kernel.scale_rule, kernel.choice_of_keys_rule, like_the_others_rule,
-)  # fmt: skip
+RULES: Mapping[str, Rule] = {
+    "future": direction.future_rule,
+    "both sides": direction.both_sides_rule,
+    "cross-attention": direction.cross_attention_rule,
+    "padding": padding.padding_rule,
+    "documents": padding.documents_rule,
+    "images and prefixes": direction.images_and_prefixes_rule,
+    "window": window.window_rule,
+    "own and earlier keys": cached.own_keys_rule,
+    "positions": cached.positions_rule,
+    "rows without a key": kernel.rows_without_a_key_rule,
+    "softmax": kernel.softmax_rule,
+    "hiding": kernel.hiding_rule,
+    "sink": kernel.sink_rule,
+    "scale": kernel.scale_rule,
+    "choice of keys": kernel.choice_of_keys_rule,
+}
+"""By the question's name; asked of the calls whose weights are numbers."""

@@ -1,15 +1,15 @@
 """Layers of one stack: one that differs from all the others is named with theirs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from string import digits
 
 import torch
 from torch import Tensor
 
 from regard.call.biases.base import DenseBias
-from regard.watching.checks.audited_call import AuditedCall, AuditedRun
-from regard.watching.checks.finding import AuditQuestion, Finding
-from regard.watching.checks.rules.base import asked_of
+from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.finding import Finding
+from regard.watching.checks.rules.base import Rule, need
 from regard.watching.checks.rules.window import window_of
 from regard.watching.kept.mask_reading import HIDDEN
 
@@ -20,21 +20,25 @@ FEWEST = 3
 VOTED = ("none", "causal", "window", "window to both sides", "prefix", "documents", "documents, causal")
 
 
-def like_the_others_rule(run: AuditedRun) -> tuple[AuditQuestion, list[Finding]]:
+def like_the_others_rule(calls: Sequence[AuditedCall]) -> Rule:
     """Is each layer like all the others of its stack?"""
     stacks: dict[tuple[object, ...], list[AuditedCall]] = {}
     steps: dict[tuple[object, ...], list[AuditedCall]] = {}
-    for call in run.calls:
-        if call.is_attention:
-            key = call.name.translate(NUMBERS), call.call.index, call.crosses, call.sizes.flat_batch
-            stacks.setdefault((*key, call.weights.shape), []).append(call)
-            if call.is_later_step and call.step is not None:
-                steps.setdefault((*key, call.sizes.queries), []).append(call)
+    for call in calls:
+        key = call.name.translate(NUMBERS), call.call.index, call.crosses, call.sizes.flat_batch
+        stacks.setdefault((*key, call.weights.shape), []).append(call)
+        if call.is_later_step and call.step is not None:
+            steps.setdefault((*key, call.sizes.queries), []).append(call)
     several = [stack for stack in stacks.values() if len(stack) > 1]
-    alone = [(stack[0], "it is alone in its stack") for stack in stacks.values() if len(stack) == 1]
-    found = [call.placed(one) for stack in several for call, one in _of_stack(stack)]
-    found += [call.placed(one) for step in steps.values() for call, one in _of_caches(step)]
-    return asked_of("like the others", [call for stack in several for call in stack], alone), found
+    found = [one for stack in several for one in _of_stack(stack)]
+    found += [one for step in steps.values() for one in _of_caches(step)]
+    beside = {call for group in (*several, *steps.values()) if len(group) > 1 for call in group}
+
+    def of(call: AuditedCall) -> Iterator[Finding]:
+        need(call in beside, "it is alone in its stack")
+        yield from (one for at, one in found if at is call)
+
+    return of
 
 
 FindingOfCall = tuple[AuditedCall, Finding]

@@ -1,36 +1,17 @@
-"""A rule of an audit: one question, the calls that it can be asked of, and its findings."""
+"""How a question is asked: a rule yields the findings of a call, or raises the reason why it cannot be asked of it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
-from regard.watching.checks.audited_call import AuditedCall, AuditedRun
+from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.finding import AuditQuestion, Finding
 
-Rule = Callable[[AuditedRun], tuple[AuditQuestion, list[Finding]]]
+Rule = Callable[[AuditedCall], Iterator[Finding]]
+"""Yields findings without their path and index, or raises `NotAsked`."""
 
 
 class NotAsked(Exception):
     """The reason why a question cannot be asked of a call."""
-
-
-def rule(name: str) -> Callable[[Callable[[AuditedCall], Iterator[Finding]]], Rule]:
-    """The rule of a function that yields the findings of one call, without its path and index, or raises `NotAsked`."""
-
-    def of(findings: Callable[[AuditedCall], Iterator[Finding]]) -> Rule:
-        def ask(run: AuditedRun) -> tuple[AuditQuestion, list[Finding]]:
-            asked: list[AuditedCall] = []
-            not_asked: list[tuple[AuditedCall, str]] = []
-            found: list[Finding] = []
-            for call in run.calls:
-                try:
-                    found += [call.placed(one) for one in findings(call)]
-                    asked.append(call)
-                except NotAsked as why:
-                    not_asked.append((call, str(why)))
-            return asked_of(name, asked, not_asked), found
-
-        return ask
-
-    return of
 
 
 def need(holds: bool, why_not: str) -> None:
@@ -48,11 +29,13 @@ def need_one_sequence(call: AuditedCall, *, has_own_keys: bool = False) -> None:
     need(is_one, "it is no attention over the positions of one sequence")
 
 
-def asked_of(name: str, asked: Sequence[AuditedCall], not_asked: Sequence[tuple[AuditedCall, str]]) -> AuditQuestion:
-    """The question of a rule, by modules: the first reason is told."""
-    paths = dict.fromkeys(call.name for call in asked)
-    left: dict[str, str] = {}
-    for call, reason in not_asked:
-        if call.name not in paths:
-            left.setdefault(call.name, reason)
-    return AuditQuestion(name, tuple(paths), tuple(left.items()))
+def answers_to(name: str, rule: Rule, calls: Iterable[AuditedCall]) -> tuple[AuditQuestion, list[Finding]]:
+    answers: list[tuple[str, str | None]] = []
+    found: list[Finding] = []
+    for call in calls:
+        try:
+            found += [replace(one, path=call.name, call=call.call.index, observed=call.call) for one in rule(call)]
+            answers.append((call.name, None))
+        except NotAsked as why:
+            answers.append((call.name, str(why)))
+    return AuditQuestion.of(name, answers), found

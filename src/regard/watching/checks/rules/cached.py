@@ -9,18 +9,14 @@ from torch import Tensor
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import hidden_pairs
 from regard.watching.checks.finding import Finding
-from regard.watching.checks.rules.base import NotAsked, need, need_one_sequence, rule
+from regard.watching.checks.rules.base import need, need_one_sequence
 from regard.watching.checks.rules.window import window_of
 from regard.watching.checks.told import ENDS, handed
-
-FIRST = "is_causal, or a triangle, aligned the first query with the first key"
-LAST = "align the last query with the last key: a mask of tril(keys - queries), or none for a single query"
 
 OLDEST = "a cache that is cut back keeps its oldest keys, or the kernel got it before the new keys were added"
 NEWEST = "add the new keys first, and cut with keys[..., -window:, :]"
 
 
-@rule("own and earlier keys")
 def own_keys_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does each query see its own key, and those before it?"""
     need_one_sequence(call, has_own_keys=True)
@@ -28,18 +24,25 @@ def own_keys_rule(call: AuditedCall) -> Iterator[Finding]:
     if call.facts.mask.pattern == "inverted" or call.call.chooser is not None:
         return
     queries, keys = call.sizes.queries, call.sizes.keys
-    if _is_of_oldest_keys(call):
-        yield _from_first(
-            call, f"the {queries} queries follow a cache, and the kernel got the {queries} oldest keys of it"
-        )
-    elif _lacks_newest(call):
+    new = f"{queries} quer{'y' if queries == 1 else 'ies'}"
+    numbers = {"queries": float(queries), "keys": float(keys)}
+    has_oldest = _has_oldest_keys(call)
+    if (has_oldest and queries == keys) or _is_from_first(call):
+        yield Finding(
+            "causal from the first key", "error",
+            f"the {new} follow a cache, and the kernel got the {keys} oldest keys of it" if has_oldest else
+            f"{new} and {keys} keys, and the causal mask aligns the first with the first: no query sees the last "
+            f"{keys - queries} keys",
+            numbers=numbers, cause="is_causal, or a triangle, aligned the first query with the first key",
+            remedy="align the last query with the last key: a mask of tril(keys - queries), or none for a single query",
+        )  # fmt: skip
+    elif has_oldest:
         yield Finding(
             "itself hidden", "error",
-            f"its {keys} keys are the first of those that its call before had: none is of its {queries} new "
-            f"quer{'y' if queries == 1 else 'ies'}",
-            numbers={"rows": float(queries), "keys": float(keys)}, cause=OLDEST, remedy=NEWEST,
+            f"its {keys} keys are the first of those that its call before had: none is of its {new}",
+            numbers=numbers, cause=OLDEST, remedy=NEWEST,
         )  # fmt: skip
-    elif (free := _seen_free_places(call)) is not None:
+    elif free := _seen_free_places(call):
         yield Finding(
             "itself hidden", "error",
             f"its last {free} keys are zeros, and its queries see them: free places of a buffer, where the newest "
@@ -48,26 +51,19 @@ def own_keys_rule(call: AuditedCall) -> Iterator[Finding]:
             cause="the new keys were written at another place, or the mask reaches beyond them",
             remedy="write them behind those of the cache, and hide the places that are still free",
         )  # fmt: skip
-    elif _is_from_first(call):
-        yield _from_first(
-            call,
-            f"{queries} quer{'y' if queries == 1 else 'ies'} and {keys} keys, and the causal mask aligns the "
-            f"first with the first: no query sees the last {keys - queries} keys",
-        )
     else:
         is_told = call.offset is not None and _is_causal(call)
-        yield from (list(_own(call)) if is_told else []) or _own_of_last(call)
+        yield from (list(_own(call, call.offset or 0)) if is_told else []) or _own_of_last(call)
 
 
 def _own_of_last(call: AuditedCall) -> Iterator[Finding]:
     """A last query that does not see its own key, under a causal mask whose other queries do: no padding does that."""
     seen = call.facts.seen
-    if call.facts.mask.pattern != "dense of no known kind":
-        return
-    own = torch.arange(call.sizes.queries, device=seen.last.device) + call.facts.mask.offset
+    own = torch.arange(call.sizes.queries, device=call.device) + call.facts.mask.offset
     short = seen.live & (seen.last < own)
     count = int(short.sum())
-    if count and seen.all(seen.last <= own) and not bool(short[:, :-1].any()):
+    is_last_alone = seen.all(seen.last <= own) and not bool(short[:, :-1].any())
+    if call.facts.mask.pattern == "dense of no known kind" and count and is_last_alone:
         yield Finding(
             "itself hidden", "warning", f"the last query of {count} of {len(short)} sequences does not see its own key",
             numbers={"rows": float(count), "of": float(len(short))},
@@ -76,9 +72,7 @@ def _own_of_last(call: AuditedCall) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _own(call: AuditedCall) -> Iterator[Finding]:
-    offset = call.offset
-    assert offset is not None
+def _own(call: AuditedCall, offset: int) -> Iterator[Finding]:
     keep = call.keep.values if call.keep is not None else call.seen_keys
     is_step = call.is_later_step
 
@@ -96,9 +90,7 @@ def _own(call: AuditedCall) -> Iterator[Finding]:
         )  # fmt: skip
         return
     known = None if not is_step or call.facts.mask.is_unknown else _seen_before(call)
-    if known is None:
-        return
-    hidden = hidden_pairs(call, lambda rows: known[:, None].expand(-1, len(rows), -1))
+    hidden = None if known is None else hidden_pairs(call, lambda rows: known[:, None].expand(-1, len(rows), -1))
     if hidden is not None:
         yield hidden.finding(
             call, "earlier keys lost", "pairs are hidden that the calls before with the same cache saw",
@@ -109,46 +101,34 @@ def _own(call: AuditedCall) -> Iterator[Finding]:
 
 def _is_from_first(call: AuditedCall) -> bool:
     """True for a causal mask that begins at the first key, with later keys that are no free places of a buffer."""
-    queries, keys = call.sizes.queries, call.sizes.keys
-    if queries == keys or _is_empty_beyond(call, queries):
+    queries, seen, factors = call.sizes.queries, call.facts.seen, call.call.factors
+    is_free = factors is not None and not bool(factors.call.key[..., queries:, :].any())
+    if queries == call.sizes.keys or is_free:
         return False
     if queries > 1:
         return call.facts.mask.pattern == "causal from the first key"
-    seen = call.facts.seen
-    is_first_alone = seen.all((seen.first == 0) & (seen.last == 0)) and bool(seen.live.any())
-    return call.is_later_step and is_first_alone and call.offset != 0
-
-
-def _from_first(call: AuditedCall, says: str) -> Finding:
-    numbers = {"queries": float(call.sizes.queries), "keys": float(call.sizes.keys)}
-    return Finding("causal from the first key", "error", says, numbers=numbers, cause=FIRST, remedy=LAST)
+    return call.is_later_step and seen.all((seen.first == 0) & (seen.last == 0)) and bool(seen.live.any())
 
 
 def _is_causal(call: AuditedCall) -> bool:
-    """True for a call whose rows should see themselves: by its role, its cache, or a mask that hides the later keys."""
-    if call.role.direction == "causal" or call.is_later_step:
-        return True
-    mask, seen = call.facts.mask, call.facts.seen
-    if mask.ahead or call.sizes.queries < 3:
-        return False
-    # A strict triangle: each row sees all keys up to the one before its own.
+    """True for a call whose rows should see themselves: by its role, its cache, or a strict triangle, of which each row
+    sees all keys up to the one before its own."""
+    seen = call.facts.seen
     place = torch.arange(call.sizes.queries, device=call.device) + (call.offset or 0) - 1
-    return seen.all((seen.last == place) | (place < 0)) and bool(seen.live.any())
+    is_strict = len(place) > 2 and bool(seen.live.any()) and seen.all((seen.last == place) | (place < 0))
+    return call.role.direction == "causal" or call.is_later_step or (is_strict and not call.facts.mask.ahead)
 
 
 def _see_themselves(call: AuditedCall, offset: int) -> bool:
     """True if all rows with a key see their own, by the range of keys that each sees: a few numbers a row."""
-    seen, queries, keys = call.facts.seen, call.sizes.queries, call.sizes.keys
-    if offset < 0 or offset + queries > keys:
-        return False
-    own = torch.arange(queries, device=call.device) + offset
-    return seen.all((seen.first <= own) & (own <= seen.last) & seen.keys[:, own] & seen.is_whole)
+    seen, own = call.facts.seen, torch.arange(call.sizes.queries, device=call.device) + offset
+    is_inside = 0 <= offset <= call.sizes.keys - len(own)
+    return is_inside and seen.all((seen.first <= own) & (own <= seen.last) & seen.keys[:, own] & seen.is_whole)
 
 
 def _seen_before(call: AuditedCall) -> Tensor | None:
     """The keys (B or 1, S) that the call before with the same cache saw; None where a window may hide old ones."""
-    before, step, keys = call.before, call.step, call.sizes.keys
-    said = window_of(call)
+    before, step, keys, said = call.before, call.step, call.sizes.keys, window_of(call)
     if before is None or step is None or step.start or step.origins is not None or (said is not None and said.size):
         return None
     own, known = call.seen_keys, before.seen_keys
@@ -156,79 +136,62 @@ def _seen_before(call: AuditedCall) -> Tensor | None:
         return None
     # Without a config, a window tells itself by nothing but the oldest keys, which it hides.
     first = own.long().argmax(-1, keepdim=True)
-    places = torch.arange(keys, device=call.device)
-    is_window = call.config is None and bool((own | (places < first)).all())
+    is_window = call.config is None and bool((own | (torch.arange(keys, device=call.device) < first)).all())
     return None if is_window else torch.nn.functional.pad(known, (0, keys - known.shape[1]))
 
 
-def _seen_free_places(call: AuditedCall) -> int | None:
-    """How many of the last keys of a later call are zeros that its last query sees; None if none is."""
-    factors, earlier = call.call.factors, call.earlier
-    if factors is None or earlier is None or earlier.sizes.queries < 2 or call.sizes.queries >= call.sizes.keys:
-        return None
+def _seen_free_places(call: AuditedCall) -> int:
+    """How many of the last keys of a later call are zeros that its last query sees."""
+    factors, queries, keys = call.call.factors, call.sizes.queries, call.sizes.keys
+    if factors is None or call.earlier is None or call.earlier.sizes.queries < 2 or queries >= keys:
+        return 0
     is_zero = (factors.call.key == 0).all(-1).flatten(0, -2).all(0)
     free = int(is_zero.flip(0).long().cumprod(0).sum())
-    if not 0 < free < call.sizes.keys:
-        return None
-    last = range(call.sizes.queries - 1, call.sizes.queries)
-    return free if bool(call.sees(last)[..., -free:].any()) else None
+    is_seen = 0 < free < keys and bool(call.sees(range(queries - 1, queries))[..., -free:].any())
+    return free if is_seen else 0
 
 
-def _is_empty_beyond(call: AuditedCall, place: int) -> bool:
-    factors = call.call.factors
-    return factors is not None and not bool(factors.call.key[..., place:, :].any())
-
-
-def _is_of_oldest_keys(call: AuditedCall) -> bool:
-    """True if a plain causal call has other queries for the first keys of an earlier call, which has more of them: a
-    kernel that wants as many keys as queries was handed the oldest ones."""
-    is_square = call.sizes.queries == call.sizes.keys and call.sizes.queries >= 2
-    return is_square and call.facts.mask.pattern == "causal" and _has_keys_of_earlier(call)
-
-
-def _lacks_newest(call: AuditedCall) -> bool:
-    """True if new queries got no key that the call before did not have, in a module whose first call was causal."""
-    first = call
+def _has_oldest_keys(call: AuditedCall) -> bool:
+    """True if the keys of a call are the first ones of the call before, and its queries are others, in a module whose
+    first call was causal: no key is of its queries."""
+    first, earlier, factors = call, call.earlier, call.call.factors
     while first.earlier is not None:
         first = first.earlier
-    is_own = first.sizes.queries == first.sizes.keys > 1 and not first.facts.mask.ahead and first.facts.seen.is_exact
-    return is_own and call.sizes.queries < call.sizes.keys and _has_keys_of_earlier(call)
-
-
-def _has_keys_of_earlier(call: AuditedCall) -> bool:
-    """True if the keys of a call are the first ones of the call before in the same module, with other queries."""
-    factors, queries, keys, earlier = call.call.factors, call.sizes.queries, call.sizes.keys, call.earlier
-    if factors is None or earlier is None or earlier.call.factors is None or earlier.sizes.keys < keys:
+    is_own = first.sizes.queries == first.sizes.keys > 1 and not first.facts.mask.ahead and first.is_exact
+    if not is_own or factors is None or earlier is None or earlier.call.factors is None:
         return False
     own, other = factors.call, earlier.call.factors.call
-    if own.key.shape[:-2] != other.key.shape[:-2] or own.key.shape[-1] != other.key.shape[-1]:
-        return False
-    if not torch.equal(own.key, other.key[..., :keys, :]):
-        return False
-    return own.query.shape[:-2] != other.query.shape[:-2] or not torch.equal(own.query, other.query[..., :queries, :])
+    is_again = torch.equal(own.query, other.query[..., : call.sizes.queries, :])
+    return torch.equal(own.key, other.key[..., : call.sizes.keys, :]) and not is_again
 
 
-@rule("positions")
 def positions_rule(call: AuditedCall) -> Iterator[Finding]:
     """Do positions go on from step to step?"""
     need_one_sequence(call)
-    now, before = call.positions, None if call.before is None else call.before.positions
-    if now is None:
-        raise NotAsked("its positions are in no table and no argument")
-    is_asked = call.is_later_step or _has_left_padding(call) or _has_documents(call)
-    need(is_asked, "it is no step with a cache, and has no padding on the left")
-    if not call.is_later_step:
+    need(call.positions is not None, "its positions are in no table and no argument")
+    if call.is_later_step:
+        yield from _of_step(call)
+        return
+    has_padding = call.offset == 0 and call.keep is not None and bool((~call.keep.values[:, 0]).any())
+    has_documents = call.position_table is not None and call.documents is not None
+    need(has_padding or has_documents, "it is no step with a cache, and has no padding on the left")
+    if has_padding and call.position_table is not None:
         yield from _counted_padding(call)
+    if has_documents:
         yield from _over_documents(call)
+
+
+def _of_step(call: AuditedCall) -> Iterator[Finding]:
+    step, last, now = call.step, call.before, call.positions
+    before = None if last is None else last.positions
+    if now is None or before is None or last is None or step is None or last.step is None or step.origins is not None:
         return
-    if before is None or call.before is None or call.step is None or call.before.step is None:
-        return
-    if call.step.origins is not None or now.source.partition(" of ")[0] != before.source.partition(" of ")[0]:
+    if now.source.partition(" of ")[0] != before.source.partition(" of ")[0]:
         return
     # (Where a cache was cut back, a step begins earlier than the last one ended.)
-    gone = call.step.first - call.before.step.first - call.before.sizes.queries
+    gone = step.first - last.step.first - last.sizes.queries
     # (Padding at the end of a prompt may count, or not; before its first real token a sequence has no position.)
-    expected, was_real = _of_last_real(before.values, call.before.real_queries)
+    expected, was_real = _of_first_real(before.values.flip(-1), last.real_queries.flip(-1))
     got, is_real = _of_first_real(now.values, call.real_queries)
     expected, counted = expected + 1 + gone, before.values[:, -1] + 1 + gone
     wrong = (expected != got) & (counted != got) & was_real & is_real
@@ -254,21 +217,9 @@ def _of_first_real(positions: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     return positions.gather(1, real.long().argmax(-1, keepdim=True))[:, 0], real.any(-1)
 
 
-def _of_last_real(positions: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    return _of_first_real(positions.flip(-1), real.flip(-1))
-
-
-def _has_left_padding(call: AuditedCall) -> bool:
-    return call.offset == 0 and call.keep is not None and bool((~call.keep.values[:, 0]).any())
-
-
-def _has_documents(call: AuditedCall) -> bool:
-    return call.position_table is not None and call.documents is not None
-
-
 def _over_documents(call: AuditedCall) -> Iterator[Finding]:
-    if not _has_documents(call) or call.positions is None or call.documents is None:
-        return
+    assert call.positions is not None
+    assert call.documents is not None
     begins = (call.documents.values.diff(dim=-1) != 0) & call.real_keys[:, 1:] & call.real_keys[:, :-1]
     if bool(begins.any()) and bool((call.positions.values.diff(dim=-1)[begins] == 1).all()):
         row, key = (int(n) for n in begins.nonzero()[0])
@@ -285,13 +236,10 @@ def _over_documents(call: AuditedCall) -> Iterator[Finding]:
 
 def _counted_padding(call: AuditedCall) -> Iterator[Finding]:
     """Positions by a table that count padding on the left: a sequence then has other positions than alone."""
-    if call.positions is None or call.position_table is None or call.keep is None:
-        return
-    keep = call.keep.values
-    first = keep.long().argmax(-1)
-    at = call.positions.values.gather(1, first[:, None])[:, 0]
-    base = call.positions.values.min()
-    if bool((keep.any(-1) & (at - base == first) & (first > 0)).any()):
+    assert call.positions is not None
+    at, is_real = _of_first_real(call.positions.values, call.real_keys)
+    first, base = call.real_keys.long().argmax(-1), call.positions.values.min()
+    if bool((is_real & (at - base == first) & (first > 0)).any()):
         row = int((first > 0).long().argmax())
         is_handed = any(not one.frame.path for one in handed(call.call, ("position_ids",), call.sizes.queries))
         yield Finding(

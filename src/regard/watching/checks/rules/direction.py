@@ -1,16 +1,15 @@
 """Direction: a causal model looks ahead within images and prefixes alone, and an encoder looks both ways."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.watching.checks.audited_call import AuditedCall
-from regard.watching.checks.breach import LEAST, breach, hidden_pairs
+from regard.watching.checks.breach import breach, hidden_pairs
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.roles import around
-from regard.watching.checks.rules.base import NotAsked, need, need_attention, need_one_sequence, rule
+from regard.watching.checks.rules.base import NotAsked, need, need_attention, need_one_sequence
 from regard.watching.checks.rules.padding import TRUE
 from regard.watching.checks.rules.window import layer_kind, window_of
 
@@ -18,82 +17,77 @@ TURNED = ("causal", "causal from the first key", "causal from a position", "wind
 """Patterns that show each query nothing after its own position, or nothing before."""
 
 
-@rule("future")
 def future_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a query of a causal model see what comes later?"""
     need_one_sequence(call, has_own_keys=True)
-    mask, offset = call.facts.mask, call.offset
-    if offset is None and call.facts.mask.tells_positions:
-        offset = mask.offset
-    if not (mask.pattern == "inverted" or _is_off_by_one(call) or _is_without_its_causal_half(call)):
-        need(call.role.direction == "causal" or call.prefix is not None, call.role.why)
-        need(offset is not None, "the positions of its queries are not known")
+    mask, role, kinds = call.facts.mask, call.role, of_one_kind(call)
+    offset = mask.offset if call.offset is None and mask.tells_positions else call.offset
     if mask.pattern == "inverted":
-        later = call.facts.later
         yield Finding(
             "inverted mask", "error", "each query sees only what comes after it: the causal mask is upside down",
-            numbers={} if later is None else {"share": later}, cause="the mask is turned, or its flags are",
-            remedy=f"turn it ({TRUE})",
+            numbers={} if call.facts.later is None else {"share": call.facts.later},
+            cause="the mask is turned, or its flags are", remedy=f"turn it ({TRUE})",
         )  # fmt: skip
         return
+    slip = _slip(call)
+    if slip is None:
+        need(role.direction == "causal" or call.prefix is not None, role.why)
+        need(offset is not None, "the positions of its queries are not known")
     assert offset is not None
-    if call.facts.later is not None and call.facts.later <= LEAST and offset == mask.offset:
+    if not mask.ahead and offset == mask.offset:
         return
-    kinds = of_one_kind(call)
 
     def later_keys(rows: range) -> Tensor:
         later = (call.back(rows, offset) < 0)[None]
-        if kinds is not None:
-            later = later & ~same_block(kinds, rows)
-        return later
+        return later if kinds is None else later & ~same_block(kinds, rows)
 
     found = breach(call, later_keys, of="of a later position")
     if found is None:
         return
-    if _is_off_by_one(call) and call.role.direction != "both":
-        yield found.finding(
-            call, "future", "is on later positions: each query sees the next one, and none after it",
-            cause="the causal mask is off by one (a diagonal of 1 in tril, or of 2 in triu)",
-            remedy="keep the keys up to the query's own: tril(0), or hide triu(1)",
-        )  # fmt: skip
-        return
-    if _is_without_its_causal_half(call):
-        yield found.finding(
-            call, "future", "is on later positions: each query sees all of them, and few before it",
-            severity="error" if call.role.direction == "causal" else "warning",
-            cause="a window (query - key < size) without the causal half (query >= key)",
-            remedy="hide the later keys",
-        )  # fmt: skip
-        return
-    if call.prefix is not None:
+    reason: Reason = "future"
+    severity: Severity = "error" if role.is_sure else "warning"
+    if slip is not None:
+        severity = "error" if mask.is_off_by_one or role.direction == "causal" else "warning"
+        says, cause, remedy = slip
+    elif call.prefix is not None:
         more = (mask.size or 0) - int(call.prefix.values.sum(-1).max())
-        yield found.finding(
-            call, "prefix", f"is on later positions behind the prefix, by {call.prefix.source}",
-            cause="the prefix is off by one" if more == 1 else "",
-            remedy="show each query the keys of the prefix (key < length), and those up to its own",
-        )  # fmt: skip
-        return
-    meant = mask.pattern in ("prefix", "causal, with blocks of both directions") and two_way_blocks(call) is None
-    severity: Severity = "info" if meant else "error" if call.role.is_sure else "warning"
-    yield found.finding(
-        call, "future", f"is on later positions, in a model that should be causal ({call.role.why})",
-        severity=severity,
-        cause="right for a prefix or an image, and wrong otherwise" if meant else _cause(call),
-        remedy="" if meant else "hand the kernel a causal mask",
-    )  # fmt: skip
+        reason, severity, says = "prefix", "error", f" behind the prefix, by {call.prefix.source}"
+        cause = "the prefix is off by one" if more == 1 else ""
+        remedy = "show each query the keys of the prefix (key < length), and those up to its own"
+    elif mask.pattern in ("prefix", "causal, with blocks of both directions") and two_way_blocks(call) is None:
+        severity, says = "info", f", in a model that should be causal ({role.why})"
+        cause, remedy = "right for a prefix or an image, and wrong otherwise", ""
+    else:
+        says, cause, remedy = (
+            f", in a model that should be causal ({role.why})",
+            _cause(call),
+            "hand the kernel a causal mask",
+        )
+    yield found.finding(call, reason, f"is on later positions{says}", severity=severity, cause=cause, remedy=remedy)
 
 
-def _is_off_by_one(call: AuditedCall) -> bool:
-    """True if each row sees all keys up to the next one, and none after it."""
-    return call.facts.mask.is_off_by_one and call.offset == 0 and call.sizes.queries >= 3
-
-
-def _is_without_its_causal_half(call: AuditedCall) -> bool:
-    """True for a window that ends behind each query alone: no row lacks a later key, and some lack earlier ones."""
+def _slip(call: AuditedCall) -> tuple[str, str, str] | None:
+    """The words, the cause and the remedy of a mask that no model has on purpose; None for any other mask."""
     mask, queries = call.facts.mask, call.sizes.queries
-    if mask.pattern != "window to both sides" or mask.size is None or call.offset != 0:
-        return False
-    return mask.ahead == queries - 1 and 1 < mask.size - mask.ahead < queries and call.role.direction != "both"
+    if call.offset != 0 or call.role.direction == "both" or mask.pattern != "window to both sides":
+        return None
+    if mask.is_off_by_one:
+        return (
+            ": each query sees the next one, and none after it",
+            "the causal mask is off by one (a diagonal of 1 in tril, or of 2 in triu)",
+            "keep the keys up to the query's own: tril(0), or hide triu(1)",
+        )
+    # (No row lacks a later key, and some lack earlier ones.)
+    is_half = mask.ahead == queries - 1 and 1 < (mask.size or 0) - mask.ahead < queries
+    return (
+        (
+            ": each query sees all of them, and few before it",
+            "a window (query - key < size) without the causal half (query >= key)",
+            "hide the later keys",
+        )
+        if is_half
+        else None
+    )
 
 
 def _cause(call: AuditedCall) -> str:
@@ -101,12 +95,10 @@ def _cause(call: AuditedCall) -> str:
     if mask.added:
         return f"{mask.added}, which hides nothing"
     if mask.pattern == "none":
-        hidden = ", and the padding mask took its place" if mask.padding else ""
-        return f"no causal mask arrived{hidden}"
+        return f"no causal mask arrived{', and the padding mask took its place' if mask.padding else ''}"
     return "a window to both sides arrived" if mask.pattern == "window to both sides" else ""
 
 
-@rule("both sides")
 def both_sides_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does an encoder see both sides?"""
     need(call.sizes.queries > 1, "it has one query")
@@ -124,7 +116,6 @@ def both_sides_rule(call: AuditedCall) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@rule("cross-attention")
 def cross_attention_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does each query see every real key of another sequence?"""
     mask, (queries, keys) = call.facts.mask, call.weights.shape[-2:]
@@ -149,20 +140,13 @@ def _causal_by(call: AuditedCall) -> tuple[str, str]:
     return "a mask made for a decoder was handed to it", ""
 
 
-IMAGES: Reason = "image tokens"
-PREFIX: Reason = "prefix"
-
-
-@rule("images and prefixes")
 def images_and_prefixes_rule(call: AuditedCall) -> Iterator[Finding]:
     """Do the tokens of an image, or of a prefix, see each other both ways?"""
     need_attention(call)
-    told, found = call.types or call.prefix, two_way_blocks(call)
-    need(told is not None or found is not None, "no token_type_ids were given")
+    told, found, window = call.types or call.prefix, two_way_blocks(call), window_of(call)
     if found is None:
-        raise NotAsked("its token_type_ids are no part of a mask, as far as is known")
+        raise NotAsked("no token_type_ids were given, or they are no part of a mask, as far as is known")
     kind, of = found
-    window = window_of(call)
 
     def within(rows: range) -> Tensor:
         near = call.back(rows, 0) < window.size if window is not None and window.size else True
@@ -172,9 +156,9 @@ def images_and_prefixes_rule(call: AuditedCall) -> Iterator[Finding]:
     if hidden is None:
         return
     by = "all of an input without token_type_ids" if told is None else f"by {told.source}"
-    what = "tokens of one image" if kind == IMAGES else "tokens of the prefix"
+    what = "the prefix" if kind == "prefix" else "one image"
     yield hidden.finding(
-        call, kind, f"pairs of {what} ({by}) are hidden",
+        call, kind, f"pairs of tokens of {what} ({by}) are hidden",
         cause="a plain causal mask hides what comes later in the block",
         remedy="let the tokens of a block see each other in both directions, beside the causal mask",
     )  # fmt: skip
@@ -189,25 +173,20 @@ def same_block(of: Tensor, rows: range) -> Tensor:
 def two_way_blocks(call: AuditedCall) -> tuple[Reason, Tensor] | None:
     """The kind of the blocks that see both ways, and the number of its block for each key (B, S), -1 outside; None if
     the kinds of tokens are no part of the mask, as far as is known."""
-    if call.types is None and call.prefix is not None:
-        return PREFIX, torch.where(call.prefix.values, 0, -1)
     if call.types is None:
-        every = torch.zeros(call.sizes.flat_batch, call.sizes.keys, dtype=torch.long, device=call.device)
-        return (PREFIX, every) if _is_all_prefix(call) else None
-    types, config = call.types.values, call.config
+        # (A model that reads them as the prefix takes all of an input without for it, in evaluation.)
+        is_all = call.prefix is None and _has_prefix(call) and call.offset == 0 and call.call.is_evaluated
+        prefix = call.real_keys if is_all else None if call.prefix is None else call.prefix.values
+        return None if prefix is None else ("prefix", torch.where(prefix, 0, -1))
+    types = call.types.values
     if call.types.source.startswith("mm_"):
         # (Gemma 4 shows pictures both ways in the layers with windows alone.)
-        is_asked = getattr(config, "use_bidirectional_attention", None) == "vision" and layer_kind(call) in SHOWN_IN
-        return (IMAGES, _runs((types == 1) | (types == 2))) if is_asked else None
-    if _marks_pictures(call, types):
-        return IMAGES, _runs(types == 1)
-    if _has_prefix(call) or (config is None and _is_prefix(call, types)):
-        return PREFIX, torch.where(types == 0, 0, -1)
-    return None
-
-
-SHOWN_IN = ("sliding_attention", None)
-"""The kinds of layers that show pictures both ways, where a config asks for it; None in a config without kinds."""
+        is_asked = getattr(call.config, "use_bidirectional_attention", None) == "vision"
+        is_shown = is_asked and layer_kind(call) in ("sliding_attention", None)
+        return ("image tokens", _runs((types == 1) | (types == 2))) if is_shown else None
+    if _has_prefix(call) or (call.config is None and _is_prefix(call, types)):
+        return "prefix", torch.where(types == 0, 0, -1)
+    return ("image tokens", _runs(types == 1)) if _marks_pictures(call, types == 1) else None
 
 
 def of_one_kind(call: AuditedCall) -> Tensor | None:
@@ -225,41 +204,22 @@ def _runs(of: Tensor) -> Tensor:
     return (begins.long().cumsum(-1) - 1).masked_fill(~of, -1)
 
 
-def _marks_pictures(call: AuditedCall, types: Tensor) -> bool:
-    """True for kinds that are 1 at the tokens in whose places pictures stand, and at no others."""
-    outer = _outermost_config(call)
-    token = next((n for name in PICTURES if isinstance(n := getattr(outer, name, None), int)), None)
+def _marks_pictures(call: AuditedCall, marked: Tensor) -> bool:
+    """True for marks of all places of one token, in which pictures stand, and of no others."""
     ids = call.ids(call.part, call.sizes.keys)
-    if token is None or ids is None or call.are_types_embedded:
+    if ids is None or call.are_types_embedded or not bool(marked.any()):
         return False
-    return bool((types == 1).any()) and torch.equal(types == 1, ids.values == token) and not _has_prefix(call)
-
-
-PICTURES = ("image_token_id", "image_token_index")
+    return torch.equal(marked, ids.values == ids.values[marked][0])
 
 
 def _has_prefix(call: AuditedCall) -> bool:
     """True for the text part of a model around it, whose config turns causality off: it sees its prefix both ways."""
-    outer = _outermost_config(call)
     turned_off = getattr(call.config, "use_bidirectional_attention", None) is True
-    return turned_off and outer is not call.config and hasattr(call.config, "vocab_size")
-
-
-def _is_all_prefix(call: AuditedCall) -> bool:
-    """True for a pass in evaluation without kinds of tokens, in a model that reads them as the prefix."""
-    is_whole = call.offset == 0 and not call.crosses and call.sizes.queries > 1
-    return _has_prefix(call) and is_whole and call.call.is_evaluated
-
-
-def _outermost_config(call: AuditedCall) -> Any:
-    configs = [getattr(module, "config", None) for module in around(call.modules, call.name)]
-    return next((one for one in reversed(configs) if getattr(one, "model_type", None) is not None), None)
+    configs = [getattr(module, "config", call.config) for module in around(call.modules, call.name)]
+    return turned_off and any(one is not call.config for one in configs)
 
 
 def _is_prefix(call: AuditedCall, types: Tensor) -> bool:
     """True for zeros before ones in a causal model without a table of kinds: they are there for a mask alone."""
-    if not bool(((types == 0) | (types == 1)).all()) or bool((types.diff(dim=-1) < 0).any()):
-        return False
-    if not bool((types == 0).any() & (types == 1).any()):
-        return False
-    return not call.are_types_embedded and (not call.facts.mask.ahead or call.facts.mask.pattern == "prefix")
+    rise = types.unique().tolist() == [0, 1] and not bool((types.diff(dim=-1) < 0).any())
+    return rise and not call.are_types_embedded and (not call.facts.mask.ahead or call.facts.mask.pattern == "prefix")

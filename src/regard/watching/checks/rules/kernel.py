@@ -12,7 +12,7 @@ from regard.call.shapes import take
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import LEAST, breach
 from regard.watching.checks.finding import Finding
-from regard.watching.checks.rules.base import NotAsked, need, need_attention, rule
+from regard.watching.checks.rules.base import NotAsked, need, need_attention
 from regard.watching.checks.told import IDS, arguments
 from regard.watching.kept.mask_reading import HIDDEN
 
@@ -25,7 +25,6 @@ def is_finite(call: AuditedCall) -> bool:
     return not facts.fault and not any(share is not None and math.isnan(share) for share in (facts.later, facts.first))
 
 
-@rule("numbers")
 def numbers_rule(call: AuditedCall) -> Iterator[Finding]:
     """Are the weights numbers?"""
     if call.facts.fault:
@@ -35,51 +34,36 @@ def numbers_rule(call: AuditedCall) -> Iterator[Finding]:
         yield Finding("not finite", "error", "its weights are not numbers", remedy=remedy)
 
 
-@rule("rows without a key")
 def rows_without_a_key_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does each row of a real token see a key?"""
-    facts, keep = call.facts, call.keep
+    facts, keep, queries = call.facts, call.keep, call.sizes.queries
     if not facts.no_key or facts.mask.pattern == "inverted":
         return
-    queries, keys = call.weights.shape[-2:]
-    dead = (~call.live).any(1)
-    real = torch.ones_like(dead)
     first = facts.mask.offset if call.offset is None else call.offset
-    if keep is not None and call.offset is not None:
-        real = call.real_queries
-    elif keep is not None:
-        # (Which of the queries are padding is not known.)
-        real = torch.zeros_like(dead)
-    elif first >= 0 and first + queries <= keys:
-        seen = call.seen_keys
+    real = call.real_queries
+    if keep is not None and call.offset is None:
+        real = torch.zeros_like(real)  # Which of the queries are padding is not known.
+    elif keep is None and 0 <= first <= call.sizes.keys - queries:
         # A sequence without any visible key is no padding.
-        real = seen[:, first : first + queries] | (~seen.any(-1, keepdim=True) & facts.seen.is_exact)
-    count = int((dead & real).sum())
+        is_blind = ~call.seen_keys.any(-1, keepdim=True) & call.is_exact
+        real = call.seen_keys[:, first : first + queries] | is_blind
     numbers = {"rows": float(facts.no_key), "of": float(facts.rows)}
-    if not count:
-        of = (
-            "all of them of padding"
-            if keep is not None and call.offset is not None
-            else "all of them at hidden keys, as of padding"
-        )
+    rows = f"{facts.no_key} of {facts.rows} rows have no key"
+    if not bool((real & (~call.live).any(1)).any()):
         yield Finding(
             "no key", "info",
-            f"{facts.no_key} of {facts.rows} rows have no key, {of}: their weights are 0 here, and their output "
-            "means nothing",
+            f"{rows}, all of them of padding or at hidden keys: their weights are 0, and their output means nothing",
             numbers=numbers,
         )  # fmt: skip
-        return
-    if not facts.seen.is_exact and keep is None:
-        return  # Weights of 0 may be a choice, as of one group for each key.
-    yield Finding(
-        "no key", "warning" if keep is None else "error",
-        f"{facts.no_key} of {facts.rows} rows have no key, rows of real tokens among them, and the mask that "
-        f"arrived is {facts.mask}: their output is 0, NaN or an even mean, as the kernel likes",
-        numbers=numbers, remedy="let each row see itself",
-    )  # fmt: skip
+    elif call.is_exact or keep is not None:  # (Weights of 0 may be a choice, as of one group for each key.)
+        yield Finding(
+            "no key", "warning" if keep is None else "error",
+            f"{rows}, rows of real tokens among them, and the mask that arrived is {facts.mask}: their output is 0, "
+            "NaN or an even mean, as the kernel likes",
+            numbers=numbers, remedy="let each row see itself",
+        )  # fmt: skip
 
 
-@rule("choice of keys")
 def choice_of_keys_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a choice of keys keep the first one?"""
     choice = call.facts.choice
@@ -98,7 +82,6 @@ def choice_of_keys_rule(call: AuditedCall) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-@rule("softmax")
 def softmax_rule(call: AuditedCall) -> Iterator[Finding]:
     """Do the weights of each query sum to 1, over the keys?"""
     need_attention(call)
@@ -152,9 +135,8 @@ def _dropped(call: AuditedCall) -> float | None:
         return call.call.dropout
     for _, made, used in _made_and_used(call):
         large = made > 1e-4
-        zero = large & (used == 0)
-        ratio = (used / made)[large & ~zero]
-        if not bool(zero.any()) or not ratio.numel() or not float(ratio.min()) > 1 + 1e-3:
+        ratio = (used / made)[large & (used != 0)]
+        if len(ratio) == int(large.sum()) or not ratio.numel() or not float(ratio.min()) > 1 + 1e-3:
             return None
         return 1 - 1 / float(ratio.mean()) if float(ratio.max() - ratio.min()) < 1e-2 * float(ratio.mean()) else None
     return None
@@ -176,8 +158,8 @@ def _changed_weights(call: AuditedCall) -> Iterator[Finding]:
             return
         # (A sink has its part of a row, and weights multiplied by a gate have signs or scales of their own.)
         is_masked = ((used == 0) | ((used - made).abs() <= 1e-6)).all() & ((used == 0) & (made > 1e-3)).any()
-        off = (used.sum(-1) - made.sum(-1)).abs() > 1e-3
-        off = off & call.live[..., rows.start : rows.stop] & call.real_queries[:, None, rows.start : rows.stop]
+        real = (call.live & call.real_queries[:, None])[..., rows.start : rows.stop]
+        off = ((used.sum(-1) - made.sum(-1)).abs() > 1e-3) & real
         if bool(is_masked) and bool(off.any()):
             sequence, head, query = (int(n) for n in off.nonzero()[0])
             total = float(used[sequence, head, query].sum())
@@ -191,7 +173,6 @@ def _changed_weights(call: AuditedCall) -> Iterator[Finding]:
             return
 
 
-@rule("hiding")
 def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a mask hide the keys that it names?"""
     need_attention(call)
@@ -275,7 +256,6 @@ NO_SINK = "the kernel did not get the sinks, or they are far below every score"
 HAND_SINKS = "hand the sinks to the kernel (s_aux), or load them from the checkpoint"
 
 
-@rule("sink")
 def sink_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does a learned sink take part in the softmax?"""
     need(sinks_of(call.module, call.sizes.heads) is not None, "it has no learned sink, as far as is known")
@@ -303,7 +283,6 @@ def sinks_of(module: torch.nn.Module | None, heads: int) -> torch.nn.Parameter |
     return None
 
 
-@rule("scale")
 def scale_rule(call: AuditedCall) -> Iterator[Finding]:
     """Are scores scaled by one over the root of the dimension?"""
     factors = call.call.factors

@@ -8,46 +8,36 @@ from torch import Tensor
 from regard.watching.checks.audited_call import AuditedCall
 from regard.watching.checks.breach import Pairs, breach
 from regard.watching.checks.finding import Finding, Severity
-from regard.watching.checks.rules.base import NotAsked, need, rule
+from regard.watching.checks.rules.base import NotAsked, need
 
 TRUE = "True means attend for F.scaled_dot_product_attention, and leave out for nn.MultiheadAttention"
 
 
-@rule("padding")
 def padding_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does weight rest on padding?"""
     # (The values of padding, which are 0 in a convolution of a sound model, are not kept.)
     need(call.mixes_positions and call.call.kind != "convolution", "it is no attention over positions")
     if call.keep is None:
         raise NotAsked("no argument tells the padding of its keys: audit(padding=...)")
-    keep = call.keep.values
+    keep, by = call.keep.values, f"by {call.keep.source}"
     need(not bool(keep.all()), f"{call.keep.source} names no padding")
-    found = breach(call, lambda rows: ~keep[:, None].expand(-1, len(rows), -1), of="of padding")
     severity: Severity = "error" if call.keep.is_sure else "warning"
     if (twins := _same_keys_of_other_padding(call, keep)) is not None:
         yield Finding(
-            "padding", "error",
-            f"sequences {twins[0]} and {twins[1]} have the same keys, and other padding by {call.keep.source}",
+            "padding", "error", f"sequences {twins[0]} and {twins[1]} have the same keys, and other padding {by}",
             cause="one of the states and their mask was made longer by repeat, the other by repeat_interleave",
             remedy="repeat both in the same order",
         )  # fmt: skip
-        return
-    if found is not None:
-        yield found.finding(
-            call, "padding", f"of real tokens is on padding, by {call.keep.source}", severity=severity,
-            cause=cause_of(call, keep),
-            remedy=f"hand it the padding mask, the right way up ({TRUE})",
-        )  # fmt: skip
-        return
-    lost = unseen_keys(call, keep)
-    if lost is not None:
-        sequence, key, count = lost
+    elif (found := breach(call, lambda rows: ~keep[:, None].expand(-1, len(rows), -1), of="of padding")) is not None:
+        remedy = f"hand it the padding mask, the right way up ({TRUE})"
+        said = f"of real tokens is on padding, {by}"
+        yield found.finding(call, "padding", said, severity=severity, cause=_slip(call, keep), remedy=remedy)
+    elif len(lost := _unseen_keys(call, keep)):
+        sequence, key = (int(n) for n in lost[0])
         yield Finding(
-            "padding", severity,
-            f"{count} real tokens are hidden from every row, by {call.keep.source}, such as key {key} of sequence "
-            f"{sequence}; the mask that arrived is {call.facts.mask}",
-            numbers={"keys": count}, cause=cause_of(call, keep),
-            remedy=f"hide the padding alone ({TRUE})",
+            "padding", severity, f"{len(lost)} real tokens are hidden from every row, {by}, such as key {key} of "
+            f"sequence {sequence}; the mask that arrived is {call.facts.mask}",
+            numbers={"keys": len(lost)}, cause=_slip(call, keep), remedy=f"hide the padding alone ({TRUE})",
         )  # fmt: skip
 
 
@@ -67,58 +57,49 @@ MOST_COMPARED = 64
 """The elements of a sequence's keys that are compared first."""
 
 
-def unseen_keys(call: AuditedCall, keep: Tensor) -> tuple[int, int, int] | None:
-    """The first real key that no row sees (sequence, key), and how many there are; None without one, or where keys are
-    hidden for other reasons: those behind a causal query, outside of windows, or not chosen."""
-    mask = call.facts.mask
-    if not call.is_exact or mask.is_unknown or call.call.chooser is not None:
-        return None
+def _unseen_keys(call: AuditedCall, keep: Tensor) -> Tensor:
+    """The real keys (sequence, key) that no row sees; none where keys are hidden for other reasons: those behind a
+    causal query, outside of windows, or not chosen."""
+    mask, is_chosen = call.facts.mask, call.call.chooser is not None
     reaches_all = call.crosses or call.offset == 0 or (call.offset is not None and mask.pattern in ("none", "causal"))
-    if not reaches_all or mask.pattern in ("no key at all", "inverted", "causal from the first key"):
-        return None
-    lost = keep & ~call.seen_keys
-    if not bool(lost.any()):
-        return None
-    sequence, key = (int(n) for n in lost.nonzero()[0])
-    return sequence, key, int(lost.sum())
+    is_free = mask.is_unknown or mask.pattern in ("no key at all", "inverted", "causal from the first key")
+    is_asked = call.is_exact and reaches_all and not is_free and not is_chosen
+    return (keep & ~call.seen_keys & is_asked).nonzero()
 
 
-def cause_of(call: AuditedCall, keep: Tensor) -> str:
+def _slip(call: AuditedCall, keep: Tensor) -> str:
     """The slip of the hand that gives the mask that arrived, if one of the known ones does."""
-    for says, gives in _slips(call, keep):
-        if _agrees(call, gives):
-            return says
-    if added := call.facts.mask.added:
-        return f"{added}, which hides nothing"
-    return ""
+    added = call.facts.mask.added
+    return next(
+        (says for says, gives in _slips(call, keep) if _agrees(call, gives)), added and f"{added}, which hides nothing"
+    )
 
 
 def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, Pairs]]:
     batch, keys = keep.shape
     queries = call.sizes.queries
-
-    def of_keys(real: Tensor) -> Pairs:
-        return lambda rows: real[:, None].expand(-1, len(rows), -1)
-
     if queries == keys and bool((call.live_rows == keep).all()):
         said = "the padding mask hides queries in place of keys: it is turned"
         yield said, lambda rows: keep[:, rows.start : rows.stop, None]
-    if not call.facts.mask.added:
-        yield "no padding mask arrived", of_keys(torch.ones_like(keep))
-    yield "the padding mask is upside down", of_keys(~keep)
     if batch == queries != 1:
-        yield (
-            "a mask (B, S) was read as (T, S): the batch has as many sequences as queries",
-            lambda rows: keep[None, rows.start : rows.stop].expand(batch, -1, -1),
-        )
-    if batch > 1 and not call.facts.mask.added:
-        yield "the mask of the first sequence reached all of them", of_keys(keep[:1].expand_as(keep))
-        yield "each sequence got the mask of the one before it", of_keys(keep.roll(1, 0))
-        yield "each sequence got the mask of the one after it", of_keys(keep.roll(-1, 0))
-        yield "the masks are in the opposite order of the sequences", of_keys(keep.flip(0))
-    yield "the mask is on the other side", of_keys(keep.flip(-1))
-    yield "the mask is shifted by one", of_keys(keep.roll(1, -1))
-    yield "the mask is shifted by one", of_keys(keep.roll(-1, -1))
+        said = "a mask (B, S) was read as (T, S): the batch has as many sequences as queries"
+        yield said, lambda rows: keep[None, rows.start : rows.stop].expand(batch, -1, -1)
+    of_keys = {"the padding mask is upside down": ~keep}
+    if not call.facts.mask.added:
+        of_keys |= {
+            "no padding mask arrived": torch.ones_like(keep),
+            "the mask of the first sequence reached all of them": keep[:1].expand_as(keep),
+            "each sequence got the mask of the one before it": keep.roll(1, 0),
+            "each sequence got the mask of the one after it": keep.roll(-1, 0),
+            "the masks are in the opposite order of the sequences": keep.flip(0),
+        }
+    of_keys |= {
+        "the mask is on the other side": keep.flip(-1),
+        "the mask is shifted by one": keep.roll(1, -1),
+        "the mask is shifted back by one": keep.roll(-1, -1),
+    }
+    for said, real in of_keys.items():
+        yield said, lambda rows, real=real: real[:, None].expand(-1, len(rows), -1)
 
 
 def _agrees(call: AuditedCall, gives: Pairs) -> bool:
@@ -134,46 +115,35 @@ def _agrees(call: AuditedCall, gives: Pairs) -> bool:
     return True
 
 
-@rule("documents")
 def documents_rule(call: AuditedCall) -> Iterator[Finding]:
     """Does weight rest on another document of the same row?"""
     need(call.mixes_positions, "it is no attention over positions")
     if call.documents is None:
         raise NotAsked("no argument tells of more than one document: audit(documents=...)")
-    of = call.documents.values
+    of, source = call.documents.values, call.documents.source
 
-    def others(rows: range) -> torch.Tensor:
+    def others(rows: range) -> Tensor:
         return (of[:, rows.start : rows.stop, None] != of[:, None]) & call.real_keys[:, None]
 
-    found = breach(call, others, of="of another document")
-    if found is not None:
-        cause, remedy = _cause(call)
-        yield found.finding(
-            call, "documents", f"is on other documents of the same row, which {call.documents.source} tell apart",
-            cause=cause, remedy=remedy,
-        )  # fmt: skip
+    if (found := breach(call, others, of="of another document")) is not None:
+        cause, remedy = _cause(call, source)
+        said = f"is on other documents of the same row, which {source} tell apart"
+        yield found.finding(call, "documents", said, cause=cause, remedy=remedy)
 
 
-def _cause(call: AuditedCall) -> tuple[str, str]:
+def _cause(call: AuditedCall, source: str) -> tuple[str, str]:
     if not call.is_attention:
-        kind = call.call.kind
         return (
-            f"the {kind} goes on from one document to the next: nothing begins it anew",
+            f"the {call.call.kind} goes on from one document to the next: nothing begins it anew",
             "tell the kernel of the documents (seq_idx, cu_seqlens), or run each document by itself",
         )
-    assert call.documents is not None
     has_mask = any("mask" in name for frame in call.call.arguments for name in frame.tensors)
-    has_no_cache = any(frame.flags.get("use_cache") is False for frame in call.call.arguments)
-    by_positions = call.documents.source.startswith("the restarts")
-    if by_positions and not has_mask and call.config is not None:
+    if has_mask or call.config is None or not source.startswith("the restarts"):
         return (
-            "its mask is made without position_ids"
-            if has_no_cache
-            else "with a cache, positions that begin anew reach no mask",
-            "a mask of the documents (B, 1, T, S)" if has_no_cache else "use_cache=False",
+            "a mask of ones, or none, makes one document of all that are packed in a row",
+            "leave out attention_mask beside position_ids that begin anew, or hand it a mask of the documents "
+            "(regard.documents)",
         )
-    return (
-        "a mask of ones, or none, makes one document of all that are packed in a row",
-        "leave out attention_mask beside position_ids that begin anew, or hand it a mask of the documents "
-        "(regard.documents)",
-    )
+    if any(frame.flags.get("use_cache") is False for frame in call.call.arguments):
+        return "its mask is made without position_ids", "a mask of the documents (B, 1, T, S)"
+    return "with a cache, positions that begin anew reach no mask", "use_cache=False"

@@ -2,6 +2,7 @@
 
 import { labelOf } from "./page_dom.js";
 import { alignment } from "./page_links.js";
+import { lettersOf } from "./page_matrix.js";
 import { csvLine } from "./page_numbers.js";
 
 // In two parts: a test checks that an offline page holds no address of the web.
@@ -78,12 +79,12 @@ export function svgOf(matrix, now) {
       shapes.push(`<rect x="${x1.toFixed(2)}" y="${y.toFixed(2)}" width="${(x2 - x1 + place.cellWidth).toFixed(2)}" height="${tall.toFixed(2)}" fill="${colour}"/>`);
     }
   }
-  const texts = [], label = (x, y, text, anchor, turned) =>
-    texts.push(`<text x="${x.toFixed(1)}" y="${y.toFixed(1)}" text-anchor="${anchor}"${turned ? ` transform="rotate(-90 ${x.toFixed(1)} ${y.toFixed(1)})"` : ""} dominant-baseline="central">${escape(text)}<\/text>`);
-  const every = (cell) => Math.max(1, Math.ceil(14 / cell));
-  for (let i = Math.ceil(r0); i < r1; i += every(place.cellHeight)) label(place.left - 5, place.y(i) + place.cellHeight / 2, labelOf(pane.rowLabels, i), "end", false);
-  for (let j = Math.ceil(c0); j < c1; j += every(place.cellWidth)) label(place.x(j) + place.cellWidth / 2, place.top - 5, labelOf(pane.columnLabels, j), "start", true);
-  return `<svg xmlns="${NAMESPACE}" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" font-family="sans-serif" font-size="12">` +
+  const texts = [], label = (x, y, text, anchor, turned, size) =>
+    texts.push(`<text x="${x.toFixed(1)}" y="${y.toFixed(1)}" font-size="${size.toFixed(1)}" text-anchor="${anchor}"${turned ? ` transform="rotate(-90 ${x.toFixed(1)} ${y.toFixed(1)})"` : ""} dominant-baseline="central">${escape(text)}<\/text>`);
+  const down = lettersOf(place.cellHeight), over = lettersOf(place.cellWidth);
+  for (let i = Math.ceil(r0); i < r1; i += down.step) label(place.left - 5, place.y(i) + place.cellHeight / 2, labelOf(pane.rowLabels, i), "end", false, down.size);
+  for (let j = Math.ceil(c0); j < c1; j += over.step) label(place.x(j) + place.cellWidth / 2, place.top - 5, labelOf(pane.columnLabels, j), "start", true, over.size);
+  return `<svg xmlns="${NAMESPACE}" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" font-family="sans-serif">` +
     `<rect width="${width}" height="${height}" fill="${now.colours.card}"/>` +
     `<rect x="${place.left}" y="${place.top}" width="${place.width}" height="${place.height}" fill="${paint.paper}"/><svg x="${place.left}" y="${place.top}" width="${place.width}" height="${place.height}" viewBox="${place.left} ${place.top} ${place.width} ${place.height}" overflow="hidden">${shapes.join("")}<\/svg><g fill="${now.colours.ink}">${texts.join("")}<\/g><\/svg>`;
 }

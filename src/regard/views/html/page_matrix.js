@@ -4,9 +4,9 @@ import { element, labelOf, shortened, sized, styleOf } from "./page_dom.js";
 import { clamp } from "./page_numbers.js";
 import { rgb } from "./page_scale.js";
 
-const LABEL_FONT = "12px system-ui, 'Noto Sans', sans-serif";
+const LARGEST_LETTERS = 12, SMALLEST_LETTERS = 10;
+const fontOf = (size) => `${size}px system-ui, 'Noto Sans', sans-serif`;
 const LABEL_WIDTH = 110;
-const LABEL_CELL = 14;
 const LARGEST_CELL = 64;
 const SIDES = [64, 128, 256, 512, 1024, 2048, 4096];
 const SINGLE = 160;
@@ -86,7 +86,7 @@ export function matrixOf(name, act) {
     if (width < 40 || height < 40) return;
     const window = now.state.window ?? [0, weights.rows, 0, weights.columns];
     const context = sized(canvas, width, height);
-    context.font = LABEL_FONT;
+    context.font = fontOf(LARGEST_LETTERS);
     const place = placeOf(context, pane, window, width, height);
     const ratio = globalThis.devicePixelRatio || 1;
     const cells = cellsOf(weights, window, place.height * ratio, place.width * ratio);
@@ -310,30 +310,36 @@ function fillCells(context, now, pane, place, cells, ratio) {
   context.drawImage(buffer, place.left, place.top, place.width, place.height);
 }
 
+/** The labels of cells of one size in pixels: how many cells from one to the next, and the size of their letters. */
+export function lettersOf(cell) {
+  const step = Math.max(1, Math.ceil(SMALLEST_LETTERS / cell));
+  return { step, size: Math.min(LARGEST_LETTERS, cell * step) };
+}
+
 function drawLabels(context, now, { rowLabels, columnLabels, weights }, place) {
   const [r0, r1, c0, c1] = place.window;
   context.fillStyle = styleOf(now.root, "--ink");
-  context.font = LABEL_FONT;
   context.textBaseline = "middle";
-  const every = (cell) => Math.max(1, Math.ceil(LABEL_CELL / cell));
-  const step = [every(place.cellHeight), every(place.cellWidth)];
-  for (let row = Math.ceil(r0 / step[0]) * step[0]; row < Math.min(r1, weights.rows); row += step[0]) {
+  const down = lettersOf(place.cellHeight), across = lettersOf(place.cellWidth);
+  context.font = fontOf(down.size);
+  for (let row = Math.ceil(r0 / down.step) * down.step; row < Math.min(r1, weights.rows); row += down.step) {
     const y = place.y(row) + place.cellHeight / 2;
     if (y < place.top || y > place.top + place.height) continue;
     context.textAlign = "right";
     context.fillText(shortened(context, labelOf(rowLabels, row), place.left - 8), place.left - 5, y);
   }
-  for (let column = Math.ceil(c0 / step[1]) * step[1]; column < Math.min(c1, weights.columns); column += step[1]) {
+  context.font = fontOf(across.size);
+  for (let column = Math.ceil(c0 / across.step) * across.step; column < Math.min(c1, weights.columns); column += across.step) {
     const x = place.x(column) + place.cellWidth / 2;
     if (x < place.left || x > place.left + place.width) continue;
     const label = labelOf(columnLabels, column);
-    const stands = context.measureText(label).width + 4 <= place.cellWidth * step[1];
+    const stands = context.measureText(label).width + 4 <= place.cellWidth * across.step;
     context.save();
     context.translate(x, place.top - 5);
     if (!stands) context.rotate(-Math.PI / 2);
     context.textAlign = stands ? "center" : "left";
     context.textBaseline = stands ? "bottom" : "middle";
-    context.fillText(shortened(context, label, stands ? place.cellWidth * step[1] : place.top - 8), 0, 0);
+    context.fillText(shortened(context, label, stands ? place.cellWidth * across.step : place.top - 8), 0, 0);
     context.restore();
   }
 }

@@ -125,11 +125,10 @@ def blocks_of(call: Observed) -> BlockFacts:
     count, rate, keys, chooser = call.blocks.number, call.blocks.rate, call.map.shape[-1], call.chooser
     on_blocks = call.map[..., keys - count :].sum(-1)
     weight = _share(on_blocks) or 0.0
-    if chooser is None or chooser.each >= count:
-        return BlockFacts(rate, count, weight)
-    read = None if call.over_tokens is None else _softmax_of(call)
-    if read is None:
-        return BlockFacts(rate, count, weight, chooser)
+    is_choice = chooser is not None and chooser.each < count
+    read = _softmax_of(call) if is_choice and call.over_tokens is not None else None
+    if chooser is None or read is None:
+        return BlockFacts(rate, count, weight, chooser if is_choice else None)
     own, state = read
     earlier = predicate(
         lambda batch, head, query, key: (keys <= key + count) & (key + count < keys + (query + 1) // rate)

@@ -234,7 +234,7 @@ class Checked(Displayed, Sequence[Finding]):
 
     def __str__(self) -> str:
         """The faults, and a line each for the infos, the questions and the trials; `details` has them one by one."""
-        listed = {
+        listed: dict[str, Sequence[str]] = {
             "infos": [one.reason for one in self.infos],
             "asked": [one.name for one in self.questions if one.asked],
             "tried": self.tried,

@@ -18,7 +18,6 @@ NEWEST = "add the new keys first, and cut with keys[..., -window:, :]"
 
 
 def own_keys_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does each query see its own key, and those before it?"""
     need_one_sequence(call, has_own_keys=True)
     need(call.is_exact, "its mask is read from weights, where an allowed key may have none")
     if call.facts.mask.pattern == "inverted" or call.call.chooser is not None:
@@ -164,7 +163,6 @@ def _has_oldest_keys(call: AuditedCall) -> bool:
 
 
 def positions_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Do positions go on from step to step?"""
     need_one_sequence(call)
     need(call.positions is not None, "its positions are in no table and no argument")
     if call.is_later_step:

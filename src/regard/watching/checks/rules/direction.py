@@ -18,7 +18,6 @@ TURNED = ("causal", "causal from the first key", "causal from a position", "wind
 
 
 def future_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does a query of a causal model see what comes later?"""
     need_one_sequence(call, has_own_keys=True)
     mask, role, kinds = call.facts.mask, call.role, of_one_kind(call)
     offset = mask.offset if call.offset is None and mask.tells_positions else call.offset
@@ -99,7 +98,6 @@ def _cause(call: AuditedCall) -> str:
 
 
 def both_sides_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does an encoder see both sides?"""
     need(call.sizes.queries > 1, "it has one query")
     need(call.role.direction == "both", "it is no encoder, as far as is known")
     need(call.offset is not None, "the positions of its queries are not known")
@@ -116,7 +114,6 @@ def both_sides_rule(call: AuditedCall) -> Iterator[Finding]:
 
 
 def cross_attention_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does each query see every real key of another sequence?"""
     mask, queries, keys = call.facts.mask, call.sizes.queries, call.sizes.keys
     need(not call.call.is_over_queries, "its softmax ran over the queries")
     need(call.crosses or (call.is_attention and queries > keys), "it attends to its own sequence")
@@ -140,7 +137,6 @@ def _causal_by(call: AuditedCall) -> tuple[str, str]:
 
 
 def images_and_prefixes_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Do the tokens of an image, or of a prefix, see each other both ways?"""
     need_attention(call)
     told, found, window = call.types or call.prefix, two_way_blocks(call), window_of(call)
     if found is None:

@@ -26,7 +26,6 @@ def is_finite(call: AuditedCall) -> bool:
 
 
 def numbers_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Are the weights numbers?"""
     if call.facts.fault:
         yield Finding("recurrence", "error", call.facts.fault)
     elif not is_finite(call):
@@ -35,7 +34,6 @@ def numbers_rule(call: AuditedCall) -> Iterator[Finding]:
 
 
 def rows_without_a_key_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does each row of a real token see a key?"""
     facts, keep, queries = call.facts, call.keep, call.sizes.queries
     if not facts.no_key or facts.mask.pattern == "inverted":
         return
@@ -65,7 +63,6 @@ def rows_without_a_key_rule(call: AuditedCall) -> Iterator[Finding]:
 
 
 def choice_of_keys_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does a choice of keys keep the first one?"""
     choice = call.facts.choice
     if choice is None:
         raise NotAsked("no keys were chosen")
@@ -83,7 +80,6 @@ def choice_of_keys_rule(call: AuditedCall) -> Iterator[Finding]:
 
 
 def softmax_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Do the weights of each query sum to 1, over the keys?"""
     need_attention(call)
     if call.call.is_over_queries:
         yield Finding(
@@ -174,7 +170,6 @@ def _changed_weights(call: AuditedCall) -> Iterator[Finding]:
 
 
 def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does a mask hide the keys that it names?"""
     need_attention(call)
     factors, added, keys = call.call.factors, call.facts.mask.added, range(call.sizes.keys)
     hide = "hide with -inf, or torch.finfo(dtype).min"
@@ -256,7 +251,6 @@ HAND_SINKS = "hand the sinks to the kernel (s_aux), or load them from the checkp
 
 
 def sink_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does a learned sink take part in the softmax?"""
     need(sinks_of(call.module, call.sizes.heads) is not None, "it has no learned sink, as far as is known")
     is_free = call.call.is_stored and not call.call.is_part
     need(not is_free, "its own softmax has no sink, which may scale the output afterwards: regard.check tries it")
@@ -280,7 +274,6 @@ def sinks_of(module: torch.nn.Module | None, heads: int) -> torch.nn.Parameter |
 
 
 def scale_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Are scores scaled by one over the root of the dimension?"""
     factors = call.call.factors
     if factors is None or not isinstance(factors.call.score, ScaledDot):
         raise NotAsked("its weights tell no scale")

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 
-def is_older_than(release: int) -> bool:
-    return int(version("transformers").partition(".")[0]) < release
+def is_older_than(*release: int) -> bool:
+    return tuple(map(int, version("transformers").split(".")[: len(release)])) < release
 
 
 def places(start: int, queries: int) -> dict[str, Any]:

@@ -165,7 +165,7 @@ FAMILIES = {
     "mpnet": Family("MPNetModel", PLACED, how=WRITTEN),
     "xlnet": Family("XLNetModel", XLNET, how=WRITTEN),
     "gpt-neo": Family("GPTNeoForCausalLM", LOCAL, how=WRITTEN),
-    "gpt-j": Family("GPTJForCausalLM", GPT2 | {"rotary_dim": 4}, how=WRITTEN),
+    "gpt-j": Family("GPTJForCausalLM", GPT2 | {"rotary_dim": 4, "attn_implementation": "eager"}, how=WRITTEN),
     "bloom": Family("BloomForCausalLM", BLOOM, how=WRITTEN),
     "falcon": Family("FalconForCausalLM", FALCON),
 }

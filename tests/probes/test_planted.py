@@ -406,6 +406,27 @@ def test_experts_that_drop_in_training_read_nothing_later() -> None:
     assert [one[1].p for one in model.experts] == [0.5, 0.5]
 
 
+class Chooses(nn.Module):
+    """Attention to 8 keys of equal scores, as relu makes them; its noise has the length of the batch."""
+
+    noise = 0.0
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Any:
+        scores = (x @ x.mT * 0).masked_fill(attention_mask[:, None] == 0, -torch.inf)
+        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(8).indices, True)
+        x = sdpa(x, x, x, attn_mask=chosen) + self.noise * torch.randn_like(x)
+        return x if not self.noise else x[:, :, None].expand(-1, -1, 2 + int(torch.rand(()) * 99), -1)
+
+
+def test_ties_of_a_choice_and_noise_are_no_leaks() -> None:
+    x = torch.randn(2, 24, 4, generator=torch.Generator().manual_seed(0))
+    batch = {"x": x, "attention_mask": torch.arange(24) < torch.tensor([[24], [15]])}
+    assert not check(Chooses(), batch, causal=False)
+    noisy = Chooses()
+    noisy.noise = 1.0
+    assert "random, so no results were compared" in str(check(noisy, batch, causal=False))
+
+
 @pytest.mark.parametrize(("name", "missing"), [("qwen2_5_vl_vision", "vocab_size"), ("wav2vec2-bert", "num_mel_bins")])
 def test_a_model_whose_inputs_cannot_be_made_up_asks_for_a_batch(name: str, missing: str) -> None:
     with pytest.raises(ArgumentError, match=f"says no {missing}: give a batch"):

@@ -1,6 +1,5 @@
 """The examples of the README and the pages run as they stand, from top to bottom."""
 
-import ast
 import re
 import subprocess
 import sys
@@ -11,23 +10,11 @@ import pytest
 import regard
 from regard.cli.main import run_command
 from tests import ROOT
-from tests.core import house
-from tests.docs.examples import write_modules
 
+NAMES = "command-line you-asked convert watching kernels editing maps linear parts pictures page losses translate"
 PAGES = [
     "README.md",
-    "docs/command-line.md",
-    "docs/you-asked.md",
-    "docs/convert.md",
-    "docs/watching.md",
-    "docs/kernels.md",
-    "docs/editing.md",
-    "docs/maps.md",
-    "docs/linear.md",
-    "docs/parts.md",
-    "docs/pictures.md",
-    "docs/losses.md",
-    "docs/translate.md",
+    *(f"docs/{name}.md" for name in NAMES.split()),
     *(f"docs/uses/{page.name}" for page in sorted((ROOT / "docs/uses").glob("*.md")) if page.name != "README.md"),
 ]
 
@@ -129,53 +116,3 @@ def test_the_reference_groups_the_members_of_a_map() -> None:
     named = re.findall(r"`(\w+)`", table.partition("| question |")[2])
     assert sorted(named) == [name for name in dir(regard.AttentionMap) if not name.startswith("_")]
     assert len(named) <= 42
-
-
-MYPY = """[mypy]
-strict = True
-follow_imports = silent
-ignore_missing_imports = True
-allow_redefinition_new = True
-local_partial_types = True
-warn_unused_ignores = False
-warn_return_any = False
-disable_error_code = no-untyped-def, no-untyped-call, type-arg, misc, import-untyped
-"""
-"""Strict, but for the annotations that an example leaves out."""
-UNAVOIDABLE = {
-    "None": "a result that was asked for is there, and its type says that it may not be",
-    r"\*\*dict": "settings in a dictionary of numbers",
-    r'(expected|parameter "(input|tensors|other)" of type) "?(tuple\[)?Tensor': "a map in torch's own functions",
-}
-
-
-def by_mypy(folder: Path) -> list[str]:
-    (folder / "mypy.ini").write_text(MYPY)
-    files = [path.name for path in folder.glob("*.py")]
-    program = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", "cache", *files]
-    found = subprocess.run(program, cwd=folder, capture_output=True, text=True, env={"MYPYPATH": str(ROOT / "src")})
-    assert found.returncode < 2, found.stdout[-2000:] + found.stderr[-2000:]
-    return [line for line in found.stdout.splitlines() if ": error:" in line]
-
-
-def faults(errors: list[str]) -> list[str]:
-    classes = (one for tree in house.files().values() for one in tree.body if isinstance(one, ast.ClassDef))
-    named = re.compile(rf"\b({'|'.join(sorted({one.name for one in classes if one.name[0].isupper()}))})\b")
-    left = [one for one in errors if not any(re.search(known, one) for known in UNAVOIDABLE)]
-    return [one for one in left if one.startswith("page_readme") or named.search(one.partition(" ")[2])]
-
-
-@pytest.mark.slow
-def test_examples_have_no_type_errors_of_ours(tmp_path: Path) -> None:
-    assert len(write_modules(tmp_path)) > 200
-    (tmp_path / "planted.py").write_text(
-        "import regard, torch\n"
-        "with regard.watch(torch.nn.Identity()) as seen: ...\n"
-        "seen.calls_of('').top_keys(5)\n"
-        "regard.attention(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), backend='fusde')\n"
-        "seen.maps[0][..., 5, :].top_keys(5)\n"
-        "(seen.maps[0] @ torch.ones(1, 1)).top_keys(5)\n"
-    )
-    errors = by_mypy(tmp_path)
-    assert {one.split(":")[1] for one in errors if one.startswith("planted")} == {"3", "4", "5", "6"}
-    assert faults([one for one in errors if not one.startswith("planted")]) == []

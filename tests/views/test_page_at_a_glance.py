@@ -213,7 +213,7 @@ def test_filters_find_the_heads_that_do_it(tab: Tab) -> None:
 
 
 def test_the_docs_state_the_limits_of_the_filters() -> None:
-    script, text = resource("page_words.js"), (ROOT / "docs/pictures.md").read_text(encoding="utf-8")
+    script, text = resource("page_words.js"), (ROOT / "docs/page.md").read_text(encoding="utf-8")
     assert "const FOLLOWS = 0.3;\n" in script
     assert "| 0.3 of their weight or more |" in text
     assert "const FEW = 4, PART = 1 / 4;\n" in script

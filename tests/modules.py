@@ -46,7 +46,7 @@ def watching(
 
 
 def same_bits(
-    run: Callable[..., Any], *given: Any, of: Any = None, context: Any = torch.no_grad, how: Any = None, **named: Any
+    run: Any, *given: Any, of: Any = None, context: Any = torch.no_grad, how: Any = None, **named: Any
 ) -> Seen:
     """The watch of a run, which gives the same bits before, during and after; of the model that runs or of another."""
     watch = regard.watch(of or run, **how or {"verify": True})

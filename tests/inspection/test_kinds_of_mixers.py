@@ -107,7 +107,7 @@ def test_the_keys_of_learned_queries_are_layers_of_each_position_or_heads(attend
     def forward(m: Any, x: Tensor) -> Tensor:
         heads = m.project(x).unflatten(-1, (3, 4)).transpose(1, 2)
         states = heads if kind == "attention" else torch.stack([x, x.sin(), x.tanh()], -2)
-        return attend(m.query.expand(2, 3, 2, 4), states, states)  # type: ignore[no-any-return]
+        return attend(m.query.expand(2, 3, 2, 4), states, states)
 
     model = module(forward, lambda: {"query": nn.Parameter(torch.zeros(2, 4)), "project": nn.Linear(4, 12)})()
     with regard.watch(model) as seen:

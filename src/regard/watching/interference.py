@@ -290,30 +290,14 @@ class Comparison:
         found = []
         for call in self.one.roots:
             if not call.at[0] and call.at in self.other.calls:
-                gives = call.outputs, self.other.calls[call.at].outputs
-                found += [self._apart(*gives, rows=rows) for rows in (False, True)]
+                found.append(self._apart(call.outputs, self.other.calls[call.at].outputs))
         return max((one[0] for one in found if one is not None), default=None)
 
     def first_departure(self) -> Departed | None:
         """The first call, in call order, whose inputs agree and whose output departs: a module in which no part
         departs does so by its own code. None if no output departs. Results without positions, as of pooling, are
-        compared row by row where nothing else departs."""
-        return self._among(self.one.roots) or self._of_rows(self.one.roots)
-
-    def _of_rows(self, calls: Sequence[TracedCall]) -> Departed | None:
-        for call in calls:
-            if (twin := self.other.calls.get(call.at)) is None:
-                continue
-            pairs = (
-                (call.inputs, twin.inputs, False),
-                (call.inputs, twin.inputs, True),
-                (call.outputs, twin.outputs, True),
-            )
-            *given, gives = (self._apart(one, other, rows=rows) for one, other, rows in pairs)
-            is_fed = any(one is not None and one[0] > self.tolerance for one in given)
-            if gives is not None and gives[0] > self.tolerance and not is_fed:
-                return self._of_rows(call.parts) or Departed(*call.at, gives[1], gives[0])
-        return None
+        compared row by row."""
+        return self._among(self.one.roots)
 
     def _among(self, calls: Sequence[TracedCall], around: TracedCall | None = None) -> Departed | None:
         moved: list[tuple[float, TracedCall]] = []
@@ -338,13 +322,11 @@ class Comparison:
             moved += [(whole, call) for whole in self._changed_wholes(call.outputs, twin.outputs)]
         return None
 
-    def _apart(self, ones: TensorMarks, others: TensorMarks, *, rows: bool = False) -> tuple[float, int] | None:
-        """The largest difference of tensors with positions, or of `rows` alone, and its position; None without such
-        tensors."""
+    def _apart(self, ones: TensorMarks, others: TensorMarks) -> tuple[float, int] | None:
+        """The largest difference of tensors with positions or rows, and its position; None without such tensors."""
         found = []
         for name in ones.keys() & others.keys():
-            pairs = zip(ones[name].along, others[name].along, strict=False)
-            axes = [self._along(*pair) for pair in pairs if (pair[0].sequence == ROWS) == rows]
+            axes = [self._along(*pair) for pair in zip(ones[name].along, others[name].along, strict=False)]
             told = [axis for axis in axes if axis is not None]
             found += [min(told)] if told else []
         return max(found, default=None)

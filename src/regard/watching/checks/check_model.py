@@ -1,6 +1,5 @@
 """`check`: run a model on generated sequences, under changes without effect on a sound model, and audit its kernels."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from regard.watching.checks.reference import Given, compared, like
 from regard.watching.checks.runs import output_of
 from regard.watching.checks.subject import Subject
 from regard.watching.checks.trials import Trials
-from regard.watching.watch import Seen, watch
+from regard.watching.watch import watch
 
 
 @refuse_wrong_kinds
@@ -82,16 +81,24 @@ def check(
             raise ArgumentError(f"check() takes a torch.nn.Module, got {type(one).__name__}")
     if causal not in (None, True, False):
         raise ArgumentError(f"causal= takes True, False or None, got {causal!r}")
-    told = {"padding": padding, "documents": documents}
-    if batch is None and any(one is not None for one in told.values()):
+    if batch is None and any(one is not None for one in (padding, documents)):
         raise ArgumentError("padding= and documents= describe a batch: check(model, batch, padding=...)")
     with evaluated(model):
-        trials = Trials(_subject(model, batch, causal, told))
+        given = made_up(model) if batch is None else batch
+        if given is None:
+            raise ArgumentError(
+                f"nothing can be made up for a {type(model).__name__}: give a batch, as in check(model, batch), or let "
+                "module:function return (model, batch)"
+            )
+        trials = Trials(Subject(model, given, causal=causal, padding=padding, documents=documents))
         _run_trials(trials, batch)
         audits = [trials.audited(seen, keep) for seen, keep in trials.seen]
         if batch is not None:
             user = UserTold(causal, padding, documents, crossing=trials.crossing)
-            audits.insert(0, audit(_run_on(model, batch).record, user))
+            torch.manual_seed(0)
+            with watch(model) as seen:
+                output_of(model, batch)
+            audits.insert(0, audit(seen.record, user))
     if reference is not None:
         is_made_up = batch is None
         pair = like(trials.subject, reference) if is_made_up else (Given(model, batch), Given(reference, batch))
@@ -116,19 +123,3 @@ def _run_trials(trials: Trials, batch: Any) -> None:
         except Exception:
             raise error from None
         trials.unknown.append(f"no trial was run: {error}"[:300])
-
-
-def _run_on(model: nn.Module, batch: Any) -> Seen:
-    torch.manual_seed(0)
-    with watch(model) as seen:
-        output_of(model, batch)
-    return seen
-
-
-def _subject(model: nn.Module, batch: Any, causal: bool | None, told: Mapping[str, Tensor | None]) -> Subject:
-    if batch is None and (batch := made_up(model)) is None:
-        raise ArgumentError(
-            f"nothing can be made up for a {type(model).__name__}: give a batch, as in check(model, batch), or let "
-            "module:function return (model, batch)"
-        )
-    return Subject(model, batch, causal=causal, **told)

@@ -2,8 +2,8 @@
 
 import inspect
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from regard.models.one_stack import DecoderOnly, EncoderOnly
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
 from regard.watching.checks.roles import is_pair, nested_configs
-from regard.watching.checks.runs import PackedRow, Samples, Side, UnsupportedError, padded
+from regard.watching.checks.runs import Sample, Samples, Side, UnsupportedError, padded
 
 LONG, SHORT = 13, 8
 """The lengths of the made-up sequences,"""
@@ -48,16 +48,12 @@ class MadeUp:
         is_left = "position_ids" in self.batch or (self.both_sides and causal)
         return (("right", "left") if is_left else ("right",)) if self.can_pad else ()
 
-    def packed(self, rows: Samples) -> PackedRow | None:
+    def packed(self, rows: Samples) -> Sample | None:
         """Two sequences as the documents of one row, where positions tell them apart."""
         if "position_ids" not in self.batch or "use_cache" not in self.settings:
             return None
-        pair = [rows.other, rows.long]
         names = [name for name in rows.long if name in ("input_ids", "position_ids")]
-        row = {**rows.long, **{name: torch.cat([one[name] for one in pair]) for name in names}}
-        first = len(rows.other["input_ids"])
-        spans = [slice(first), slice(first, len(row["input_ids"]))]
-        return PackedRow(row, spans, "position_ids", is_given=False, has_own_positions=True)
+        return {**rows.long, **{name: torch.cat([rows.other[name], rows.long[name]]) for name in names}}
 
 
 def made_up(model: nn.Module) -> MadeUp | None:
@@ -83,23 +79,18 @@ def _of_transformers(model: Any) -> MadeUp:
     generator = torch.Generator().manual_seed(0)
     rows = [_row(model, takes, generator, is_short=number == 2) for number in range(3)]
     tokens = [name for name in MASKED if name in rows[0]]
-    device = next(model.parameters()).device
-    batch: dict[str, Tensor] = {}
     pad = getattr(text_config(model), "pad_token_id", None)
-    for name in rows[0]:
-        own = [row[name] for row in rows]
-        if name not in MASKED:
-            batch[name] = torch.stack(own).to(next(model.parameters()).dtype)
-            continue
-        batch[name] = padded(own, "right", pad if isinstance(pad, int) and pad >= 0 else 0)
-        keep = padded([torch.ones_like(one) for one in own], "right", 0)
+    filler = pad if isinstance(pad, int) and pad >= 0 else 0
+    batch = {name: padded([row[name] for row in rows], "right", filler) for name in rows[0]}
+    for name in tokens:
+        keep = padded([torch.ones_like(row[name]) for row in rows], "right", 0)
         if MASKED[name] in takes:
             batch[MASKED[name]] = keep
         if "position_ids" in takes and tokens == ["input_ids"]:
             batch["position_ids"] = (keep.cumsum(-1) - 1).clamp_min(0)
     can_pad = bool(tokens) and MASKED[tokens[0]] in takes
     return MadeUp(
-        {name: one.to(device) for name, one in batch.items()}, (*tokens, "position_ids"),
+        batch, (*tokens, "position_ids"),
         {"return_dict": True, **({"use_cache": False} if "use_cache" in takes else {})},
         both_sides=not is_pair(config), can_pad=can_pad,
     )  # fmt: skip
@@ -172,49 +163,35 @@ def special_tokens(config: Any) -> set[int]:
     return found
 
 
-OURS = {DecoderOnly: ("ids",), EncoderOnly: ("ids", "token_lengths")}
-PAIR = ("source", "source_lengths", "target_input")
+OURS = {"ids": ("", LONG, SHORT), "source": ("source_", LONG, SHORT), "target_input": ("target_", DECODED, FEW)}
+"""The inputs of our own models: how the names of their parts begin, and two lengths."""
 
 
-def _of_ours(model: Any) -> MadeUp:
-    names: Sequence[str] = OURS.get(type(model), PAIR)
-    generator, device = torch.Generator().manual_seed(0), next(model.parameters()).device
-    batch: dict[str, Tensor] = {}
-    for name in names:
-        if "lengths" in name:
-            batch[name] = torch.tensor([LONG, LONG, SHORT])
-            continue
-        side = {"ids": "", "source": "source_", "target_input": "target_"}[name]
+def _of_ours(model: nn.Module) -> MadeUp:
+    generator, batch = torch.Generator().manual_seed(0), dict[str, Tensor]()
+    takes = inspect.signature(model.forward).parameters
+    for name in (name for name in OURS if name in takes):
+        side, long, short = OURS[name]
         size = getattr(model, f"{side}embedding").weight.shape[0]
-        long, short = (DECODED, FEW) if name == "target_input" else (LONG, SHORT)
         # The first ids are marks, such as padding.
         ids = torch.randint(min(4, size - 1), size, (3, long), generator=generator)
         batch[name] = ids.masked_fill((torch.arange(3) == 2)[:, None] & (torch.arange(long) >= short), 0)
-    last = names[-1] if "lengths" not in names[-1] else names[0]
-    keep = batch[last] != 0
-    is_told = last == "ids" and "token_lengths" in names
-    batch = {name: one.to(device) for name, one in batch.items()}
-    return MadeUp(
-        batch, tuple(n for n in names if "lengths" not in n), padding=None if is_told else keep.to(device),
-        causal=not isinstance(model, EncoderOnly),
-    )  # fmt: skip
+    lengths = {name: torch.tensor([LONG, LONG, SHORT]) for name in takes if name.endswith("_lengths")}
+    keep = None if "token_lengths" in takes else next(reversed(batch.values())) != 0
+    return MadeUp({**batch, **lengths}, tuple(batch), padding=keep, causal=not isinstance(model, EncoderOnly))
 
 
 # -- attention written out -----------------------------------------------------------------------------------
 
 
-def eager_attention(model: Any) -> AbstractContextManager[object]:
+@contextmanager
+def eager_attention(model: Any) -> Iterator[None]:
     """A model of transformers, or one that holds some, with its attention written out."""
     parts = [m for m in model.modules() if is_huggingface_model(m)]
     configs = {id(c): c for part in parts for c in nested_configs(getattr(part, "config", None))}.values()
     before = [(config, config._attn_implementation) for config in configs]
     if all(name == "eager" for _, name in before):
         raise UnsupportedError("its attention has no other form")
-    return _switched(model, before)
-
-
-@contextmanager
-def _switched(model: Any, before: list[tuple[Any, str]]) -> Iterator[None]:
     model.set_attn_implementation("eager")
     try:
         yield

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.watching.checks.arguments import DOCUMENTS_TOLD, Arguments
-from regard.watching.checks.directions import expected_causality
 from regard.watching.checks.made_up import (
     MadeUp,
     eager_attention,
@@ -25,6 +24,7 @@ from regard.watching.checks.made_up import (
     text_config,
 )
 from regard.watching.checks.pair_masks import HUGE, is_square, separate_blocks
+from regard.watching.checks.promises import expected_causality
 from regard.watching.checks.runs import (
     PackedRow,
     Sample,
@@ -190,19 +190,17 @@ class Subject:
         return row
 
     def packed(self) -> PackedRow | None:
-        row = self.rows.long
-        if self.ahead is None:
-            return None
+        is_given, row = self.made_up is None, self.rows.long
         if self.made_up is not None:
-            return self.made_up.packed(self.rows) if self.causal else None
-        if (told := self._documents(row)) is None:
+            row = (self.made_up.packed(self.rows) if self.causal else None) or row
+        if self.ahead is None or (told := self._documents(row)) is None:
             return None
         documents, source, begins = told
         starts = [0, *(1 + (documents.diff() != 0).nonzero()[:, 0]).tolist(), len(documents)]
         spans = [slice(*pair) for pair in itertools.pairwise(starts)]
         if len(spans) < 2 or len(spans) > len(documents) // 2:
             return None
-        return PackedRow({**row, **self._ends()}, spans, source, is_given=True, has_own_positions=begins)
+        return PackedRow({**row, **self._ends()}, spans, source, is_given, has_own_positions=begins)
 
     @property
     def is_packed(self) -> bool:

@@ -35,7 +35,7 @@ from regard.watching.checks.runs import (
     output_of,
     padded,
 )
-from regard.watching.checks.told import DOCUMENTS, ENDS, MASKS
+from regard.watching.checks.told import ENDS, documents_of
 from regard.watching.interference import ROWS, Place, Places
 
 IGNORED = -100
@@ -211,19 +211,12 @@ class Subject:
 
     def _documents(self, row: Sample) -> tuple[Tensor, str, bool] | None:
         assert self.ahead is not None
-        length, names = len(row[self.ahead]), self.inputs_of(self.ahead)
         if DOCUMENTS_TOLD in row:
             return row[DOCUMENTS_TOLD], "documents=", False
-        for name in (*DOCUMENTS, *MASKS):
-            if name in names and len(row[name].unique()) > (2 if name == "segment_ids" else 1):
-                return row[name], name, False
-        for name, ends in self._ends().items():
-            if len(ends) > 2 and int(ends[-1]) == length:
-                return torch.arange(len(ends) - 1).repeat_interleave(ends.diff().cpu()), name, True
-        if "position_ids" in names and row["position_ids"].dim() == 1:
-            positions = row["position_ids"]
-            if bool((positions.diff() < 0).any()):
-                return torch.nn.functional.pad((positions.diff() != 1).long().cumsum(0), (1, 0)), "position_ids", True
+        given = {name: row[name][None] for name in self.inputs_of(self.ahead)} | self._ends()
+        real = torch.ones(1, length := len(row[self.ahead]), dtype=torch.bool, device=row[self.ahead].device)
+        if (found := documents_of(given, real)) is not None:
+            return found[1][0], found[0], found[0] in (*ENDS, "position_ids")
         squares = {n: row[n] for n in self.arguments.squares}
         squares |= {n: one for n, one in self.shared.items() if isinstance(one, Tensor) and is_square(one[None])}
         for name, mask in squares.items():
@@ -297,11 +290,6 @@ class Subject:
             return None
         keep = self.together(rows, self.own_side)[1][self.ahead]
         return None if bool(keep.all()) else keep
-
-    def shifted(self, row: Sample, by: int) -> SubjectRun:
-        if "position_ids" not in row:
-            raise UnsupportedError("it takes no positions")
-        return self.run([{**row, "position_ids": row["position_ids"] + by}])
 
     def eager(self) -> AbstractContextManager[object]:
         """Its attention written out."""

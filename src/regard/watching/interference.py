@@ -354,13 +354,3 @@ class Comparison:
             if one.whole is not None and other.whole is not None and one.shape == other.shape
             and one.whole != other.whole
         }  # fmt: skip
-
-
-def traced(
-    model: nn.Module, run: Callable[[], Any], rows: int, axes: PositionAxes | None = None, *, parts: bool
-) -> tuple[RunTrace, Any]:
-    """Run a model, and keep the fingerprints, of its parts too; and the result of the run."""
-    trace = RunTrace(rows, axes)
-    with trace.through(dict(model.named_modules()) if parts else {"": model}):
-        result = run()
-    return trace, result

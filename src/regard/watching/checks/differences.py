@@ -27,7 +27,6 @@ from regard.watching.interference import (
     proved_axes,
     results_of,
     tensors_of,
-    traced,
 )
 
 SEED = 0
@@ -221,8 +220,10 @@ def _traced(
 ) -> tuple[RunTrace, SubjectRun]:
     other = subject.fresh()
     torch.manual_seed(SEED)
-    with FirstOfTies() if parts else nullcontext():
-        trace, run = traced(other.model, lambda: way.run(other), way.rows, axes, parts=parts)
+    trace = RunTrace(way.rows, axes)
+    modules = dict(other.model.named_modules()) if parts else {"": other.model}
+    with FirstOfTies() if parts else nullcontext(), trace.through(modules):
+        run = way.run(other)
     trace.end(run.output)
     return trace, run
 

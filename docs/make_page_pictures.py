@@ -1,4 +1,4 @@
-"""Make the pictures of docs/pictures.md and docs/corpus.md, with Chromium: python docs/make_page_pictures.py
+"""Make the pictures of docs/page.md and docs/corpus.md, with Chromium: python docs/make_page_pictures.py
 
 With a folder, every one of these pages is drawn there in both themes and at four sizes, to be looked at.
 """

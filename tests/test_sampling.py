@@ -14,7 +14,6 @@ from regard.errors import ArgumentError, NonFiniteError
 from regard.models import DecoderOnly, DecoderOnlyConfig
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import (
-    Constraint,
     Filter,
     ForcedPrefix,
     Progress,
@@ -245,21 +244,6 @@ def test_vocabularies(search: Callable[..., list[Hypothesis]]) -> None:
     one, two = search(table, *sources(7, 8), **LIMITS, max_steps=6, constraints=[Vocabulary(own)])
     assert set(one.tokens) <= {EOS, 3}
     assert set(two.tokens) <= {EOS, 6, 7}
-
-
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_a_wide_beam_finds_the_best_of_what_is_allowed(penalty: float) -> None:
-    table, firsts, steps = Table(4), (5, 7, 11), 4
-    constraints: list[Constraint] = [Vocabulary.of([0, EOS, 3], 4), ForcedPrefix([[3], [0, 3], []])]
-    found = beam_search(
-        table, *sources(*firsts), **LIMITS, max_steps=steps, beam=Beam(4**steps, length_penalty=penalty),
-        constraints=constraints,
-    )  # fmt: skip
-    for first, prefix, (hypothesis,) in zip(firsts, [[3], [0, 3], []], found, strict=True):
-        answers = table.best_answers(first, steps, penalty)
-        score, best = next((s, y) for s, y in answers if 1 not in y and y[: len(prefix)] == prefix)
-        assert hypothesis.tokens == best
-        assert hypothesis.score == pytest.approx(score, abs=1e-6)
 
 
 class NeverTwice:

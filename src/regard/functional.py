@@ -175,7 +175,6 @@ def run_call(
     keep_values: bool,
     state: State | None = None,
 ) -> Tensor | Attended:
-    """Run a call of `make_call` with its canonical values; `value` are the caller's."""
     at = run_state(call.query) if state is None else state
     chosen = choose_backend(call, backend, at)
     is_graph = (at.is_compiling and chosen.name == "fused") or (at.is_traced and backend is None)

@@ -60,7 +60,7 @@ def test_the_sentences_of_a_chapter_are_short(chapter: str) -> None:
 
 
 def test_each_cell_of_the_gallery_draws() -> None:
-    first, *others = cells((ROOT / "docs/pictures.md").read_text(encoding="utf-8"))
+    first, *others = cells((ROOT / "docs/gallery.md").read_text(encoding="utf-8"))
     names: dict[str, Any] = {"__name__": "__main__"}
     run(first, names)
     assert len(others) == 15

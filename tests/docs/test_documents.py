@@ -11,20 +11,10 @@ import regard
 from regard.cli.main import run_command
 from tests import ROOT
 
+NAMES = "command-line you-asked convert watching kernels editing maps linear parts pictures page losses translate"
 PAGES = [
     "README.md",
-    "docs/command-line.md",
-    "docs/you-asked.md",
-    "docs/convert.md",
-    "docs/watching.md",
-    "docs/kernels.md",
-    "docs/editing.md",
-    "docs/maps.md",
-    "docs/linear.md",
-    "docs/parts.md",
-    "docs/pictures.md",
-    "docs/losses.md",
-    "docs/translate.md",
+    *(f"docs/{name}.md" for name in NAMES.split()),
     *(f"docs/uses/{page.name}" for page in sorted((ROOT / "docs/uses").glob("*.md")) if page.name != "README.md"),
 ]
 

@@ -109,7 +109,6 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "cache": "a step leaves out time_step_limit, which the scan of a whole sequence keeps "
         "(modeling_nemotron_h.py:563-577, 593)"
     },
-    "prophetnet": {"cache": "the stream of later tokens changes with the length of the target (by runs; not located)"},
     "zaya": {"documents": f"{PACKED} (modeling_zaya.py:234)"},
     "unlimited_ocr": {"cache": "by design: a window over decoded tokens, none over the prompt (:1297-1336)"},
     # What this table made.

@@ -61,6 +61,7 @@ def test_a_short_search_finds_nothing(ground: str, cases: int) -> None:
         ("lifetimes", 2),
         ("files", 0),
         ("files", 1),
+        ("positions", 593730456),
     ],
 )
 def test_a_longer_search_finds_nothing(ground: str, seed: int) -> None:

@@ -47,6 +47,24 @@ def some_text(count: int = 3) -> Tensor:
     return torch.randint(0, VOCAB, (count, LENGTH))
 
 
+def copy_layer(ours: Any, theirs: Any) -> None:
+    """The weights of one of our layers, into torch's of the same sizes."""
+
+    def copy_attention(mine: Any, other: nn.MultiheadAttention) -> None:
+        with torch.no_grad():
+            other.in_proj_weight.copy_(mine.in_weights[0])
+            other.in_proj_bias.copy_(mine.in_bias)
+        other.out_proj.load_state_dict(mine.out.state_dict())
+
+    copy_attention(ours.self_attention, theirs.self_attn)
+    if hasattr(ours, "cross_attention"):
+        copy_attention(ours.cross_attention, theirs.multihead_attn)
+    theirs.linear1.load_state_dict(ours.feed_forward.up.state_dict())
+    theirs.linear2.load_state_dict(ours.feed_forward.down.state_dict())
+    for number, residual in enumerate(ours.residuals, start=1):
+        getattr(theirs, f"norm{number}").load_state_dict(residual.norm.state_dict())
+
+
 def torchs(model: DecoderOnly | EncoderOnly) -> nn.TransformerEncoder:
     config = model.config
     is_pre = config.norm_position == "pre"
@@ -56,15 +74,8 @@ def torchs(model: DecoderOnly | EncoderOnly) -> nn.TransformerEncoder:
     )  # fmt: skip
     final = nn.LayerNorm(config.dim, dtype=torch.float64) if is_pre else None
     theirs = nn.TransformerEncoder(layer, config.num_layers, norm=final, enable_nested_tensor=False)
-    with torch.no_grad():
-        for mine, other in zip(model.layers, theirs.layers, strict=True):
-            other.self_attn.in_proj_weight.copy_(mine.self_attention.in_weights[0])
-            other.self_attn.in_proj_bias.copy_(mine.self_attention.in_bias)
-            other.self_attn.out_proj.load_state_dict(mine.self_attention.out.state_dict())
-            other.linear1.load_state_dict(mine.feed_forward.up.state_dict())
-            other.linear2.load_state_dict(mine.feed_forward.down.state_dict())
-            other.norm1.load_state_dict(mine.residuals[0].norm.state_dict())
-            other.norm2.load_state_dict(mine.residuals[1].norm.state_dict())
+    for mine, other in zip(model.layers, theirs.layers, strict=True):
+        copy_layer(mine, other)
     if final is not None:
         final.load_state_dict(model.final_norm.state_dict())
     return theirs.train()  # in training it takes no shortcut, and dropout is 0

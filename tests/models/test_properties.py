@@ -1,4 +1,4 @@
-"""What holds for both models: padding never changes a result, and nothing looks ahead; and they learn by heart."""
+"""What holds for both models: padding never changes a result, and nothing looks ahead."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.models import RNNConfig, RNNSeq2Seq, Seq2Seq, Transformer, TransformerConfig
-from regard.tasks.generation.config import Beam
-from tests.searches import beam_search, greedy
 
 PAD, BOS, EOS, VOCAB = 0, 1, 2, 17
 SOURCE, TARGET = 7, 5
@@ -134,45 +132,3 @@ def test_logits_depend_on_the_past_the_present_and_the_source_alone(make: Callab
     assert by_source[0, :4].abs().amax(-1).min() > 0
     assert not by_source[1].any()
     assert not by_target[1].any()
-
-
-def random_sentences(count: int, fewest: int) -> list[Tensor]:
-    lengths = torch.randint(fewest, 6, (count,)).tolist()
-    return [torch.cat([torch.randint(3, VOCAB, (n,)), torch.tensor([EOS])]) for n in lengths]
-
-
-def random_pairs(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sources with their lengths, target inputs and targets: related by nothing, and no two sources equal."""
-    sources = nn.utils.rnn.pad_sequence(random_sentences(count, fewest=2), batch_first=True, padding_value=PAD)
-    numbers = torch.arange(count)
-    sources[:, 0], sources[:, 1] = numbers % 14 + 3, numbers // 14 + 3
-    targets = nn.utils.rnn.pad_sequence(random_sentences(count, fewest=0), batch_first=True, padding_value=PAD)
-    begun = torch.cat([torch.full((count, 1), BOS), targets[:, :-1]], 1)
-    return sources, (sources != PAD).sum(1), begun, targets
-
-
-LEARNERS: dict[str, tuple[Callable[[], Any], float, int]] = {
-    "transformer": (lambda: transformer(dim=32, num_heads=4, feed_forward_dim=64), 1e-2, 80),
-    "rnn": (lambda: rnn(embedding_dim=24, hidden_dim=32, attention_dim=24), 1e-2, 80),
-}
-
-
-@pytest.mark.parametrize("learner", LEARNERS)
-@pytest.mark.usefixtures("as_installed")
-def test_fifty_pairs_are_learnt_by_heart(learner: str) -> None:
-    make, rate, steps = LEARNERS[learner]
-    sources, lengths, begun, targets = random_pairs(50)
-    model = make()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    for _ in range(steps):
-        logits = model(sources, lengths, begun)
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PAD)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    model.eval()
-    wanted = [row[row != PAD].tolist() for row in targets]
-    limits: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS, "max_steps": 11}
-    assert [found.tokens for found in greedy(model, sources, lengths, **limits)] == wanted
-    beams = beam_search(model, sources, lengths, beam=Beam(3), **limits)
-    assert [found[0].tokens for found in beams] == wanted

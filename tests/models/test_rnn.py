@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.models import RNNConfig, RNNSeq2Seq
+from tests.models.test_one_stack import shaken
 
 SOURCE_VOCAB, TARGET_VOCAB = 13, 17
 TINY = RNNConfig(embedding_dim=5, hidden_dim=7, attention_dim=11, dropout=0.0)
@@ -25,14 +26,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def make(dtype: torch.dtype = torch.float64, **changes: Any) -> RNNSeq2Seq:
-    model = RNNSeq2Seq(
-        dataclasses.replace(TINY, **changes), source_vocab_size=SOURCE_VOCAB, target_vocab_size=TARGET_VOCAB
-    ).to(dtype)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+def make(**changes: Any) -> RNNSeq2Seq:
+    config = dataclasses.replace(TINY, **changes)
+    return shaken(RNNSeq2Seq(config, source_vocab_size=SOURCE_VOCAB, target_vocab_size=TARGET_VOCAB))
 
 
 def sigmoid(x: Tensor) -> Tensor:

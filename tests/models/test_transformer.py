@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError
 from regard.models import Seq2Seq, Transformer, TransformerConfig
+from tests.models.test_one_stack import copy_layer, shaken
 
 SOURCE_VOCAB, TARGET_VOCAB, PAD = 13, 17, 0
 BATCH, SOURCE, TARGET = 3, 7, 5
@@ -16,15 +17,10 @@ TINY = TransformerConfig(dim=12, num_heads=3, encoder_layers=2, decoder_layers=2
 LENGTHS = torch.tensor([7, 4, 1])
 
 
-def make(config: TransformerConfig = TINY, dtype: torch.dtype = torch.float64, **changes: Any) -> Transformer:
-    """A model whose every parameter is away from its initial value, so that no bias or gain goes unseen."""
+def make(config: TransformerConfig = TINY, **changes: Any) -> Transformer:
     config = dataclasses.replace(config, **changes)
     vocab = TARGET_VOCAB if config.shared_embeddings else SOURCE_VOCAB
-    model = Transformer(config, source_vocab_size=vocab, target_vocab_size=TARGET_VOCAB).to(dtype)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
+    return shaken(Transformer(config, source_vocab_size=vocab, target_vocab_size=TARGET_VOCAB))
 
 
 def inputs() -> tuple[Tensor, Tensor, Tensor]:
@@ -51,12 +47,6 @@ def test_last_matrices_begin_smaller_where_a_norm_follows_each_sublayer(activati
     assert sum(name.endswith("down.weight") for name in after) == 6
 
 
-def copy_attention(ours: Any, theirs: nn.MultiheadAttention) -> None:
-    theirs.in_proj_weight.copy_(ours.in_weights[0])
-    theirs.in_proj_bias.copy_(ours.in_bias)
-    theirs.out_proj.load_state_dict(ours.out.state_dict())
-
-
 def torchs(model: Transformer) -> nn.Transformer:
     config = model.config
     is_pre = config.norm_position == "pre"
@@ -69,17 +59,8 @@ def torchs(model: Transformer) -> nn.Transformer:
         theirs.decoder.norm.load_state_dict(model.decoder_norm.state_dict())
     else:  # torch adds final norms to post-norm stacks too, which the paper has not
         theirs.encoder.norm = theirs.decoder.norm = None
-    mine: Any
-    other: Any
-    with torch.no_grad():
-        for mine, other in [*zip(model.encoder, theirs.encoder.layers), *zip(model.decoder, theirs.decoder.layers)]:  # noqa: B905
-            copy_attention(mine.self_attention, other.self_attn)
-            if hasattr(mine, "cross_attention"):
-                copy_attention(mine.cross_attention, other.multihead_attn)
-            other.linear1.load_state_dict(mine.feed_forward.up.state_dict())
-            other.linear2.load_state_dict(mine.feed_forward.down.state_dict())
-            for number, residual in enumerate(mine.residuals, start=1):
-                getattr(other, f"norm{number}").load_state_dict(residual.norm.state_dict())
+    for mine, other in [*zip(model.encoder, theirs.encoder.layers), *zip(model.decoder, theirs.decoder.layers)]:  # noqa: B905
+        copy_layer(mine, other)
     return theirs
 
 

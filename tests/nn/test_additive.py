@@ -46,19 +46,6 @@ def test_equals_the_formula(valid: list[int], seed: int) -> None:
                 torch.testing.assert_close(weights[b, i], row, rtol=0, atol=1e-12)
 
 
-def test_a_sequence_of_length_zero_is_exactly_zero_with_finite_gradients() -> None:
-    module = AdditiveAttention(3, 7, 11)
-    query, key = torch.randn(2, 2, 3, requires_grad=True), torch.randn(2, 5, 7, requires_grad=True)
-    output, weights = module(query, key, mask=regard.lengths(torch.tensor([0, 4])), return_weights=True)
-    assert torch.equal(output[0], torch.zeros(2, 7))
-    assert torch.equal(weights.dense()[0], torch.zeros(2, 5))
-    (output.square().sum() + weights.dense().square().sum()).backward()
-    assert torch.equal(query.grad[0], torch.zeros(2, 3))
-    assert torch.equal(key.grad[1, 4:], torch.zeros(1, 7))
-    assert all(p.grad.isfinite().all() for p in module.parameters())
-    assert query.grad[1].abs().min() > 0
-
-
 def test_projected_once_is_projected_inside() -> None:
     module = AdditiveAttention(3, 7, 11)
     query, memory = torch.randn(2, 2, 3), torch.randn(2, 5, 7)

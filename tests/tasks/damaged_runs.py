@@ -1,64 +1,25 @@
 """Run folders that something happened to: a bit flipped, an end cut off, a file gone."""
 
-import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from regard.errors import RegardError
 from regard.tasks.registry import task_of
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.translation.config import TranslationConfig
+from tests.fuzz.drawing import Drawn
+from tests.fuzz.files.mutations import mutate_bytes
 from tests.tasks.small_runs import changed
 
-Damage = Callable[[bytes, random.Random], bytes]
 
-
-def flip(content: bytes, generator: random.Random) -> bytes:
-    damaged = bytearray(content)
-    damaged[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
-    return bytes(damaged)
-
-
-def cut(content: bytes, generator: random.Random) -> bytes:
-    return content[: generator.randrange(len(content))]
-
-
-def blank(content: bytes, generator: random.Random) -> bytes:
-    begin = generator.randrange(len(content))
-    end = min(len(content), begin + generator.choice([1, 16, 512]))
-    return content[:begin] + bytes(end - begin) + content[end:]
-
-
-def grow(content: bytes, generator: random.Random) -> bytes:
-    return content + generator.randbytes(generator.choice([1, 8, 100]))
-
-
-DAMAGES: dict[str, Damage] = {"flip": flip, "cut": cut, "blank": blank, "grow": grow}
-
-
-class Case(NamedTuple):
-    name: str
-    damage: str
-    number: int
-
-
-def cases(run: Path, count: int, seed: int) -> Iterator[Case]:
-    generator = random.Random(seed)
-    names = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.stat().st_size)
-    for number in range(count):
-        if number % len(names) == 0:
-            generator.shuffle(names)
-        yield Case(names[number % len(names)], generator.choice([*DAMAGES, "flip"]), number)
-
-
-def apply(case: Case, run: Path) -> bool:
-    path = run / case.name
-    before = path.read_bytes()
-    after = DAMAGES[case.damage](before, random.Random(case.number))
-    path.write_bytes(after)
+def damage(run: Path, name: str, drawn: Drawn) -> bool:
+    """Other bytes of a file; whether it is another one now."""
+    before = (run / name).read_bytes()
+    after = mutate_bytes(drawn, before)
+    (run / name).write_bytes(after)
     return before != after
 
 

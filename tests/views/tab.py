@@ -27,6 +27,16 @@ const reading = () => ({
   text: root.querySelector(".reading").textContent,
   list: [...root.querySelectorAll(".reading li")].map((item) => [...item.children].map((part) => part.textContent)),
 });
+const inside = (inner, outer) => {
+  const [a, b] = [inner.getBoundingClientRect(), outer.getBoundingClientRect()];
+  const isAcross = a.left >= b.left - 1 && a.right <= b.right + 1;
+  return a.width > 0 && isAcross && a.top >= b.top - 1 && a.bottom <= b.bottom + 1;
+};
+const frames = async () => { for (let n = 0; n < 3; n++) await new Promise(requestAnimationFrame); };
+const inText = () => {
+  const token = root.querySelector(".token.focus");
+  return token && inside(token, token.closest(".scroller")) ? token.textContent : null;
+};
 """
 
 

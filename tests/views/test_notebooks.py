@@ -31,7 +31,7 @@ STATES = {
     "widget extension absent": "import sys; sys.modules['anywidget'] = None",
 }
 """Each state is that of the one before, and a line more; so they share one kernel, which takes seconds to start."""
-PAGES = ("linear", "pictures", "views", "maps", "losses", "coming-from", "editing")
+PAGES = ("linear", "pictures", "page", "views", "maps", "losses", "coming-from", "editing")
 USES = ("audit", "contacts", "steering", "words-in-time")
 NOTEBOOKS = ["README.md", *(f"docs/{name}.md" for name in PAGES), *(f"docs/uses/{name}.md" for name in USES)]
 SHOWING = {*regard.views.__all__, "view", "watch", "map_of", "explain"} - {"save_figure", "map_text"}

@@ -92,32 +92,15 @@ def long_page() -> str:
     return page([long, many], budget_mb=EMPTY_MB + 0.6, exact=[]).text
 
 
-SEEN = """
-const inside = (inner, outer) => {
-  const [a, b] = [inner.getBoundingClientRect(), outer.getBoundingClientRect()];
-  const isAcross = a.left >= b.left - 1 && a.right <= b.right + 1;
-  return a.width > 0 && isAcross && a.top >= b.top - 1 && a.bottom <= b.bottom + 1;
-};
-const frames = async () => { for (let n = 0; n < 3; n++) await new Promise(requestAnimationFrame); };
-const inText = () => {
-  const token = root.querySelector(".token.focus");
-  return token && inside(token, token.closest(".scroller")) ? token.textContent : null;
-};
-"""
-
-
 def test_a_clicked_cell_of_a_long_map_scrolls_the_text_to_its_token(tab: Tab, long_page: str) -> None:
     at = tab.show(long_page).run("""
       const box = root.querySelector(".matrix canvas").getBoundingClientRect();
       return [box.left + box.width * 0.4, box.top + box.height * 0.8];""")
     tab.browser.click(*at)
-    row, column, seen = tab.run(
-        SEEN
-        + """
+    row, column, seen = tab.run("""
       await frames();
       const { row, column } = page.state().focus;
-      return [row, column, inText()];"""
-    )
+      return [row, column, inText()];""")
     assert row > 1000 > column
     assert seen == TOKENS[row]
 
@@ -133,9 +116,7 @@ def test_both_tokens_of_a_kept_cell_are_marked_in_the_text(tab: Tab) -> None:
 
 def test_the_two_columns_show_the_kept_query(tab: Tab, long_page: str) -> None:
     for link in ("query=1500&view=links", "query=1500"):
-        drawn = tab.show(long_page, link).run(
-            SEEN
-            + """
+        drawn = tab.show(long_page, link).run("""
           const written = [], draw = CanvasRenderingContext2D.prototype.fillText;
           CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
             written.push([text, y]);
@@ -144,22 +125,18 @@ def test_the_two_columns_show_the_kept_query(tab: Tab, long_page: str) -> None:
           await page.changed({ view: "matrix" }); written.length = 0;
           await page.changed({ view: "links" }); await frames();
           const height = root.querySelector(".links").clientHeight;
-          return written.filter(([, y]) => y > 30 && y < height).map(([text]) => text);"""
-        )
+          return written.filter(([, y]) => y > 30 && y < height).map(([text]) => text);""")
         assert "word1500" in drawn
 
 
 def test_the_window_of_a_zoomed_map_follows_the_kept_token(tab: Tab, long_page: str) -> None:
-    window, seen = tab.show(long_page, "query=10&zoom=0-40x0-40").run(
-        SEEN
-        + """
+    window, seen = tab.show(long_page, "query=10&zoom=0-40x0-40").run("""
       const find = root.querySelector("input[type=search]");
       Object.assign(find, { value: "word1500" });
       find.dispatchEvent(new Event("input"));
       find.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
       await frames();
-      return [page.state().window, inText()];"""
-    )
+      return [page.state().window, inText()];""")
     assert window[0] <= 1500 < window[1] == window[0] + 40
     assert seen == "word1500"
 
@@ -169,9 +146,9 @@ def test_the_chosen_head_is_inside_the_strip(tab: Tab, long_page: str) -> None:
       await frames();
       const thumb = root.querySelector('.thumb[aria-pressed="true"]');
       return [thumb.textContent, inside(thumb, root.querySelector(".heads"))];"""
-    assert tab.show(long_page, "example=1&layer=5&heads=11").run(SEEN + chosen) == ["5.11", True]
-    assert tab.run(SEEN + "await page.changed({ layer: '0', heads: [0] });" + chosen) == ["0.0", True]
-    text, is_seen = tab.run(SEEN + "await page.changed({ layer: '3', heads: [7], sort: 'entropy' });" + chosen)
+    assert tab.show(long_page, "example=1&layer=5&heads=11").run(chosen) == ["5.11", True]
+    assert tab.run("await page.changed({ layer: '0', heads: [0] });" + chosen) == ["0.0", True]
+    text, is_seen = tab.run("await page.changed({ layer: '3', heads: [7], sort: 'entropy' });" + chosen)
     assert (text.partition(":")[0], is_seen) == ("3.7", True)
 
 
@@ -236,7 +213,7 @@ def test_filters_find_the_heads_that_do_it(tab: Tab) -> None:
 
 
 def test_the_docs_state_the_limits_of_the_filters() -> None:
-    script, text = resource("page_words.js"), (ROOT / "docs/pictures.md").read_text(encoding="utf-8")
+    script, text = resource("page_words.js"), (ROOT / "docs/page.md").read_text(encoding="utf-8")
     assert "const FOLLOWS = 0.3;\n" in script
     assert "| 0.3 of their weight or more |" in text
     assert "const FEW = 4, PART = 1 / 4;\n" in script

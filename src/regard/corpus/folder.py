@@ -72,7 +72,6 @@ class StatisticsFolder:
                 raise
 
     def _discard(self) -> None:
-        """Leave nothing of a measurement that was refused before its first shard was done."""
         if not any(one.is_file() for name in FOLDERS for one in (self.path / name).iterdir()):
             (self.path / SETTINGS_FILE).unlink()
             for name in (*FOLDERS, "."):

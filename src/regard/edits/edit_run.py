@@ -36,8 +36,6 @@ UNCHANGED = "unchanged"
 
 @dataclass(frozen=True, slots=True)
 class EditReport(Displayed):
-    """The plans of the edited calls; `print` it."""
-
     model: str
     plans: Mapping[str, Mapping[str, int]]
     """For each module, the number of its calls by plan."""

@@ -186,7 +186,6 @@ class OneBlock:
     def backward(
         self, saved: Residuals, extras: Extras, grad_output: Tensor, grad_lse: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """The gradients of the query, key and value, from saved = (query, key, value, output, lse)."""
         query, key, value, output, lse = saved
         dim = query.shape[-1]
         if self.added.live is not None:

@@ -50,7 +50,6 @@ class Alignment(Displayed):
         return queries, torch.arange(len(queries)) - before + self.first[queries]
 
     def __str__(self) -> str:
-        """The keys of each query of one map; of several maps, their shape."""
         if self.first.dim() != 1:
             return repr(self)
         ends = zip(self.first.tolist(), self.last.tolist(), strict=True)

@@ -205,7 +205,6 @@ class RNNConfig:
     """The probability of dropping an entry of a word vector or of the readout."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes below 1 and unknown names of parts."""
         require_one_of("decoder", self.decoder, ("bahdanau", "luong"))
         require_one_of("score", self.score, ("additive", "dot"))
         require_sizes(

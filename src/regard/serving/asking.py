@@ -132,7 +132,6 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def body_type(request: Request) -> str:
-    """The type of a body, without its parameters; "" if it has none."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 

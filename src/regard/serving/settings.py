@@ -11,8 +11,6 @@ MOST_TOKENS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """The most that one request may ask for, and that may wait."""
-
     max_text: int = 5_000
     """the most characters of the texts of a request."""
     max_length: int | None = None

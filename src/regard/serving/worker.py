@@ -144,7 +144,6 @@ class Worker:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the threads after the steps that they are in; works that wait are refused."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -33,8 +33,6 @@ LEGEND = 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Printed:
-    """The printable content of a map: values in reading order, and their labels."""
-
     values: Numbers
     hidden: Cells
     rows: list[str]

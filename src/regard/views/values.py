@@ -25,8 +25,6 @@ BLOCK_WEIGHTS = 2**22
 
 
 class Picture(NamedTuple):
-    """Weights ready to draw: (rows, columns) values, with a label for each row and column."""
-
     values: npt.NDArray[np.floating[Any]]
     rows: list[str]
     columns: list[str]

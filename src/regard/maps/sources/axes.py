@@ -92,8 +92,6 @@ def _of(chosen: Rows, places: Rows) -> Rows:
 
 @dataclass(frozen=True, eq=False)
 class TransposedSource(DerivedSource):
-    """P^T: a row has the weights of one key, by query."""
-
     of: Source
 
     @classmethod

@@ -228,8 +228,6 @@ class WeightedSource(DerivedSource):
 
 @dataclass(frozen=True, eq=False)
 class PositiveSource(DerivedSource):
-    """The positive part of a source: max(0, weight)."""
-
     of: Source
 
     @property

@@ -48,8 +48,6 @@ class SeenText(NamedTuple):
 
 
 class PictureFiles(NamedTuple):
-    """The files to write; None for one that is not wanted."""
-
     picture: Path | None
     page: Path | None
     numbers: Path | None = None

@@ -62,7 +62,6 @@ class Form:
     parts: tuple[_Part, ...] = field(repr=False, compare=False)
 
     def write(self, day: date) -> str:
-        """The day in this form, in NFC."""
         if not FIRST_DAY <= day <= LAST_DAY:
             raise ArgumentError(f"expected a day from {FIRST_DAY} to {LAST_DAY}, got {day}; take one in between")
         return normalise("".join([part.texts[part.number(day)] for part in self.parts]))

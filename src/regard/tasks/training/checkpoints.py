@@ -161,8 +161,6 @@ class TrainingState(NamedTuple):
 
 
 class Checkpoints:
-    """The best and the last checkpoint under one folder."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

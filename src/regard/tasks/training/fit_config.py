@@ -17,8 +17,6 @@ Precision = Literal["auto", "float32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitConfig:
-    """When to stop, validate and save."""
-
     steps: int = 10_000
     """Updates to make in all."""
     epochs: int = 0

@@ -23,8 +23,6 @@ class TrainingInterrupted(Interrupted):
 
 
 class StopWish:
-    """The signal of a request to stop, or 0."""
-
     def __init__(self) -> None:
         self.signal = 0
 

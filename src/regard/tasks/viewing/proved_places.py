@@ -14,7 +14,6 @@ from regard.tasks.pictures.token_maps import AxisLabels
 from regard.tasks.viewing.image_cells import ImageCells
 
 OF_TOKENS = ("input_ids", "decoder_input_ids")
-"""The inputs of tokens."""
 QUARTERS = 4
 """Parts of a sound that change one after the other."""
 LEAST_OWN = 0.8
@@ -220,8 +219,9 @@ def _agrees(axis: ClaimedAxis, moved: Sequence[Tensor | None], codes: Mapping[An
         return False
     sizes = torch.stack([one for one in moved if one is not None])
     if axis.is_time:  # frames overlap at the ends of quarters, and convolutions of positions reach beyond them
-        own = torch.arange(sizes.shape[-1]) * QUARTERS // sizes.shape[-1]
-        is_own = sizes.argmax(0) == own
+        count, moments = sizes.shape[-1], torch.arange(sizes.shape[-1]) * QUARTERS
+        strongest = sizes.argmax(0) * count
+        is_own = (moments < strongest + count) & (moments + QUARTERS > strongest)  # a moment may lie in two quarters
         return bool((sizes > 0).any(0).all()) and float(is_own.float().mean()) >= LEAST_OWN
     digits = len(sizes) // 2
     has_moved = (sizes > 0).T.reshape(-1, digits, 2).tolist()

@@ -1,6 +1,6 @@
 """The audit of a watch: every rule is asked of every call."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -8,13 +8,31 @@ from regard.errors import ArgumentError, ShapeError
 from regard.watching.checks.audited_call import AuditedRun, UserTold, run_of
 from regard.watching.checks.finding import AuditQuestion, Checked, Finding, by_module
 from regard.watching.checks.roles import UNKNOWN
-from regard.watching.checks.rules import RULES
+from regard.watching.checks.rules import cached, direction, kernel, padding, window
 from regard.watching.checks.rules.alike import like_the_others_rule
-from regard.watching.checks.rules.base import answers_to
-from regard.watching.checks.rules.kernel import is_finite, numbers_rule
+from regard.watching.checks.rules.base import Rule, answers_to
 from regard.watching.observed import Record
 from regard.watching.readers.product_calls import OVER_ANOTHER_AXIS
 from regard.watching.report import IN_A_THREAD, count, in_threads, missed_by, mixers_in
+
+RULES: Mapping[str, Rule] = {
+    "future": direction.future_rule,
+    "both sides": direction.both_sides_rule,
+    "cross-attention": direction.cross_attention_rule,
+    "padding": padding.padding_rule,
+    "documents": padding.documents_rule,
+    "images and prefixes": direction.images_and_prefixes_rule,
+    "window": window.window_rule,
+    "own and earlier keys": cached.own_keys_rule,
+    "positions": cached.positions_rule,
+    "rows without a key": kernel.rows_without_a_key_rule,
+    "softmax": kernel.softmax_rule,
+    "hiding": kernel.hiding_rule,
+    "sink": kernel.sink_rule,
+    "scale": kernel.scale_rule,
+    "choice of keys": kernel.choice_of_keys_rule,
+}
+"""By the question's name; in the order in which they are asked of the calls whose weights are numbers."""
 
 
 @torch.no_grad()
@@ -36,9 +54,9 @@ def audit(record: Record, told: UserTold) -> Checked:
         )
     run = run_of(record, told)
     found = list(_not_seen(record, run))
-    whole = [call for call in run.calls if is_finite(call)]
+    whole = [call for call in run.calls if kernel.is_finite(call)]
     asked = [
-        answers_to("numbers", numbers_rule, run.calls),
+        answers_to("numbers", kernel.numbers_rule, run.calls),
         *(answers_to(name, rule, whole) for name, rule in RULES.items()),
     ]
     stacked = [call for call in whole if call.is_attention]
@@ -48,7 +66,7 @@ def audit(record: Record, told: UserTold) -> Checked:
     model = type(record.modules[""]).__name__
     layers = len({call.name for call in run.calls})
     unknown = tuple(_unknown(record, run, questions))
-    return Checked(model, layers, tuple(by_module(without_echoes(found))), tuple(questions), unknown=unknown)
+    return Checked(model, layers, tuple(by_module(_without_echoes(found))), tuple(questions), unknown=unknown)
 
 
 NOTHING_SEEN = "no attention was seen: run the watched model itself, uncompiled and in this thread"
@@ -85,15 +103,11 @@ def _not_seen(record: Record, run: AuditedRun) -> Iterator[Finding]:
         yield Finding("not seen", "info", f"it mixes positions, and no map shows how: {how}", path)
 
 
-def without_echoes(findings: list[Finding]) -> list[Finding]:
+def _without_echoes(findings: list[Finding]) -> list[Finding]:
+    """Without what an error of the same call says, or explains."""
     errors = {(one.path, one.call, one.reason) for one in findings if one.severity == "error"}
-    explained = {(one.path, one.call) for one in findings if one.severity == "error" and one.reason in EXPLAINS}
-
-    def is_echo(one: Finding) -> bool:
-        place = (one.path, one.call)
-        return (*place, one.reason) in errors or (one.reason == "no key" and place in explained)
-
-    return [one for one in findings if one.severity == "error" or not is_echo(one)]
+    errors |= {(path, call, "no key") for path, call, reason in errors if reason in EXPLAINS}
+    return [one for one in findings if one.severity == "error" or (one.path, one.call, one.reason) not in errors]
 
 
 EXPLAINS = ("padding", "causal from the first key")

@@ -118,12 +118,11 @@ class AuditedCall:
     @cached_property
     def offset(self) -> int | None:
         """The position of the first query among the keys; None if it is not known."""
-        queries, keys = self.sizes.queries, self.sizes.keys
         if self.crosses or self.call.kind == "cross-attention":
             return None
-        if self.step is not None and (self.is_later_step or queries == keys):
+        if self.step is not None and self.is_later_step:
             return self.step.first - self.step.start
-        return 0 if queries == keys else None
+        return 0 if self.sizes.queries == self.sizes.keys else None
 
     @property
     def is_later_step(self) -> bool:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -124,11 +125,10 @@ def blocks_of(call: Observed) -> BlockFacts:
     count, rate, keys, chooser = call.blocks.number, call.blocks.rate, call.map.shape[-1], call.chooser
     on_blocks = call.map[..., keys - count :].sum(-1)
     weight = _share(on_blocks) or 0.0
-    if chooser is None or chooser.each >= count:
-        return BlockFacts(rate, count, weight)
-    read = None if call.over_tokens is None else _softmax_of(call)
-    if read is None:
-        return BlockFacts(rate, count, weight, chooser)
+    is_choice = chooser is not None and chooser.each < count
+    read = _softmax_of(call) if is_choice and call.over_tokens is not None else None
+    if chooser is None or read is None:
+        return BlockFacts(rate, count, weight, chooser if is_choice else None)
     own, state = read
     earlier = predicate(
         lambda batch, head, query, key: (keys <= key + count) & (key + count < keys + (query + 1) // rate)
@@ -163,12 +163,11 @@ class Facts:
 
     def __str__(self) -> str:
         shares = (("later positions", self.later), ("the first key", self.first))
-        said = [f"{_percent(share)} on {what}" for what, share in shares if share is not None]
-        rows = [f"{self.no_key} of {self.rows} rows without a key"] if self.no_key else []
+        said = ", ".join(f"{_percent(share)} on {what}" for what, share in shares if share is not None)
+        rows = f"{self.no_key} of {self.rows} rows without a key" if self.no_key else ""
         mask = f"mask: {self.mask}{' (read from the weights)' if self.mask.of_weights else ''}"
-        recall = [str(self.choice)] if self.choice is not None and self.choice.recall is not None else []
-        blocks = ([] if self.blocks is None else [str(self.blocks)]) + ([self.fault] if self.fault else [])
-        return "; ".join([mask, *recall, *([f"weight: {', '.join(said)}"] if said else []), *rows, *blocks])
+        parts = (mask, self.choice, said and f"weight: {said}", rows, self.blocks, self.fault)
+        return "; ".join(said for part in parts if (said := str(part or "")))
 
 
 @torch.no_grad()
@@ -304,13 +303,11 @@ def _mean(call: Observed, seen: RowSpans, of_rows: Tensor) -> float | None:
 
 def _on_first(call: Observed, seen: RowSpans) -> float | None:
     assert call.map is not None
-    weights, sizes = call.map, call.sizes
-    first = seen.keys.unflatten(0, seen.shape).any(1).expand(sizes.flat_batch, sizes.keys).long().argmax(-1)
-    if int(first.min()) == int(first.max()):
-        return _mean(call, seen, weights.block(range(sizes.queries), range(int(first[0]), int(first[0]) + 1)))
-    chosen = torch.nn.functional.one_hot(first, sizes.keys).to(weights.dtype)
-    x = chosen[:, None, :, None].expand(-1, sizes.heads, -1, -1).reshape(*weights.leading, sizes.keys, 1)
-    return _mean(call, seen, weights @ x)
+    shape = call.sizes.flat_batch, call.sizes.heads, call.sizes.queries
+    first = seen.keys.unflatten(0, seen.shape).any(1).long().argmax(-1).expand(shape[0])
+    places, which = first.unique(return_inverse=True)
+    columns = [call.map.block(range(shape[2]), range(n, n + 1)).reshape(shape) for n in places.tolist()]
+    return _mean(call, seen, torch.stack(columns)[which, torch.arange(shape[0], device=which.device)])
 
 
 def _later(call: Observed, kind: MaskKind, seen: RowSpans) -> float | None:
@@ -342,37 +339,24 @@ def facts_by_mask(calls: Sequence[Observed]) -> list[str]:
     """The facts of the calls of one module: a line for each kind of mask, with the means of its calls. Of many calls
     some are read, the first and the last among them, and the lines say how many."""
     kinds: dict[tuple[object, ...], list[Facts]] = {}
-    read = _spread(calls, MOST_CALLS)
-    for call in read:
+    most = min(len(calls), MOST_CALLS)
+    for call in (calls[round(n * (len(calls) - 1) / max(1, most - 1))] for n in range(most)):
         try:
             facts = facts_of(call)
         except OverwrittenError as error:
             call.notes.append(f"not read: {error}")
-            continue
         except RegardError:
             continue
-        kinds.setdefault((facts.mask.pattern, facts.mask.size, facts.mask.padding, facts.fault), []).append(facts)
+        else:
+            kinds.setdefault((facts.mask.pattern, facts.mask.size, facts.mask.padding, facts.fault), []).append(facts)
     lines = []
     for alike in kinds.values():
-        mean = replace(
-            alike[-1],
-            later=_mean_of([one.later for one in alike]),
-            first=_mean_of([one.first for one in alike]),
-            no_key=sum(one.no_key for one in alike),
-            rows=sum(one.rows for one in alike),
+        later, first = (
+            fmean(known) if (known := [share for share in shares if share is not None]) else None
+            for shares in ([one.later for one in alike], [one.first for one in alike])
         )
-        several = f"; {len(alike)} of {len(read)} calls" if len(kinds) > 1 else ""
-        some = f"; read from {len(read)} of {len(calls)} calls" if len(read) < len(calls) else ""
-        lines.append(f"{mean}{several}{some}")
+        no_key, rows = sum(one.no_key for one in alike), sum(one.rows for one in alike)
+        mean = replace(alike[-1], later=later, first=first, no_key=no_key, rows=rows)
+        several = f"; {len(alike)} of {most} calls" if len(kinds) > 1 else ""
+        lines.append(f"{mean}{several}{f'; read from {most} of {len(calls)} calls' if most < len(calls) else ''}")
     return lines
-
-
-def _spread(calls: Sequence[Observed], most: int) -> list[Observed]:
-    if len(calls) <= most:
-        return list(calls)
-    return [calls[round(n * (len(calls) - 1) / (most - 1))] for n in range(most)]
-
-
-def _mean_of(shares: Sequence[float | None]) -> float | None:
-    known = [share for share in shares if share is not None]
-    return sum(known) / len(known) if known else None

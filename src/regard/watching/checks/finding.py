@@ -5,7 +5,7 @@ the result: one object, with the questions, the findings, and what could not be 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from torch import Tensor
 
@@ -18,52 +18,15 @@ if TYPE_CHECKING:
 
 Severity = Literal["error", "warning", "info"]
 """An error is wrong for certain; a warning is wrong unless intended; an info is a surprising fact."""
-Reason = Literal[
-    "future",
-    "inverted mask",
-    "causal encoder",
-    "causal cross-attention",
-    "causal from the first key",
-    "itself hidden",
-    "earlier keys lost",
-    "padding",
-    "documents",
-    "image tokens",
-    "prefix",
-    "window",
-    "positions",
-    "no key",
-    "softmax over the wrong axis",
-    "mask added",
-    "hidden by a finite number",
-    "row sums",
-    "dropout in evaluation",
-    "sink",
-    "bias",
-    "scale",
-    "first key dropped",
-    "labels",
-    "training",
-    "not finite",
-    "recurrence",
-    "not seen",
-    "batch",
-    "length",
-    "cache",
-    "kernel and eager",
-    "another scale",
-    "another order of heads",
-    "another mask",
-    "other positions",
-    "other values",
-    "another map",
-    "another output",
-    "random",
-    "other calls",
-    "not checked",
-]
+OfDirection = Literal["future", "inverted mask", "causal encoder", "causal cross-attention", "image tokens", "prefix"]
+OfSequences = Literal["padding", "documents", "no key", "window", "first key dropped", "batch", "length", "labels"]
+OfCaches = Literal["causal from the first key", "itself hidden", "earlier keys lost", "positions", "cache"]
+OfWeights = Literal["softmax over the wrong axis", "row sums", "dropout in evaluation", "not finite", "recurrence"]
+OfScores = Literal["mask added", "hidden by a finite number", "sink", "bias", "scale", "kernel and eager", "training"]
+OfReference = Literal["another scale", "another order of heads", "another mask", "other positions", "other values"]
+OfOutputs = Literal["another map", "another output", "other calls", "random", "not seen", "not checked"]
+Reason = OfDirection | OfSequences | OfCaches | OfWeights | OfScores | OfReference | OfOutputs
 """The fault, in a word a program can match."""
-_ORDER = ("error", "warning", "info")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +115,7 @@ def by_module(findings: Iterable[Finding]) -> list[Finding]:
         replace(same[0], numbers={**same[0].numbers, "calls": sum(one.numbers.get("calls", 1) for one in same)})
         if same[0].call is not None else same[0] for same in alike.values()
     ]  # fmt: skip
-    return sorted(found, key=lambda one: _ORDER.index(one.severity))
+    return sorted(found, key=lambda one: get_args(Severity).index(one.severity))
 
 
 def grouped(findings: Iterable[Finding]) -> list[str]:
@@ -271,7 +234,7 @@ class Checked(Displayed, Sequence[Finding]):
 
     def __str__(self) -> str:
         """The faults, and a line each for the infos, the questions and the trials; `details` has them one by one."""
-        listed = {
+        listed: dict[str, Sequence[str]] = {
             "infos": [one.reason for one in self.infos],
             "asked": [one.name for one in self.questions if one.asked],
             "tried": self.tried,

@@ -21,7 +21,6 @@ VOTED = ("none", "causal", "window", "window to both sides", "prefix", "document
 
 
 def like_the_others_rule(calls: Sequence[AuditedCall]) -> Rule:
-    """Is each layer like all the others of its stack?"""
     stacks: dict[tuple[object, ...], list[AuditedCall]] = {}
     steps: dict[tuple[object, ...], list[AuditedCall]] = {}
     for call in calls:

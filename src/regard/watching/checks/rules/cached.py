@@ -18,7 +18,6 @@ NEWEST = "add the new keys first, and cut with keys[..., -window:, :]"
 
 
 def own_keys_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does each query see its own key, and those before it?"""
     need_one_sequence(call, has_own_keys=True)
     need(call.is_exact, "its mask is read from weights, where an allowed key may have none")
     if call.facts.mask.pattern == "inverted" or call.call.chooser is not None:
@@ -116,7 +115,7 @@ def _is_causal(call: AuditedCall) -> bool:
     seen = call.facts.seen
     place = torch.arange(call.sizes.queries, device=call.device) + (call.offset or 0) - 1
     is_strict = len(place) > 2 and bool(seen.live.any()) and seen.all((seen.last == place) | (place < 0))
-    return call.role.direction == "causal" or call.is_later_step or (is_strict and not call.facts.mask.ahead)
+    return call.role.direction == "causal" or call.is_later_step or is_strict
 
 
 def _see_themselves(call: AuditedCall, offset: int) -> bool:
@@ -132,8 +131,6 @@ def _seen_before(call: AuditedCall) -> Tensor | None:
     if before is None or step is None or step.start or step.origins is not None or (said is not None and said.size):
         return None
     own, known = call.seen_keys, before.seen_keys
-    if len(known) not in (1, call.sizes.flat_batch) or known.shape[1] > keys:
-        return None
     # Without a config, a window tells itself by nothing but the oldest keys, which it hides.
     first = own.long().argmax(-1, keepdim=True)
     is_window = call.config is None and bool((own | (torch.arange(keys, device=call.device) < first)).all())
@@ -166,7 +163,6 @@ def _has_oldest_keys(call: AuditedCall) -> bool:
 
 
 def positions_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Do positions go on from step to step?"""
     need_one_sequence(call)
     need(call.positions is not None, "its positions are in no table and no argument")
     if call.is_later_step:

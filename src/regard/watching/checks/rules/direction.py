@@ -18,7 +18,6 @@ TURNED = ("causal", "causal from the first key", "causal from a position", "wind
 
 
 def future_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does a query of a causal model see what comes later?"""
     need_one_sequence(call, has_own_keys=True)
     mask, role, kinds = call.facts.mask, call.role, of_one_kind(call)
     offset = mask.offset if call.offset is None and mask.tells_positions else call.offset
@@ -94,13 +93,11 @@ def _cause(call: AuditedCall) -> str:
     mask = call.facts.mask
     if mask.added:
         return f"{mask.added}, which hides nothing"
-    if mask.pattern == "none":
-        return f"no causal mask arrived{', and the padding mask took its place' if mask.padding else ''}"
-    return "a window to both sides arrived" if mask.pattern == "window to both sides" else ""
+    took_its_place = ", and the padding mask took its place" if mask.padding else ""
+    return f"no causal mask arrived{took_its_place}" if mask.pattern == "none" else ""
 
 
 def both_sides_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does an encoder see both sides?"""
     need(call.sizes.queries > 1, "it has one query")
     need(call.role.direction == "both", "it is no encoder, as far as is known")
     need(call.offset is not None, "the positions of its queries are not known")
@@ -112,13 +109,12 @@ def both_sides_rule(call: AuditedCall) -> Iterator[Finding]:
             "causal encoder", "error" if call.role.is_sure else "warning",
             f"a causal mask arrived in an encoder ({call.role.why}): no query sees what comes later, and the mask "
             f"is {mask}",
-            cause=cause, remedy=remedy or "hand it no causal mask",
+            cause=cause, remedy=remedy,
         )  # fmt: skip
 
 
 def cross_attention_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does each query see every real key of another sequence?"""
-    mask, (queries, keys) = call.facts.mask, call.weights.shape[-2:]
+    mask, queries, keys = call.facts.mask, call.sizes.queries, call.sizes.keys
     need(not call.call.is_over_queries, "its softmax ran over the queries")
     need(call.crosses or (call.is_attention and queries > keys), "it attends to its own sequence")
     if queries > 1 and mask.pattern in TURNED:
@@ -127,7 +123,7 @@ def cross_attention_rule(call: AuditedCall) -> Iterator[Finding]:
             "causal cross-attention", "error",
             f"the keys are of another sequence, and the mask that arrived is {mask}",
             numbers={"queries": queries, "keys": keys}, cause=cause,
-            remedy=f"each query should see every real key{remedy and ': '}{remedy}",
+            remedy=f"each query should see every real key: {remedy}",
         )  # fmt: skip
 
 
@@ -137,11 +133,10 @@ def _causal_by(call: AuditedCall) -> tuple[str, str]:
             "an is_causal that is True by default, or a mask made for a decoder",
             "set is_causal = False on the module",
         )
-    return "a mask made for a decoder was handed to it", ""
+    return "a mask made for a decoder was handed to it", "hand it no causal mask"
 
 
 def images_and_prefixes_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Do the tokens of an image, or of a prefix, see each other both ways?"""
     need_attention(call)
     told, found, window = call.types or call.prefix, two_way_blocks(call), window_of(call)
     if found is None:

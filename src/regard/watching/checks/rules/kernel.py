@@ -26,7 +26,6 @@ def is_finite(call: AuditedCall) -> bool:
 
 
 def numbers_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Are the weights numbers?"""
     if call.facts.fault:
         yield Finding("recurrence", "error", call.facts.fault)
     elif not is_finite(call):
@@ -35,7 +34,6 @@ def numbers_rule(call: AuditedCall) -> Iterator[Finding]:
 
 
 def rows_without_a_key_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does each row of a real token see a key?"""
     facts, keep, queries = call.facts, call.keep, call.sizes.queries
     if not facts.no_key or facts.mask.pattern == "inverted":
         return
@@ -65,7 +63,6 @@ def rows_without_a_key_rule(call: AuditedCall) -> Iterator[Finding]:
 
 
 def choice_of_keys_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does a choice of keys keep the first one?"""
     choice = call.facts.choice
     if choice is None:
         raise NotAsked("no keys were chosen")
@@ -83,7 +80,6 @@ def choice_of_keys_rule(call: AuditedCall) -> Iterator[Finding]:
 
 
 def softmax_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Do the weights of each query sum to 1, over the keys?"""
     need_attention(call)
     if call.call.is_over_queries:
         yield Finding(
@@ -174,13 +170,13 @@ def _changed_weights(call: AuditedCall) -> Iterator[Finding]:
 
 
 def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does a mask hide the keys that it names?"""
     need_attention(call)
-    factors, added, sizes = call.call.factors, call.facts.mask.added, call.sizes
+    factors, added, keys = call.call.factors, call.facts.mask.added, range(call.sizes.keys)
     hide = "hide with -inf, or torch.finfo(dtype).min"
     bias = None if factors is None else factors.call.bias
+    tensor = bias.tensor.detach() if isinstance(bias, DenseBias) else None
     # (Beside a mask that hides, two numbers may be a bias.)
-    hides = isinstance(bias, DenseBias) and bool((bias.tensor <= HIDDEN).any())
+    hides = tensor is not None and bool((tensor <= HIDDEN).any())
     if _later_are_constant(call):
         yield Finding(
             "mask added", "error", "in each row all later keys have the same weight, which is not 0: their scores "
@@ -193,14 +189,13 @@ def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
             cause="a mask of zeros and ones was used as if it were an additive one",
             remedy="scores.masked_fill(mask == 0, -inf), or hand it over as bool",
         )  # fmt: skip
-    elif factors is None and added.startswith("0 and -") and _least_weight(call) * sizes.keys > LEAST:
+    elif factors is None and added.startswith("0 and -") and _least_weight(call) * len(keys) > LEAST:
         yield Finding(
             "hidden by a finite number", "warning", f"{added}, and every query sees every key: it hides nothing",
             cause="the number of the mask is no larger than scores are", remedy=hide,
         )  # fmt: skip
-    if factors is None or not isinstance(bias, DenseBias):
+    if factors is None or bias is None or tensor is None:
         return
-    tensor = bias.tensor.detach()
     low = float(tensor.min())
     # A learned or a relative bias has many values; a mask of a finite number has two.
     is_of_two = HIDDEN < low < 0 and bool(((tensor == low) | (tensor == 0) | (tensor <= HIDDEN)).all())
@@ -210,10 +205,9 @@ def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
 
     def hidden(rows: range) -> Tensor:
         vectors = {"query": take(factors.call.query, rows), "key": factors.call.key}
-        return (bias.block(rows, range(sizes.keys), **vectors, sizes=sizes) == low).all(1)
+        return (bias.block(rows, keys, **vectors, sizes=call.sizes) == low).all(1)
 
-    found = breach(call, hidden, of="that the mask should hide")
-    if found is not None:
+    if (found := breach(call, hidden, of="that the mask should hide")) is not None:
         yield Finding(
             "mask added" if is_small else "hidden by a finite number", "error",
             f"{found.amount:.2%} of the weight is on keys that {low:g} should hide",
@@ -228,22 +222,22 @@ def _least_weight(call: AuditedCall) -> float:
 
 def _is_of_later(call: AuditedCall, bias: Tensor, low: float) -> bool:
     """True if a bias (..., T, S) has this number at all later keys, and at no others."""
-    if call.offset is None or bias.shape[-2:] != (call.sizes.queries, call.sizes.keys) or call.sizes.queries < 3:
+    rows = range(call.sizes.queries)
+    if call.offset is None or bias.shape[-2:] != (len(rows), call.sizes.keys) or len(rows) < 3:
         return False
-    return bool(((bias == low) == (call.back(range(call.sizes.queries), call.offset) < 0)).all())
+    return bool(((bias == low) == (call.back(rows, call.offset) < 0)).all())
 
 
 def _later_are_constant(call: AuditedCall) -> bool:
     """True if the weights on later keys are one number in each row, and those on earlier ones are not."""
-    queries, keys = call.sizes.queries, call.sizes.keys
-    if not call.call.is_stored or call.offset != 0 or queries != keys or queries < FEWEST_ROWS:
+    queries = call.sizes.queries
+    if not call.call.is_stored or call.offset != 0 or queries != call.sizes.keys or queries < FEWEST_ROWS:
         return False
     rows = range(2, min(queries, 64) - 2)
-    block = call.block(rows)
-    later = call.back(rows, 0) < 0
+    block, later = call.block(rows), call.back(rows, 0) < 0
     top, low = block.masked_fill(~later, -torch.inf).amax(-1), block.masked_fill(~later, torch.inf).amin(-1)
     earlier = block.masked_fill(later, -torch.inf).amax(-1) - block.masked_fill(later, torch.inf).amin(-1)
-    return bool(((top == low) & (low > 0)).all()) and bool((earlier > 1e-6).all())
+    return bool(((top == low) & (low > 0)).all() & (earlier > 1e-6).all())
 
 
 FEWEST_ROWS = 6
@@ -257,7 +251,6 @@ HAND_SINKS = "hand the sinks to the kernel (s_aux), or load them from the checkp
 
 
 def sink_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does a learned sink take part in the softmax?"""
     need(sinks_of(call.module, call.sizes.heads) is not None, "it has no learned sink, as far as is known")
     is_free = call.call.is_stored and not call.call.is_part
     need(not is_free, "its own softmax has no sink, which may scale the output afterwards: regard.check tries it")
@@ -276,15 +269,11 @@ def sink_rule(call: AuditedCall) -> Iterator[Finding]:
 
 
 def sinks_of(module: torch.nn.Module | None, heads: int) -> torch.nn.Parameter | None:
-    for name in ("sinks", "sink", "attention_sink"):
-        found = getattr(module, name, None)
-        if isinstance(found, torch.nn.Parameter) and found.numel() == heads:
-            return found
-    return None
+    named = (getattr(module, name, None) for name in ("sinks", "sink", "attention_sink"))
+    return next((one for one in named if isinstance(one, torch.nn.Parameter) and one.numel() == heads), None)
 
 
 def scale_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Are scores scaled by one over the root of the dimension?"""
     factors = call.call.factors
     if factors is None or not isinstance(factors.call.score, ScaledDot):
         raise NotAsked("its weights tell no scale")

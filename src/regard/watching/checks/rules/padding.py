@@ -1,6 +1,7 @@
 """Padding and documents: no real token gives weight to padding or to another document, and every real key is seen."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ TRUE = "True means attend for F.scaled_dot_product_attention, and leave out for 
 
 
 def padding_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does weight rest on padding?"""
     # (The values of padding, which are 0 in a convolution of a sound model, are not kept.)
     need(call.mixes_positions and call.call.kind != "convolution", "it is no attention over positions")
     if call.keep is None:
@@ -98,8 +98,11 @@ def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, Pairs]]:
         "the mask is shifted by one": keep.roll(1, -1),
         "the mask is shifted back by one": keep.roll(-1, -1),
     }
-    for said, real in of_keys.items():
-        yield said, lambda rows, real=real: real[:, None].expand(-1, len(rows), -1)
+    yield from ((said, partial(_of_keys, real)) for said, real in of_keys.items())
+
+
+def _of_keys(real: Tensor, rows: range) -> Tensor:
+    return real[:, None].expand(-1, len(rows), -1)
 
 
 def _agrees(call: AuditedCall, gives: Pairs) -> bool:
@@ -116,7 +119,6 @@ def _agrees(call: AuditedCall, gives: Pairs) -> bool:
 
 
 def documents_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does weight rest on another document of the same row?"""
     need(call.mixes_positions, "it is no attention over positions")
     if call.documents is None:
         raise NotAsked("no argument tells of more than one document: audit(documents=...)")

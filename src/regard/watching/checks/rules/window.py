@@ -27,7 +27,6 @@ class SaidWindow(NamedTuple):
 
 
 def window_rule(call: AuditedCall) -> Iterator[Finding]:
-    """Does a layer see the window that its config says?"""
     need_one_sequence(call)
     said, offset, seen = window_of(call), call.offset, call.facts.seen
     if said is None:

@@ -55,7 +55,7 @@ Around = Callable[[Subject], AbstractContextManager[object]]
 """A state of a subject, such as its attention written out."""
 
 
-def as_it_is(subject: Subject) -> AbstractContextManager[None]:
+def as_it_is(subject: Subject) -> AbstractContextManager[object]:
     return nullcontext()
 
 
@@ -137,8 +137,8 @@ class FirstOfTies(TorchFunctionMode):
         return self._first(*args, **(kwargs or {}))
 
     def _first(self, input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-        chosen = input.sort(dim=dim, descending=largest, stable=True)
-        return torch.return_types.topk(tuple(one.narrow(dim, 0, k) for one in chosen))
+        values, indices = input.sort(dim=dim, descending=largest, stable=True)
+        return torch.return_types.topk((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
 
 
 class Broken(NamedTuple):

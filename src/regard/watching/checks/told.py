@@ -140,9 +140,8 @@ def ids_of(call: Observed, part: SequencePart, length: int) -> Told | None:
 def documents_told(call: Observed, real: Tensor) -> Told | None:
     """The documents of the keys of a whole pass, of which `real` are no padding, bool (B, S)."""
     ends = (one for one in arguments(call) if one.name in ENDS)
-    named: dict[str, Handed] = {}
-    for one in (*handed(call, (*DOCUMENTS, "position_ids", "attention_mask"), call.sizes.keys), *ends):
-        named.setdefault(one.name, one)
+    flat = handed(call, (*DOCUMENTS, "position_ids", "attention_mask"), call.sizes.keys)
+    named = {one.name: one for one in reversed([*flat, *ends])}
     if (found := documents_of({name: one.values for name, one in named.items()}, real)) is None:
         return None
     name, documents = found
@@ -151,9 +150,8 @@ def documents_told(call: Observed, real: Tensor) -> Told | None:
 
 
 def documents_of(given: Mapping[str, Tensor], real: Tensor) -> tuple[str, Tensor] | None:
-    """The argument that tells the documents of a whole pass, and the document of each position (B, S): by ids of
-    documents, their ends, positions that begin anew, or a mask that numbers them (1, 1, 2, 2, 2 and 0 for padding, as
-    some packers hand over); None if nothing tells of more than one. `real` are no padding, bool (B, S)."""
+    """The argument that tells the documents of a whole pass, and that of each position (B, S): ids, ends, positions
+    that begin anew, or a mask that numbers them (1, 1, 2, 2, 2, and 0 for padding). `real`: bool (B, S)."""
     flat = {name: one for name, one in given.items() if one.shape == real.shape}
     for name in (name for name in DOCUMENTS if name in flat):
         # Of old, segment_ids were the two kinds of BERT's tokens.

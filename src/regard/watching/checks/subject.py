@@ -34,7 +34,7 @@ from regard.watching.checks.runs import (
     output_of,
     padded,
 )
-from regard.watching.checks.told import ENDS, documents_of
+from regard.watching.checks.told import ENDS, documents_among
 from regard.watching.interference import ROWS, Place, Places
 
 IGNORED = -100
@@ -208,7 +208,7 @@ class Subject:
             return row[DOCUMENTS_TOLD], "documents=", False
         given = {name: row[name][None] for name in self.inputs_of(self.ahead)} | self._ends()
         real = torch.ones(1, length := len(row[self.ahead]), dtype=torch.bool, device=row[self.ahead].device)
-        if (found := documents_of(given, real)) is not None:
+        if (found := documents_among(given, real)) is not None:
             return found[1][0], found[0], found[0] in (*ENDS, "position_ids")
         for name, mask in self._squares(row, length).items():
             if (blocks := separate_blocks(mask)) is not None:

@@ -142,14 +142,14 @@ def documents_told(call: Observed, real: Tensor) -> Told | None:
     ends = (one for one in arguments(call) if one.name in ENDS)
     flat = handed(call, (*DOCUMENTS, "position_ids", "attention_mask"), call.sizes.keys)
     named = {one.name: one for one in reversed([*flat, *ends])}
-    if (found := documents_of({name: one.values for name, one in named.items()}, real)) is None:
+    if (found := documents_among({name: one.values for name, one in named.items()}, real)) is None:
         return None
     name, documents = found
     told = named[name].told(documents)
     return replace(told, source=f"the restarts of {told.source}") if name == "position_ids" else told
 
 
-def documents_of(given: Mapping[str, Tensor], real: Tensor) -> tuple[str, Tensor] | None:
+def documents_among(given: Mapping[str, Tensor], real: Tensor) -> tuple[str, Tensor] | None:
     """The argument that tells the documents of a whole pass, and that of each position (B, S): ids, ends, positions
     that begin anew, or a mask that numbers them (1, 1, 2, 2, 2, and 0 for padding). `real`: bool (B, S)."""
     flat = {name: one for name, one in given.items() if one.shape == real.shape}

@@ -24,7 +24,12 @@ BARE: dict[str, Any] = {"scale": "linear", "colour_bar": False, "annotate": True
 
 
 def picture(names: dict[str, Any]) -> Any:
-    return names["figure"]
+    """The mean weights of both words on the tokens of the picture, cell by cell."""
+    rows, columns = [[f"{n}" for n in range(names[side])] for side in ("HIGH", "WIDE")]
+    words = names["text"][0, -2:].tolist()
+    titles = [f"word {word}: {of}" for word, of in zip(words, ("row 1", "column 3"), strict=True)]
+    grids = names["heat"].unflatten(1, (len(rows), len(columns)))
+    return heatmap_grid([Panel(one, rows, columns, title) for title, one in zip(titles, grids, strict=True)], **BARE)
 
 
 def sources(names: dict[str, Any]) -> Any:
@@ -63,7 +68,7 @@ def time(names: dict[str, Any]) -> Any:
 def atoms(names: dict[str, Any]) -> Any:
     labels = [[names["tokens"][n] for n in names[side]] for side in ("product", "reactants")]
     part = names["weights"].only(rows=names["product"], columns=names["reactants"])
-    return heatmap(part, *labels, axis_titles=("atoms of the amide", "atoms of its reactants"), **BARE).figure
+    return heatmap(part, *labels, axis_titles=("atoms of the amide", "atoms of its reactants"), scale="linear").figure
 
 
 PAGES: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {

@@ -161,6 +161,7 @@ WRITINGS: dict[str, tuple[Weights, Callable[[Tensor, Tensor], Tensor], Callable[
         lambda m, s: s.softmax(-2), torch.matmul, lambda used: [used], "the columns of its weights sum to 1",
     ),
     "slots": (slots, torch.matmul, lambda used: [used], "seen.softmax(name)"),
+    "in a child module": (softmax, module(lambda m, a, v: a @ v)(), lambda used: [used], "product: "),
     "in blocks": (softmax, lambda a, v: a[..., :4] @ v[..., :4, :] + a[..., 4:] @ v[..., 4:, :], lambda used: [],
                   "in blocks"),
 }  # fmt: skip
@@ -176,6 +177,7 @@ def test_each_product_has_the_map_of_its_weights_and_a_note(name: str, context: 
     for found, used in zip(seen.maps, expected(model.used[-1]), strict=True):
         assert torch.equal(found.dense(), used)
     assert note in str(seen.report())
+    assert bool(seen.report().missed) == (name == "in blocks")
     if name == "slots":
         torch.testing.assert_close(seen.softmax("").received(), torch.ones(B, H, S))
 

@@ -1,6 +1,7 @@
 """Decoding step by step, against one pass over the whole target: whichever sequences go on, and whatever is done to a
 module."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import regard
+from regard.call.rotary import rotary
 from regard.models import DecoderOnly, DecoderOnlyConfig, Transformer, TransformerConfig
 from regard.nn import DifferentialAttention, LatentAttention, Mamba2
 from regard.tasks.generation import Beam
+from regard.tensors.guards import KeptPlace
 from tests import each_once
+from tests.operators import operators_of
 from tests.searches import beam_search, greedy
 
 VOCAB, BOS, EOS = 31, 1, 2
@@ -213,3 +217,52 @@ def test_every_mixer_with_a_cache_is_called(attend: Any) -> None:
     last, _ = attend.extend(x[:, 3:], cache)
     assert [id(one) for one in fired] == [id(first), id(last)]
     torch.testing.assert_close(torch.cat([first, last], 1), attend(x, mask=regard.causal()))
+
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+TEXT = torch.arange(4, 20).reshape(2, 8)
+LAYERS = 12
+MOST = 1.1
+"""Ours, of transformers' own."""
+
+
+def llama() -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=2,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def generated(model: Any, mask: torch.Tensor) -> Callable[[int], object]:
+    return lambda steps: model.generate(
+        TEXT, attention_mask=mask, do_sample=False, max_new_tokens=steps, min_new_tokens=steps
+    )
+
+
+def of_a_step(run: Callable[[int], object]) -> int:
+    with torch.no_grad():
+        run(3)
+        return operators_of(lambda: run(5)).total() - operators_of(lambda: run(4)).total()
+
+
+def test_a_step_of_our_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a Llama of its sizes. What counts operators would keep the angles of the layers from being shared."""
+    monkeypatch.setattr(rotary, "where_kept", lambda x: KeptPlace(x.device, 0))
+    config = DecoderOnlyConfig(
+        dim=32, num_heads=2, num_layers=LAYERS, feed_forward_dim=128, dropout=0.0, activation="swiglu", norm="rms",
+        positions="rotary",
+    )  # fmt: skip
+    model, lengths = DecoderOnly(config, vocab_size=64).eval(), torch.full((2,), 8)
+    ours = of_a_step(lambda steps: greedy(model, TEXT, lengths, bos_id=1, eos_id=-1, max_steps=steps))
+    assert ours <= MOST * of_a_step(generated(llama(), torch.ones_like(TEXT)))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_step_of_an_enabled_model(padded: bool) -> None:
+    model, mask = llama(), torch.ones_like(TEXT)
+    mask[0, :3] = 0 if padded else 1
+    theirs = of_a_step(generated(model, mask))
+    with regard.huggingface.enable(model):
+        ours = of_a_step(generated(model, mask))
+    assert ours <= MOST * theirs, (ours, theirs)

@@ -14,7 +14,7 @@ import pytest
 
 import regard.views
 from tests import ROOT
-from tests.views.test_results import handed_back
+from tests.views.test_display import handed_back
 
 nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed (the extra `dev`)")
 

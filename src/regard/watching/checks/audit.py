@@ -1,20 +1,22 @@
 """The audit of a watch: every rule is asked of every call."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from regard.errors import ArgumentError, ShapeError
-from regard.watching.checks.audited_call import AuditedRun, UserTold, run_of
+from regard.watching.checks.audited_call import AuditedCall, AuditedRun, NotAsked, UserTold, run_of
 from regard.watching.checks.finding import AuditQuestion, Checked, Finding, by_module
 from regard.watching.checks.roles import UNKNOWN
 from regard.watching.checks.rules import cached, direction, kernel, padding, window
 from regard.watching.checks.rules.alike import like_the_others_rule
-from regard.watching.checks.rules.base import Rule, answers_to
 from regard.watching.observed import Record
 from regard.watching.readers.product_calls import OVER_ANOTHER_AXIS
 from regard.watching.report import IN_A_THREAD, count, in_threads, missed_by, mixers_in
 
+Rule = Callable[[AuditedCall], Iterator[Finding]]
+"""Yields findings without their path and index, or raises `NotAsked`."""
 RULES: Mapping[str, Rule] = {
     "future": direction.future_rule,
     "both sides": direction.both_sides_rule,
@@ -56,17 +58,29 @@ def audit(record: Record, told: UserTold) -> Checked:
     found = list(_not_seen(record, run))
     whole = [call for call in run.calls if kernel.is_finite(call)]
     asked = [
-        answers_to("numbers", kernel.numbers_rule, run.calls),
-        *(answers_to(name, rule, whole) for name, rule in RULES.items()),
+        _answers_to("numbers", kernel.numbers_rule, run.calls),
+        *(_answers_to(name, rule, whole) for name, rule in RULES.items()),
     ]
     stacked = [call for call in whole if call.is_attention]
-    asked.append(answers_to("like the others", like_the_others_rule(stacked), stacked))
+    asked.append(_answers_to("like the others", like_the_others_rule(stacked), stacked))
     found += [finding for _, findings in asked for finding in findings]
     questions = [question for question, _ in asked if question.asked or question.not_asked]
     model = type(record.modules[""]).__name__
     layers = len({call.name for call in run.calls})
     unknown = tuple(_unknown(record, run, questions))
     return Checked(model, layers, tuple(by_module(_without_echoes(found))), tuple(questions), unknown=unknown)
+
+
+def _answers_to(name: str, rule: Rule, calls: Iterable[AuditedCall]) -> tuple[AuditQuestion, list[Finding]]:
+    answers: list[tuple[str, str | None]] = []
+    found: list[Finding] = []
+    for call in calls:
+        try:
+            found += [replace(one, path=call.name, call=call.call.index, observed=call.call) for one in rule(call)]
+            answers.append((call.name, None))
+        except NotAsked as why:
+            answers.append((call.name, str(why)))
+    return AuditQuestion.of(name, answers), found
 
 
 NOTHING_SEEN = "no attention was seen: run the watched model itself, uncompiled and in this thread"

@@ -207,12 +207,11 @@ class AuditedCall:
     @cached_property
     def positions(self) -> Told | None:
         """The positions (B, T) that the model gives its queries: by the table of positions, or an argument."""
-        shape = (self.sizes.flat_batch, self.sizes.queries)
-        for one in self._embedded() if self.position_table is not None else ():
-            if one.table == self.position_table:
-                ids = torch.atleast_2d(one.ids)
-                return Told(ids.expand(shape), "the table of positions") if len(ids) in (1, shape[0]) else None
-        given = list(handed(self.call, ("position_ids",), self.sizes.queries))
+        shape, table = (self.sizes.flat_batch, self.sizes.queries), self.position_table
+        of_table = (torch.atleast_2d(one.ids) for one in self._embedded() if one.table == table)
+        if (ids := next(of_table, None)) is not None:
+            return Told(ids.expand(shape), "the table of positions") if len(ids) in (1, shape[0]) else None
+        given = list(handed(self.call, ("position_ids",), shape[1]))
         return given[-1].told() if given else None
 
     @property
@@ -276,6 +275,25 @@ class AuditedCall:
     def is_exact(self) -> bool:
         """True if the visible pairs are those of a mask; of weights, an allowed pair may have the weight 0."""
         return self.facts.seen.is_exact
+
+
+class NotAsked(Exception):
+    """The reason why a question cannot be asked of a call."""
+
+
+def need(holds: bool, why_not: str) -> None:
+    if not holds:
+        raise NotAsked(why_not)
+
+
+def need_attention(call: AuditedCall) -> None:
+    need(call.is_attention, "it is no attention over positions")
+
+
+def need_one_sequence(call: AuditedCall, *, has_own_keys: bool = False) -> None:
+    """Self-attention; with `has_own_keys`, each query has a key of its own."""
+    is_one = call.is_attention and not call.crosses and not (has_own_keys and call.sizes.queries > call.sizes.keys)
+    need(is_one, "it is no attention over the positions of one sequence")
 
 
 @dataclass(slots=True, eq=False)

@@ -1,15 +1,14 @@
 """Layers of one stack: one that differs from all the others is named with theirs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from string import digits
 
 import torch
 from torch import Tensor
 
 from regard.call.biases.base import DenseBias
-from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.audited_call import AuditedCall, need
 from regard.watching.checks.finding import Finding
-from regard.watching.checks.rules.base import Rule, need
 from regard.watching.checks.rules.window import window_of
 from regard.watching.kept.mask_reading import HIDDEN
 
@@ -20,7 +19,7 @@ FEWEST = 3
 VOTED = ("none", "causal", "window", "window to both sides", "prefix", "documents", "documents, causal")
 
 
-def like_the_others_rule(calls: Sequence[AuditedCall]) -> Rule:
+def like_the_others_rule(calls: Sequence[AuditedCall]) -> Callable[[AuditedCall], Iterator[Finding]]:
     stacks: dict[tuple[object, ...], list[AuditedCall]] = {}
     steps: dict[tuple[object, ...], list[AuditedCall]] = {}
     for call in calls:

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.audited_call import AuditedCall, need, need_one_sequence
 from regard.watching.checks.breach import hidden_pairs
 from regard.watching.checks.finding import Finding
-from regard.watching.checks.rules.base import need, need_one_sequence
 from regard.watching.checks.rules.window import window_of
 from regard.watching.checks.told import ENDS, handed
 

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.audited_call import AuditedCall, NotAsked, need, need_attention, need_one_sequence
 from regard.watching.checks.breach import breach, hidden_pairs
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.roles import around
-from regard.watching.checks.rules.base import NotAsked, need, need_attention, need_one_sequence
 from regard.watching.checks.rules.padding import TRUE
 from regard.watching.checks.rules.window import layer_kind, window_of
 

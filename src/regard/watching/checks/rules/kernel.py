@@ -9,10 +9,9 @@ from torch import Tensor
 from regard.call.biases.base import DenseBias
 from regard.call.scores.base import ScaledDot
 from regard.call.shapes import take
-from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.audited_call import AuditedCall, NotAsked, need, need_attention
 from regard.watching.checks.breach import LEAST, breach
 from regard.watching.checks.finding import Finding
-from regard.watching.checks.rules.base import NotAsked, need, need_attention
 from regard.watching.checks.told import IDS, arguments
 from regard.watching.kept.mask_reading import HIDDEN
 

@@ -6,10 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.audited_call import AuditedCall, NotAsked, need
 from regard.watching.checks.breach import Pairs, breach
 from regard.watching.checks.finding import Finding, Severity
-from regard.watching.checks.rules.base import NotAsked, need
 
 TRUE = "True means attend for F.scaled_dot_product_attention, and leave out for nn.MultiheadAttention"
 

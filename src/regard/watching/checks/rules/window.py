@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.watching.checks.audited_call import AuditedCall
+from regard.watching.checks.audited_call import AuditedCall, NotAsked, need, need_one_sequence
 from regard.watching.checks.breach import breach, hidden_pairs
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.roles import around
-from regard.watching.checks.rules.base import NotAsked, need, need_one_sequence
 
 
 class SaidWindow(NamedTuple):

@@ -72,16 +72,7 @@ def used(archive: Path, files: list[str], *, demo: bool) -> None:
     def run(*command: str | Path) -> None:
         subprocess.run(list(map(str, command)), cwd=work, env=environment, check=True)
 
-    pip = (
-        folder / "python",
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
-        "-c",
-        ROOT / "constraints.txt",
-    )
+    pip = (folder / "python", "-m", "pip", "install", "-qc", ROOT / "constraints.txt", "--disable-pip-version-check")
     run(*pip, "torch", "numpy")
     run(*pip, f"{archive}[train,view]")
     run(folder / "python", "-I", "-c", CHECK, *files)

@@ -7,7 +7,7 @@ import torch
 
 import regard
 from benchmarks.harness import Row, Run, compare
-from regard.watching.checks.reference import compared, on_batch
+from regard.watching.checks.reference import Given, compared
 
 TITLE = "An audit and a comparison with a reference, against the forward pass"
 LENGTHS = (2048, 8192)
@@ -41,7 +41,7 @@ def sides(length: int, *, is_padded: bool, with_reference: bool) -> tuple[Run, R
     @torch.no_grad()
     def audited() -> object:
         if with_reference:
-            found = compared(on_batch(model, given), on_batch(model, given))
+            found = compared(Given(model, given), Given(model, given))
             assert not found
             return found
         with regard.watch(model) as seen:

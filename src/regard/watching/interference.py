@@ -195,7 +195,7 @@ class RunTrace(FollowedRun):
         if self.axes is None:
             return Mark(tuple(x.shape))
         axes = [(axis, of) for axis, of in self.axes.get(place, ()) if axis < x.dim()]
-        prints = _values if place[1] and not place[0][0] else _product
+        prints = Tensor.detach if place[1] and not place[0][0] else _product
         along = tuple(one for axis, of in axes if of != ROWS for one in self._along(x, axis, of, prints))
         whole = None if along or x.numel() > MOST_VALUES else float(_product(x.reshape(1, -1)).sum())
         if not along and (0, ROWS) in axes and len(x) == self.rows and x.numel():
@@ -226,10 +226,6 @@ MOST_VALUES = 1 << 20
 
 def _is_plain(x: Tensor) -> bool:
     return not x.is_nested and x.layout == torch.strided and not x.is_meta
-
-
-def _values(x: Tensor) -> Tensor:
-    return x.detach()
 
 
 def _product(x: Tensor) -> Tensor:
@@ -358,13 +354,3 @@ class Comparison:
             if one.whole is not None and other.whole is not None and one.shape == other.shape
             and one.whole != other.whole
         }  # fmt: skip
-
-
-def traced(
-    model: nn.Module, run: Callable[[], Any], rows: int, axes: PositionAxes | None = None, *, parts: bool
-) -> tuple[RunTrace, Any]:
-    """Run a model, and keep the fingerprints, of its parts too; and the result of the run."""
-    trace = RunTrace(rows, axes)
-    with trace.through(dict(model.named_modules()) if parts else {"": model}):
-        result = run()
-    return trace, result

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError
 from regard.watching.checks.pair_masks import is_square
-from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS, Meaning, PadToken
+from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS, Meaning, PadToken, is_numbered
 
 TARGET = ("decoder_", "tgt", "target", "trg")
 """The first letters of the arguments of the sequence that a pair writes."""
@@ -56,9 +56,8 @@ class Arguments:
     ) -> None:  # fmt: skip
         self.model = model
         self.by_name = isinstance(batch, Mapping)
-        given = batch if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        named = dict(given) if isinstance(given, Mapping) else _by_signature(model, given)
+        named = dict(batch) if isinstance(batch, Mapping) else _by_signature(model, batch)
         self.named = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in named.items()}
         self.shared = _shared(self.named)
         """Those without a dimension for the batch."""
@@ -70,7 +69,7 @@ class Arguments:
                 "passed on as they are if B is not T"
             )
         self._masks = {
-            n: MASKS[n] for n, one in self.tensors.items() if n in MASKS and one.dim() == 2 and not _is_numbered(one)
+            n: MASKS[n] for n, one in self.tensors.items() if n in MASKS and one.dim() == 2 and not is_numbered(one)
         }
         self.squares = [name for name, one in self.tensors.items() if is_square(one)]
         self.labels = [n for n in self.tensors if n in LABELS and _is_optional(model, n)]
@@ -80,7 +79,10 @@ class Arguments:
         self.groups = self._grouped()
         """The inputs of each sequence, by the name of the first."""
         self.ahead = self._ahead()
-        self._check(padding=padding, documents=documents)
+        shape = None if self.ahead is None else self.tensors[self.ahead].shape[:2]
+        for name, one in {"padding": padding, "documents": documents}.items():
+            if one is not None and one.shape != shape:
+                raise ShapeError(f"{name}= takes a tensor (B, L) of the batch, got {tuple(one.shape)}")
         self.tells: dict[str, TellsPadding] = {}
         """The arguments that tell padding."""
         self.is_told, self.is_by_token = padding is not None, False
@@ -93,9 +95,8 @@ class Arguments:
             self.tensors[DOCUMENTS_TOLD] = documents.to(device)
             self.groups[self.ahead] += (DOCUMENTS_TOLD,)
         self.group_of = {name: of for of, names in self.groups.items() for name in names}
-        for name in self.labels:
-            if self.ahead is not None and self.tensors[name].shape[:2] == self.tensors[self.ahead].shape[:2]:
-                self.group_of[name] = self.ahead
+        if self.ahead is not None:
+            self.group_of |= {n: self.ahead for n in self.labels if self.tensors[n].shape[:2] == shape}
 
     def is_content(self, name: str) -> bool:
         # (A bool tensor of a name that is not known may be a mask.)
@@ -129,12 +130,6 @@ class Arguments:
         targets = [of for of in usual if of.startswith(TARGET) or IDS.get(of) == "target"]
         ids = [of for of in usual if any(IDS.get(n) == "own" for n in self.groups[of])]
         return next((group[-1] for group in (targets, ids, usual) if group), None)
-
-    def _check(self, **told: Tensor | None) -> None:
-        shape = None if self.ahead is None else self.tensors[self.ahead].shape[:2]
-        for name, one in told.items():
-            if one is not None and one.shape != shape:
-                raise ShapeError(f"{name}= takes a tensor (B, L) of the batch, got {tuple(one.shape)}")
 
     def _keep(self, of: str, padding: Tensor | None) -> Tensor:
         """By a mask, by the caller, by lengths, by runs of the padding token."""
@@ -190,13 +185,9 @@ def _is_optional(model: nn.Module, name: str) -> bool:
     return takes is not None and takes.default is None
 
 
-def _is_numbered(mask: Tensor) -> bool:
-    """True for a mask that numbers documents: 1, 1, 2, 2, 2, and 0 for padding."""
-    return not mask.is_floating_point() and mask.dtype != torch.bool and bool((mask > 1).any())
-
-
-def _by_signature(model: nn.Module, given: Any) -> dict[str, Any]:
+def _by_signature(model: nn.Module, batch: Any) -> dict[str, Any]:
     """Arguments by the names of `forward`, as far as it has some."""
+    given = batch if isinstance(batch, list | tuple) else (batch,)
     try:
         takes = [name for name, one in inspect.signature(model.forward).parameters.items() if one.kind in POSITIONAL]
     except ValueError:  # of TorchScript

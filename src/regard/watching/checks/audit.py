@@ -118,7 +118,6 @@ def _not_seen(record: Record, run: AuditedRun) -> Iterator[Finding]:
 
 
 def _without_echoes(findings: list[Finding]) -> list[Finding]:
-    """Without what an error of the same call says, or explains."""
     errors = {(one.path, one.call, one.reason) for one in findings if one.severity == "error"}
     errors |= {(path, call, "no key") for path, call, reason in errors if reason in EXPLAINS}
     return [one for one in findings if one.severity == "error" or (one.path, one.call, one.reason) not in errors]

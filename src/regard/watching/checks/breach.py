@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,38 +19,24 @@ Pairs = Callable[[range], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """Weight where there should be none."""
+    """Weight where there should be none, or hidden pairs that should be seen."""
 
-    share: float
-    """The share of the weight of the counted rows, over all heads and sequences."""
-    example: FaultyWeight
+    amount: float
+    """The share of the weight of the counted rows, over all heads and sequences; or the number of pairs."""
+    unit: Literal["share", "pairs"]
+    example: FaultyWeight | None = None
+    first: str = ""
+    """The first of the pairs."""
 
     def finding(
         self, call: AuditedCall, reason: Reason, says: str, *, severity: Severity = "error", cause: str = "",
         remedy: str = "", **numbers: float,
     ) -> Finding:  # fmt: skip
-        """The finding: the share, its place, and the mask that arrived."""
-        said = f"{self.share:.1%} of the weight {says}, and the mask that arrived is {call.facts.mask}"
-        given = {"share": self.share, **numbers}
+        """The finding: how much, the place, and the mask that arrived."""
+        much = f"{self.amount:.1%} of the weight" if self.unit == "share" else f"{self.amount:.0f}"
+        said = f"{much} {says}{self.first}, and the mask that arrived is {call.facts.mask}"
+        given = {self.unit: self.amount, **numbers}
         return Finding(reason, severity, said, numbers=given, example=self.example, cause=cause, remedy=remedy)
-
-
-class HiddenPairs(NamedTuple):
-    number: int
-    sequence: int
-    query: int
-    key: int
-    """The first of them."""
-
-    def finding(
-        self, call: AuditedCall, reason: Reason, says: str, *, cause: str = "", remedy: str = "", **numbers: float
-    ) -> Finding:
-        """The finding: how many pairs, the first of them, and the mask that arrived."""
-        return Finding(
-            reason, "error", f"{self.number} {says}: query {self.query} of sequence {self.sequence} does not see key "
-            f"{self.key}, and the mask that arrived is {call.facts.mask}",
-            numbers={"pairs": float(self.number), **numbers}, cause=cause, remedy=remedy,
-        )  # fmt: skip
 
 
 @torch.no_grad()
@@ -83,7 +69,7 @@ def breach(call: AuditedCall, forbidden: Pairs, *, of: str = "") -> Breach | Non
         if best is None or weight > best.weight:
             best = FaultyWeight(sequence, head, query + rows.start, key, weight, of)
     share = total / max(1, int(counted.sum()) * call.sizes.heads)
-    return None if best is None or not share > LEAST else Breach(min(1.0, share), best)
+    return None if best is None or not share > LEAST else Breach(min(1.0, share), "share", best)
 
 
 def _in_reach(call: AuditedCall, rows: range) -> Tensor:
@@ -97,10 +83,10 @@ TINY = 1e-30
 
 
 @torch.no_grad()
-def hidden_pairs(call: AuditedCall, required: Pairs) -> HiddenPairs | None:
+def hidden_pairs(call: AuditedCall, required: Pairs) -> Breach | None:
     """The required pairs that are hidden, of rows of real tokens; None if there are none. Weights tell of the pattern
     alone that they have as a whole, because an allowed pair may have the weight 0."""
-    mask, count, first = call.facts.mask, 0, None
+    mask, count, first = call.facts.mask, 0, ""
     if not call.is_exact and mask.pattern not in ("causal", "window"):
         return None
     counted = call.counted
@@ -113,7 +99,6 @@ def hidden_pairs(call: AuditedCall, required: Pairs) -> HiddenPairs | None:
         lost = wanted & ~seen
         if bool(lost.any()):
             count += int(lost.sum())
-            if first is None:
-                sequence, query, key = (int(n) for n in lost.nonzero()[0])
-                first = sequence, query + rows.start, key
-    return None if first is None else HiddenPairs(count, *first)
+            sequence, query, key = (int(n) for n in lost.nonzero()[0])
+            first = first or f": query {query + rows.start} of sequence {sequence} does not see key {key}"
+    return Breach(count, "pairs", first=first) if count else None

@@ -48,7 +48,7 @@ def read_with_cache(
     begin: MakesCache | None = None,
 ) -> SubjectRun:  # fmt: skip
     """Read rows with a cache: all but the `last` positions at once, padded on a side, and these `chunk` at a time;
-    `turned` exchanges two rows, and their caches, after the prompt."""
+    `turned` exchanges two rows of one length, and their caches, after the prompt."""
     model, ahead = subject.model, subject.ahead
     if ahead is None or subject.causal is False or subject.shared.get("use_cache") is False or subject.is_packed:
         raise UnsupportedError("it has no cache that is known")
@@ -81,7 +81,6 @@ def read_with_cache(
     width = max(starts)
     if turned:
         ends = {n: one.flip(0) if n in own else one for n, one in ends.items()}
-        keep = torch.cat([keep[:, :width].flip(0), keep[:, width:]], 1)
     masks = [n for n, tells in subject.tells.items() if tells.of == ahead and n in prompt]
 
     def step(cut: slice, past: Any) -> Any:

@@ -66,14 +66,8 @@ class SomeRows(NamedTuple):
 
 
 def departure(pair: PairedCalls, live: Tensor, worst: int, apart: float) -> Departure:
-    """Tell how a call departs from that of a reference.
-
-    Args:
-        pair: the two calls.
-        live: the compared queries, bool (T,).
-        worst: the row of the largest difference.
-        apart: its total variation.
-    """
+    """How a call departs from that of a reference: by its `live` queries, bool (T,), and the row of the largest
+    difference, whose total variation is `apart`."""
     most = fitting(CHUNK_ELEMENTS, math.prod(pair.heads) * pair.own.sizes.keys, MOST_ROWS)
     alive = live.nonzero()[:, 0].tolist()
     places = sorted({*alive[:: -max(1, -(-len(alive) // most))], worst})
@@ -139,17 +133,13 @@ def other_mask(pair: PairedCalls) -> Departure | None:
     for one, beside, says in ((own, other, "which the reference hides"), (other, own, "which it hides")):
         if not beside.is_exact and beside.facts.mask.pattern == one.facts.mask.pattern:
             continue  # (A weight of 0 may be that of a low score.)
-
-        def hidden(rows: range, beside: AuditedCall = beside) -> Tensor:
-            return ~beside.sees(rows).any(1)
-
-        found = breach(one, hidden)
+        found = breach(one, lambda rows, beside=beside: ~beside.sees(rows).any(1))  # type: ignore[misc]
         if found is not None:
             whose = "weight" if one is own else "reference's weight"
             return Departure(
                 "another mask",
-                f"mask is {own.facts.mask}, and the reference's {other.facts.mask}: {found.share:.1%} of the {whose} "
-                f"is on keys {says}", "", {"share": found.share},
+                f"mask is {own.facts.mask}, and the reference's {other.facts.mask}: {found.amount:.1%} of the {whose} "
+                f"is on keys {says}", "", {"share": found.amount},
             )  # fmt: skip
     return None
 
@@ -173,8 +163,7 @@ def other_vectors(pair: PairedCalls) -> Departure | None:
             )  # fmt: skip
     turned = [one for vectors in (queries, keys) if (one := turns(*vectors)) is not None]
     if len(turned) < 2:
-        norms = [[torch.linalg.vector_norm(one, dim=-1) for one in pair] for pair in (queries, keys)]
-        if not all(is_near(*pair) for pair in norms):
+        if not all(is_near(*(torch.linalg.vector_norm(one, dim=-1) for one in pair)) for pair in (queries, keys)):
             return None
         return Departure(
             "other positions", "vectors have the norms of the reference's, and other directions",

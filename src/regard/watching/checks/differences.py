@@ -27,7 +27,6 @@ from regard.watching.interference import (
     proved_axes,
     results_of,
     tensors_of,
-    traced,
 )
 
 SEED = 0
@@ -56,7 +55,7 @@ Around = Callable[[Subject], AbstractContextManager[object]]
 """A state of a subject, such as its attention written out."""
 
 
-def as_it_is(subject: Subject) -> AbstractContextManager[None]:
+def as_it_is(subject: Subject) -> AbstractContextManager[object]:
     return nullcontext()
 
 
@@ -138,8 +137,8 @@ class FirstOfTies(TorchFunctionMode):
         return self._first(*args, **(kwargs or {}))
 
     def _first(self, input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-        chosen = input.sort(dim=dim, descending=largest, stable=True)
-        return torch.return_types.topk(tuple(one.narrow(dim, 0, k) for one in chosen))
+        values, indices = input.sort(dim=dim, descending=largest, stable=True)
+        return torch.return_types.topk((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
 
 
 class Broken(NamedTuple):
@@ -221,8 +220,10 @@ def _traced(
 ) -> tuple[RunTrace, SubjectRun]:
     other = subject.fresh()
     torch.manual_seed(SEED)
-    with FirstOfTies() if parts else nullcontext():
-        trace, run = traced(other.model, lambda: way.run(other), way.rows, axes, parts=parts)
+    trace = RunTrace(way.rows, axes)
+    modules = dict(other.model.named_modules()) if parts else {"": other.model}
+    with FirstOfTies() if parts else nullcontext(), trace.through(modules):
+        run = way.run(other)
     trace.end(run.output)
     return trace, run
 

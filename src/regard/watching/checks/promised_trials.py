@@ -121,7 +121,8 @@ class PromisedTrials:
         padded = as_they_are([short], side=side, width=width)
         with self.trying(f"padded {side}"):
             self.watched(both, side)
-            is_moved = side == "left" and self.subject.counts_columns
+            # (Padding on the left may move real tokens to other positions where the model takes none.)
+            is_moved = side == "left" and "position_ids" not in rows.long
             alone = Promise(together, as_they_are([rows.long])), Promise(together, lone, [Same(1, 0)])
             broken = [one for promise in alone if (one := self.judge.broken(promise)) is not None]
             # A model may know padding by its token: other tokens there may change results, if those are right with it.

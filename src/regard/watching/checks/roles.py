@@ -72,7 +72,6 @@ def _has_tokens(config: Any) -> bool:
 
 
 def is_masked_encoder(config: Any) -> bool:
-    """True for the config of an encoder that learns by masked tokens."""
     return _has_tokens(config) and _is_listed(config, "MASKED_LM") and not getattr(config, "is_decoder", False)
 
 

@@ -21,7 +21,6 @@ from regard.watching.checks.made_up import (
     is_huggingface_model,
     longest,
     special_tokens,
-    text_config,
 )
 from regard.watching.checks.pair_masks import HUGE, is_square, separate_blocks
 from regard.watching.checks.promises import expected_causality
@@ -35,7 +34,7 @@ from regard.watching.checks.runs import (
     output_of,
     padded,
 )
-from regard.watching.checks.told import DOCUMENTS, ENDS, MASKS
+from regard.watching.checks.told import ENDS, documents_among
 from regard.watching.interference import ROWS, Place, Places
 
 IGNORED = -100
@@ -123,16 +122,6 @@ class Subject:
         names = () if self.ahead is None else self.arguments.groups[self.ahead]
         return tuple(name for name in names if self.arguments.is_content(name))
 
-    @property
-    def counts_columns(self) -> bool:
-        """True if padding on the left may move real tokens to other positions, and the model takes no positions."""
-        return "position_ids" not in self.rows.long
-
-    @property
-    def is_rotary(self) -> bool:
-        """True if a config says rotary positions: one shift of all of them changes no result."""
-        return bool(getattr(text_config(self.model), "rope_parameters", None))
-
     # -- other rows --------------------------------------------------------------------------------------
 
     def cut(self, row: Sample, at: slice, sequence: str | None = None) -> Sample:
@@ -140,13 +129,17 @@ class Subject:
         of = sequence or self.ahead or ""
         size = len(row[of])
         length = len(range(*at.indices(size)))
-        squares = {n: one for n, one in row.items() if n in self.arguments.squares}
-        squares |= {n: one for n, one in self.shared.items() if isinstance(one, Tensor) and is_square(one[None])}
         return {
             **row, **{n: row[n][at] for n in self.inputs_of(of) if n in row},
-            **{n: one[..., at, at] for n, one in squares.items() if one.shape[-1] == size},
+            **{n: one[..., at, at] for n, one in self._squares(row, size).items()},
             **{n: row[n].new_tensor([0, length]) for n in ENDS if n in row},
         }  # fmt: skip
+
+    def _squares(self, row: Sample, size: int) -> dict[str, Tensor]:
+        """The masks of pairs, of a row and of all rows, with so many positions."""
+        found = {n: row[n] for n in self.arguments.squares}
+        found |= {n: one for n, one in self.shared.items() if isinstance(one, Tensor) and is_square(one[None])}
+        return {n: one for n, one in found.items() if one.shape[-1] == size}
 
     def changed(self, row: Sample, at: slice, names: Sequence[str] | None = None) -> Sample:
         """The row with other contents at some positions, of the inputs of `ahead` by default."""
@@ -211,23 +204,14 @@ class Subject:
 
     def _documents(self, row: Sample) -> tuple[Tensor, str, bool] | None:
         assert self.ahead is not None
-        length, names = len(row[self.ahead]), self.inputs_of(self.ahead)
         if DOCUMENTS_TOLD in row:
             return row[DOCUMENTS_TOLD], "documents=", False
-        for name in (*DOCUMENTS, *MASKS):
-            if name in names and len(row[name].unique()) > (2 if name == "segment_ids" else 1):
-                return row[name], name, False
-        for name, ends in self._ends().items():
-            if len(ends) > 2 and int(ends[-1]) == length:
-                return torch.arange(len(ends) - 1).repeat_interleave(ends.diff().cpu()), name, True
-        if "position_ids" in names and row["position_ids"].dim() == 1:
-            positions = row["position_ids"]
-            if bool((positions.diff() < 0).any()):
-                return torch.nn.functional.pad((positions.diff() != 1).long().cumsum(0), (1, 0)), "position_ids", True
-        squares = {n: row[n] for n in self.arguments.squares}
-        squares |= {n: one for n, one in self.shared.items() if isinstance(one, Tensor) and is_square(one[None])}
-        for name, mask in squares.items():
-            if mask.shape[-1] == length and (blocks := separate_blocks(mask)) is not None:
+        given = {name: row[name][None] for name in self.inputs_of(self.ahead)} | self._ends()
+        real = torch.ones(1, length := len(row[self.ahead]), dtype=torch.bool, device=row[self.ahead].device)
+        if (found := documents_among(given, real)) is not None:
+            return found[1][0], found[0], found[0] in (*ENDS, "position_ids")
+        for name, mask in self._squares(row, length).items():
+            if (blocks := separate_blocks(mask)) is not None:
                 return blocks, name, False
         return None
 
@@ -297,11 +281,6 @@ class Subject:
             return None
         keep = self.together(rows, self.own_side)[1][self.ahead]
         return None if bool(keep.all()) else keep
-
-    def shifted(self, row: Sample, by: int) -> SubjectRun:
-        if "position_ids" not in row:
-            raise UnsupportedError("it takes no positions")
-        return self.run([{**row, "position_ids": row["position_ids"] + by}])
 
     def eager(self) -> AbstractContextManager[object]:
         """Its attention written out."""

@@ -138,25 +138,38 @@ def ids_of(call: Observed, part: SequencePart, length: int) -> Told | None:
 
 
 def documents_told(call: Observed, real: Tensor) -> Told | None:
-    """The documents of the keys of a whole pass, from ids of documents, ends of documents, positions that begin anew,
-    or a mask that numbers them (1, 1, 2, 2, 2 and 0 for padding, as some packers hand over); None if nothing tells of
-    more than one. `real` are the keys that are no padding, bool (B, S)."""
-    keys = call.sizes.keys
-    for one in handed(call, DOCUMENTS, keys):
+    """The documents of the keys of a whole pass, of which `real` are no padding, bool (B, S)."""
+    ends = (one for one in arguments(call) if one.name in ENDS)
+    flat = handed(call, (*DOCUMENTS, "position_ids", "attention_mask"), call.sizes.keys)
+    named = {one.name: one for one in reversed([*flat, *ends])}
+    if (found := documents_among({name: one.values for name, one in named.items()}, real)) is None:
+        return None
+    name, documents = found
+    told = named[name].told(documents)
+    return replace(told, source=f"the restarts of {told.source}") if name == "position_ids" else told
+
+
+def documents_among(given: Mapping[str, Tensor], real: Tensor) -> tuple[str, Tensor] | None:
+    """The argument that tells the documents of a whole pass, and that of each position (B, S): ids, ends, positions
+    that begin anew, or a mask that numbers them (1, 1, 2, 2, 2, and 0 for padding). `real`: bool (B, S)."""
+    flat = {name: one for name, one in given.items() if one.shape == real.shape}
+    for name in (name for name in DOCUMENTS if name in flat):
         # Of old, segment_ids were the two kinds of BERT's tokens.
-        if one.name != "segment_ids" or len(one.values.unique()) > 2:
-            return one.told()
-    for one in arguments(call) if call.sizes.flat_batch == 1 else ():
-        ends = one.values
-        is_of_ends = one.name in ENDS and ends.dim() == 1 and len(ends) > 2 and bool((ends.diff() >= 0).all())
-        if is_of_ends and (int(ends[0]), int(ends[-1])) == (0, keys):
-            return one.told(torch.arange(len(ends) - 1, device=ends.device).repeat_interleave(ends.diff())[None])
-    for one in handed(call, ("position_ids",), keys):
-        if (told := _restarts(one.values, real)) is not None:
-            return Told(told, f"the restarts of {one.told().source}")
-    for one in handed(call, ("attention_mask",), keys):
-        return one.told() if are_ids(one.values) and bool((one.values > 1).any()) else None
-    return None
+        if len(flat[name].unique()) > (2 if name == "segment_ids" else 1):
+            return name, flat[name]
+    for name in (name for name in ENDS if name in given and len(real) == 1):
+        ends, steps = given[name], given[name].diff()
+        is_whole = ends.dim() == 1 and len(ends) > 2 and (int(ends[0]), int(ends[-1])) == (0, real.shape[1])
+        if is_whole and bool((steps >= 0).all()):
+            return name, torch.arange(len(steps), device=ends.device).repeat_interleave(steps)[None]
+    if "position_ids" in flat and (told := _restarts(flat["position_ids"], real)) is not None:
+        return "position_ids", told
+    return next(((name, one) for name, one in flat.items() if name in MASKS and is_numbered(one)), None)
+
+
+def is_numbered(mask: Tensor) -> bool:
+    """True for a mask that numbers documents, and for no flags."""
+    return are_ids(mask) and bool((mask > 1).any())
 
 
 def prefix_of(call: Observed) -> Told | None:

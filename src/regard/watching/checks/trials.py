@@ -13,9 +13,10 @@ from regard.watching.checks.audit import CAUSAL_UNKNOWN, audit
 from regard.watching.checks.audited_call import UserTold, run_of
 from regard.watching.checks.differences import Promise, Same, Way, are_equal, as_it_is, as_they_are, in_training
 from regard.watching.checks.finding import Checked, Finding
+from regard.watching.checks.made_up import text_config
 from regard.watching.checks.promised_trials import PromisedTrials
 from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
-from regard.watching.checks.runs import SubjectRun
+from regard.watching.checks.runs import SubjectRun, UnsupportedError
 from regard.watching.checks.subject import Subject
 from regard.watching.interference import results_of
 from regard.watching.report import mixers_in
@@ -118,9 +119,13 @@ class Trials(PromisedTrials):
     def _shifted(self) -> None:
         """All positions moved by the same number, which changes nothing where they are relative."""
         subject, rows = self.subject, self.subject.rows
-        promise = Promise(Way(lambda subject: subject.shifted(rows.long, SHIFT)), as_they_are([rows.long]))
         with self.trying("all positions shifted"):
-            if subject.is_rotary and self._attends_alone():
+            if "position_ids" not in rows.long:
+                raise UnsupportedError("it takes no positions")
+            moved = {**rows.long, "position_ids": rows.long["position_ids"] + SHIFT}
+            promise = Promise(as_they_are([moved]), as_they_are([rows.long]))
+            is_rotary = bool(getattr(text_config(subject.model), "rope_parameters", None))
+            if is_rotary and self._attends_alone():
                 self.unless_rounding("positions", ROTARY, promise, least=MOVED)
             elif (difference := self.judge.difference(promise)) is not None:
                 says = f"a shift of all positions by {SHIFT} changes the results by {difference:.1e} of the largest"

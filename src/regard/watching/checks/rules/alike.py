@@ -27,10 +27,9 @@ def like_the_others_rule(calls: Sequence[AuditedCall]) -> Callable[[AuditedCall]
         stacks.setdefault((*key, call.weights.shape), []).append(call)
         if call.is_later_step and call.step is not None:
             steps.setdefault((*key, call.sizes.queries), []).append(call)
-    several = [stack for stack in stacks.values() if len(stack) > 1]
-    found = [one for stack in several for one in _of_stack(stack)]
+    found = [one for stack in stacks.values() if len(stack) > 1 for one in _of_stack(stack)]
     found += [one for step in steps.values() for one in _of_caches(step)]
-    beside = {call for group in (*several, *steps.values()) if len(group) > 1 for call in group}
+    beside = {call for group in (*stacks.values(), *steps.values()) if len(group) > 1 for call in group}
 
     def of(call: AuditedCall) -> Iterator[Finding]:
         need(call in beside, "it is alone in its stack")
@@ -50,7 +49,6 @@ def _of_stack(stack: list[AuditedCall]) -> Iterator[FindingOfCall]:
 
 
 def _of_caches(step: list[AuditedCall]) -> Iterator[FindingOfCall]:
-    """Layers whose caches at one step have other rows of the batch, or fewer keys, than those beside them."""
     parents = [_parents(call) for call in step]
     for call, own in zip(step, parents, strict=True):
         others = [one for one in parents if one.shape == own.shape and not bool((own & one).any(1).all())]
@@ -86,7 +84,6 @@ def _parents(call: AuditedCall) -> Tensor:
 
 
 def _padding(stack: list[AuditedCall]) -> Iterator[FindingOfCall]:
-    """Layers with visible keys that other layers hide as padding, where no argument tells of any."""
     layers = [call for call in stack if not call.facts.mask.is_unknown and call.keep is None]
     if not layers:
         return

@@ -82,7 +82,7 @@ def _own(call: AuditedCall, offset: int) -> Iterator[Finding]:
     if hidden is not None:
         strict = "a strict triangle hides the diagonal (tril(-1), or hiding triu(0))"
         yield hidden.finding(
-            call, "itself hidden", "queries do not see their own key, the newest", rows=float(hidden.number),
+            call, "itself hidden", "queries do not see their own key, the newest", rows=hidden.amount,
             cause="the mask is one step behind the cache" if is_step else strict,
             remedy="keep the keys up to the query's own: tril(0), or hide triu(1)",
         )  # fmt: skip

@@ -209,8 +209,8 @@ def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
     if (found := breach(call, hidden, of="that the mask should hide")) is not None:
         yield Finding(
             "mask added" if is_small else "hidden by a finite number", "error",
-            f"{found.share:.2%} of the weight is on keys that {low:g} should hide",
-            numbers={"share": found.share, "number": low}, example=found.example,
+            f"{found.amount:.2%} of the weight is on keys that {low:g} should hide",
+            numbers={"share": found.amount, "number": low}, example=found.example,
             cause="scores are as large as the number", remedy=hide,
         )  # fmt: skip
 

@@ -97,7 +97,7 @@ def with_logits(length: int, implementation: str) -> tuple[nn.Module, Tensor]:
         logits = (query @ key.mT) * scaling + mask
         return (logits.softmax(-1) @ value).transpose(1, 2).contiguous(), logits
 
-    modeling_llama.eager_attention_forward = written_out
+    vars(modeling_llama)["eager_attention_forward"] = written_out
     return of_transformers("Llama", **LLAMA)(length, implementation)
 
 

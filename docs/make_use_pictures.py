@@ -83,7 +83,7 @@ PAGES: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
 if __name__ == "__main__":
     for page in sys.argv[1:] or [page for page in PAGES if page != "atoms"]:
         name, draw = PAGES[page]
-        text, names = (DOCS / f"uses/{page}.md").read_text(encoding="utf-8"), {}
+        text, names = (DOCS / f"uses/{page}.md").read_text(encoding="utf-8"), dict[str, object]()
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
             exec(text.partition("```python\n")[2].partition("```")[0], names)

@@ -109,13 +109,13 @@ def test_one_layer_does_not_continue_a_pattern_and_two_do() -> None:
     source = cells(path_of("11-looking-inside").read_text(encoding="utf-8"))[0].code
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(source.split("torch.manual_seed(0)")[0], names)
-    width = dict.fromkeys(("hidden_size", "intermediate_size", "max_position_embeddings"), 64)
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 64, "rotary_pct": 1.0}
 
     def second_round(layers: int, heads: int, seed: int) -> float:
         torch.manual_seed(seed)
         config = transformers.GPTNeoXConfig(
-            vocab_size=20, num_hidden_layers=layers, num_attention_heads=heads, rotary_pct=1.0, bos_token_id=0,
-            eos_token_id=0, **width,
+            vocab_size=20, num_hidden_layers=layers, num_attention_heads=heads, bos_token_id=0, eos_token_id=0,
+            **sizes,
         )  # fmt: skip
         model = transformers.GPTNeoXForCausalLM(config)
         optimizer, mean = torch.optim.Adam(model.parameters(), lr=5e-3, betas=(0.9, 0.98)), 3.0

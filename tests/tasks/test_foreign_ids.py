@@ -13,8 +13,7 @@ from torch.nn.functional import log_softmax
 from tests.conftest import Call
 
 pytest.importorskip("transformers")
-from tests.tasks.test_pretrained import SMALL, TEXT
-from tests.tasks.test_pretrained_text import save
+from tests.tasks.test_pretrained import SMALL, TEXT, save
 
 LINES = ["!!!", '"#!" $', "the cat!"]
 PAIRS = [("!!! the", '"!"'), ("#", "!!!!"), ("the cat $", "$")]

@@ -140,7 +140,9 @@ class PromisedTrials:
         subject = self.subject
         if not subject.causal or subject.ahead is None:
             return
-        ways = [(f",{said}" if said else "", rows, side, as_it_is) for said, rows, side in self.forms()]
+        ways: list[tuple[str, Sequence[Sample], Side, Around]] = [
+            (f",{said}" if said else "", rows, side, as_it_is) for said, rows, side in self.forms()
+        ]
         if not self.has_norms:
             ways.append((", in training", [subject.rows.long], "right", in_training))
         ways.append((", eager", [subject.rows.long], "right", Subject.eager))

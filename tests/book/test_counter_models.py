@@ -109,7 +109,8 @@ def test_one_layer_does_not_continue_a_pattern_and_two_do() -> None:
     source = cells(path_of("11-looking-inside").read_text(encoding="utf-8"))[0].code
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(source.split("torch.manual_seed(0)")[0], names)
-    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 64, "rotary_pct": 1.0}
+    sizes: dict[str, Any] = dict.fromkeys(("hidden_size", "intermediate_size", "max_position_embeddings"), 64)
+    sizes["rotary_pct"] = 1.0
 
     def second_round(layers: int, heads: int, seed: int) -> float:
         torch.manual_seed(seed)

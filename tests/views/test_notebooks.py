@@ -31,7 +31,7 @@ STATES = {
     "widget extension absent": "import sys; sys.modules['anywidget'] = None",
 }
 """Each state is that of the one before, and a line more; so they share one kernel, which takes seconds to start."""
-PAGES = ("linear", "pictures", "page", "views", "maps", "losses", "coming-from", "editing")
+PAGES = ("linear", "pictures", "page", "maps", "losses", "coming-from", "editing")
 USES = ("audit", "contacts", "steering", "words-in-time")
 NOTEBOOKS = ["README.md", *(f"docs/{name}.md" for name in PAGES), *(f"docs/uses/{name}.md" for name in USES)]
 SHOWING = {*regard.views.__all__, "view", "watch", "map_of", "explain"} - {"save_figure", "map_text"}
@@ -79,7 +79,7 @@ def test_notebooks_show_each_result_once_in_every_state(tmp_path: Path) -> None:
         state, page = cell.metadata["of"]
         counted[state][page] += shown_once(cell)
     first, *others = counted.values()
-    assert len(NOTEBOOKS) == 13
+    assert len(NOTEBOOKS) == 12
     assert sum(first.values()) >= 12
     assert others == [first] * 3, "a state shows fewer results than another"
 

@@ -81,9 +81,15 @@ def first_picture() -> Any:
     readme = (IMAGES.parents[1] / "README.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     exec(readme.partition("```python\n")[2].partition("```")[0], names)
-    words, rows = names["words"], slice(8, 12)
-    look: dict[str, Any] = {"colour_bar": False, "axis_titles": ("", ""), "figsize": (8.8, 1.7)}
-    return heatmap(names["head"][rows], words[rows], words, **look).figure
+    words, rows = names["words"], [6, 10, 11]
+    look: dict[str, Any] = {
+        "scale": "linear",
+        "annotate": True,
+        "colour_bar": False,
+        "axis_titles": ("", ""),
+        "figsize": (8.8, 1.4),
+    }
+    return heatmap(names["head"][rows], [words[row] for row in rows], words, **look).figure
 
 
 def pictures(theme: Theme) -> dict[str, Any]:

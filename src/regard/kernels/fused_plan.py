@@ -369,12 +369,10 @@ def _rows(cuts: list[int], length: int, step: int) -> Iterator[range]:
     start = 0
     while start < length:
         limit = min(start + step, length)
-        after = cuts[_first_from(cuts, start + CUT_ROWS) :][:1]
+        least = start + CUT_ROWS
+        # torch.compile cannot trace bisect.
+        first = sum(cut < least for cut in cuts) if is_compiling() else bisect_left(cuts, least)
+        after = cuts[first : first + 1]
         stop = after[0] if after and after[0] <= limit else limit
         yield range(start, stop)
         start = stop
-
-
-def _first_from(cuts: list[int], row: int) -> int:
-    """The index of the first cut at `row` or after it, without bisect under torch.compile, which cannot trace it."""
-    return sum(cut < row for cut in cuts) if is_compiling() else bisect_left(cuts, row)

@@ -247,10 +247,7 @@ class Factors:
         keys.tensor, keys.fresh = later.keys.tensor, later.keys.fresh
         later.keys = keys
         for one in (self, later):
-            one.drop_keys()
-
-    def drop_keys(self) -> None:
-        self.form = replace(self.form, key=self.form.key.new_empty(0))
+            one.form = replace(one.form, key=one.form.key.new_empty(0))
 
     def tensors(self) -> list[Tensor]:
         found = [self.form.query, self.form.key] if self._make is None else []

@@ -151,8 +151,10 @@ def found_heads(
         places = [
             n for n, (step, size) in enumerate(zip(steps, leading, strict=True)) if step is None and size in counts
         ]
-    if len(places) == 2 and rank == 2 and leading[0] == leading[1]:
-        places = _told_apart(tensors) or places
+    if len(places) == 2 and rank == 2 and leading[0] == leading[1] and tensors and tensors[0].dim() == 4:
+        # The values of each sequence tell two dimensions of one size apart.
+        folding = find_folding(tensors[0].flatten(0, 1))
+        places = [int(folding.heads_last)] if isinstance(folding, Folding) else places
     if len(places) == 1:
         return _at(places[0], rank)
     if not places and all(step is False for step in steps):
@@ -183,12 +185,6 @@ def _steps(thread: ThreadState, tensors: Sequence[Tensor], axis: int) -> bool | 
         if tensor.dim() >= -axis and (found := thread.streams.is_channel(tensor, axis)) is not None:
             return found
     return None
-
-
-def _told_apart(tensors: Sequence[Tensor]) -> list[int]:
-    """The place of the heads among two dimensions of one size, by the values of each sequence."""
-    folding = find_folding(tensors[0].flatten(0, 1)) if tensors and tensors[0].dim() == 4 else None
-    return [int(folding.heads_last)] if isinstance(folding, Folding) else []
 
 
 SAMPLES = 4

@@ -26,10 +26,8 @@ class CutPair(NamedTuple):
 
 
 def words_aligned(translator: Translator, pairs: Iterable[tuple[str, str]], alignment: AlignmentOf) -> Iterator[Links]:
-    """Each target word with the source word its tokens attend to most while the target is forced.
-
-    Spaces part words. Pairs are read a window at a time, so that memory does not grow with their number.
-    """
+    """Each target word with the source word its tokens attend to most while the target is forced. Spaces part words,
+    and pairs are read a window at a time, so that memory does not grow with their number."""
     done = 0
     for window in chunks(pairs, WINDOW_LINES):
         cut = _cut_pairs(translator, window, after=done)

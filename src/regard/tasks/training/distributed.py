@@ -136,7 +136,7 @@ def find_device(name: str) -> torch.device:
 
 
 def choose_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:
-    """"auto" means bf16 on processors with AMX and on newer GPUs, and else float32. Nothing is timed, so that a
+    """With "auto" bf16 on processors with AMX and on newer GPUs, and else float32. Nothing is timed, so that a
     machine always chooses the same. A resumed run keeps its precision."""
     if wanted != "auto":
         return wanted

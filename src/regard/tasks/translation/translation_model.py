@@ -111,7 +111,6 @@ class TranslationModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         return next(self.model.parameters()).device
 
     @property
@@ -347,7 +346,6 @@ class TranslationOptions:
 
     @property
     def has_labels(self) -> bool:
-        """Whether tokens are labelled: asked for, or needed for alignments."""
         return self.labels or self.alignments is not None
 
     def settings(self) -> dict[str, Any]:

@@ -291,47 +291,6 @@ def test_a_step_of_an_optimizer_changes_no_map(fused: bool, training: bool) -> N
         assert "not read" in str(seen.report())
 
 
-@pytest.mark.parametrize("what", ["the queries", "the mask"])
-def test_learned_queries_and_masks_are_marked(what: str) -> None:
-    @parts(lambda: {"latents": nn.Parameter(torch.randn(1, H, T, D)), "added": nn.Parameter(torch.randn(T, S))})
-    def Learned(self: Any, k: Tensor, v: Tensor) -> Tensor:
-        q = self.latents.expand(B, -1, -1, -1) if what == "the queries" else k[:, :, :T]
-        mask = self.added if what == "the mask" else None
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-    model, (_, k, v) = Learned(), vectors()
-    truths = []
-    with regard.watch(model) as seen:
-        for _ in range(2):
-            q = model.latents.expand(B, -1, -1, -1) if what == "the queries" else k[:, :, :T]
-            scores = q @ k.mT / D**0.5 + (model.added if what == "the mask" else 0.0)
-            truths.append(scores.softmax(-1).detach())
-            model(k, v).square().sum().backward()
-            torch.optim.AdamW(model.parameters(), lr=1.0, fused=True).step()
-            model.zero_grad()
-    for found, truth in zip(seen.calls_of(""), truths, strict=True):
-        try:
-            read = found.dense()
-        except OverwrittenError:
-            continue
-        torch.testing.assert_close(read, truth)
-
-
-def test_flex_functions_that_changed_are_refused() -> None:
-    Model = module(
-        lambda m, q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + m.bias[j]),
-        lambda: {"bias": nn.Parameter(torch.randn(T))},
-    )
-
-    model, given = Model(), vectors(T)
-    with regard.watch(model) as seen:
-        output = model(*given)
-    output.square().sum().backward()
-    torch.optim.AdamW(model.parameters(), lr=1.0).step()
-    with pytest.raises(OverwrittenError, match="has changed since the attention call"):
-        seen[""].dense()
-
-
 @pytest.mark.slow
 def test_compiled_flex_is_decided_by_its_block_lists() -> None:
     size, block = 256, 128

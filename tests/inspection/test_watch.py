@@ -160,32 +160,6 @@ def test_a_row_of_several_low_numbers_is_even_over_the_largest() -> None:
 
 Raw = module(lambda m, q, k, v, **settings: F.scaled_dot_product_attention(q, k, v, **settings))
 
-SHAPES = {
-    "2-D": ((T, D), (9, D)),
-    "3-D": ((B, T, D), (B, 9, D)),
-    "4-D": ((B, H, T, D), (B, H, 9, D)),
-    "5-D": ((2, B, H, T, D), (2, B, H, 9, D)),
-    "one batch of keys": ((B, H, T, D), (1, H, 9, D)),
-    "one batch of queries": ((1, H, T, D), (B, H, 9, D)),
-    "one head of keys": ((B, H, T, D), (B, 1, 9, D)),
-    "one head of queries": ((B, 1, T, D), (B, H, 9, D)),
-    "fewer dimensions of keys": ((B, H, T, D), (H, 9, D)),
-}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("value_dim", [D, 3])
-def test_shapes(name: str, value_dim: int) -> None:
-    first, second = SHAPES[name]
-    q, k, v = torch.randn(first), torch.randn(second), torch.randn(*second[:-1], value_dim)
-    seen = watched(Raw(), q, k, v)
-    close(seen[""].dense(), (q.double() @ k.double().mT * D**-0.5).softmax(-1))
-    assert seen.calls[0].error < 1e-6
-    mask = torch.randn(T, 9)
-    close(
-        watched(Raw(), q, k, v, attn_mask=mask)[""].dense(), (q.double() @ k.double().mT * D**-0.5 + mask).softmax(-1)
-    )
-
 
 def test_masks_that_are_parts_of_one_tensor_are_told_apart() -> None:
     q, masks = torch.randn(1, H, 5, 4), (torch.rand(3, 5, 5) < 0.6) | torch.eye(5, dtype=torch.bool)
@@ -194,14 +168,6 @@ def test_masks_that_are_parts_of_one_tensor_are_told_apart() -> None:
             model(q, q, q, attn_mask=mask)
     for found, mask in zip(seen.maps, masks, strict=True):
         close(found, (q @ q.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1))
-
-
-@pytest.mark.parametrize("queries", [5, 9])
-def test_the_causal_flag_aligns_the_first_query_with_the_first_key(queries: int) -> None:
-    q, k = torch.randn(B, H, queries, D), torch.randn(B, H, T, D)
-    seen = watched(Raw(), q, k, k, is_causal=True)
-    allowed = torch.ones(queries, T, dtype=torch.bool).tril()
-    close(seen[""].dense(), (q.double() @ k.double().mT * D**-0.5).masked_fill(~allowed, -torch.inf).softmax(-1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

@@ -523,30 +523,6 @@ def test_compiled_flex_attention() -> None:
     assert len(again) == 2
 
 
-@parts(lambda how: {"how": how, "used": torch.empty(0)})
-def Turned(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    if self.how == "moved":
-        weights = (q @ k.mT).permute(2, 3, 0, 1).softmax(1).permute(2, 3, 0, 1)
-    else:
-        scores = (q[..., :, None, :] * k[..., None, :, :]).sum(-1)
-        weights = (scores - scores.logsumexp(-1, keepdim=True)).exp()
-    self.used = weights.detach().clone()
-    return weights @ v
-
-
-@pytest.mark.parametrize("lengths", [(T, S), (1, S), (1, 1), (T, 1)])
-@pytest.mark.parametrize("how", ["sums of products", "moved"])
-def test_scores_and_axes_of_one_place_are_followed(how: str, lengths: tuple[int, int]) -> None:
-    queries, keys = lengths
-    model = Turned(how)
-    q, k, v = vectors(B, H)
-    seen = same_bits(model, q[..., :queries, :], k[..., :keys, :], v[..., :keys, :])
-    if lengths == (1, 1) and not seen.maps:
-        assert seen.report().others, seen.report()
-        return
-    torch.testing.assert_close(seen.maps[0].dense(), model.used, rtol=0, atol=0)
-
-
 def test_a_sink_beside_a_single_key_is_cut_off() -> None:
     class Model(nn.Module):
         def forward(self, q: Tensor, k: Tensor) -> Tensor:

@@ -63,7 +63,11 @@ def _check_part(name: str, part: Any, *, keys: int) -> None:
         case Tensor():
             _require_finite(name, part, is_bias=name == "bias")
         case Lengths():
-            _require_within(part.valid, keys)
+            if (place := _first((part.valid < 0) | (part.valid > keys))) is not None:
+                raise ArgumentError(
+                    f"{_at('lengths', part.valid, place)}, outside 0..{keys}: a length counts the keys from the first "
+                    f"on, and this call has {keys} of them"
+                )
         case Causal():
             _require_integers("causal's offset", part.offset)
         case Window():
@@ -109,14 +113,6 @@ def _require_finite(what: str, tensor: Tensor, *, is_bias: bool = False) -> None
             "only -inf may stand in a bias, where it excludes" if is_bias else "padding must be finite, masked or not"
         )
         raise NonFiniteError(f"{_at(what, tensor, place)}: {todo}")
-
-
-def _require_within(valid: Tensor, keys: int) -> None:
-    if (place := _first((valid < 0) | (valid > keys))) is not None:
-        raise ArgumentError(
-            f"{_at('lengths', valid, place)}, outside 0..{keys}: a length counts the keys from the first on, and "
-            f"this call has {keys} of them"
-        )
 
 
 def _require_integers(what: str, positions: Any) -> None:

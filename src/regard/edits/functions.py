@@ -95,7 +95,11 @@ def _intercepted(
     def run(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
         wanted = [one for one in thread.before() if isinstance(one, CallEdits)]
         if wanted:
-            _refuse_transforms()
+            if is_transformed():
+                raise ArgumentError(
+                    "attention cannot be edited inside torch.func transforms (vmap, grad), where a call has no numbers "
+                    "that could be looked at: use torch.autograd, and a dimension of the batch"
+                )
             of, returned, backend = prepare(thread, func, args, kwargs)
             call, _ = of.under_masks(of.call_of(*of.computed()), wanted[0].policy)
             weights, changing = _edited_weights(of, replace(call, dropout=of.dropped), wanted)
@@ -114,14 +118,6 @@ def _intercepted(
         return func(*args, **kwargs)
 
     return run
-
-
-def _refuse_transforms() -> None:
-    if is_transformed():
-        raise ArgumentError(
-            "attention cannot be edited inside torch.func transforms (vmap, grad), where a call has no numbers "
-            "that could be looked at: use torch.autograd, and a dimension of the batch"
-        )
 
 
 Changing = list[tuple[CallEdits, CallPlace]]

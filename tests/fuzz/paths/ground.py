@@ -134,8 +134,11 @@ class Sdpa(nn.Module):
 def sdpa(drawn: Drawn) -> None:
     t, s, heads = drawn.of([5, 1, 3]), drawn.of([5, 7, 3]), drawn.of([2, 4])
     lead = drawn.of([(2, heads), (heads,), (), (2, 3, heads)])
-    q = drawn.normal(*lead, t, 4).float()
-    k, v = (drawn.normal(*_broadcast(drawn, lead), s, 4).float() for _ in range(2))
+    few, whole = _broadcast(drawn, lead), drawn.chance(3)
+    q = drawn.normal(*(few if whole else lead), t, 4).float()
+    k, v = (drawn.normal(*(lead if whole else few), s, n).float() for n in (4, drawn.of([4, 3])))
+    if k.dim() > 2 and len(k) == len(v) == 1:
+        k, v = k[0], v[0]
     options: dict[str, Any] = {"scale": drawn.of([None, 0.5])}
     match drawn.of(["none", "mask", "causal", "upper left", "lower right"]):
         case "mask":

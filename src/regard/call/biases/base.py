@@ -178,7 +178,11 @@ class Chosen(BlockBias):
         return (self.tensor,) if self.tensor.requires_grad else ()
 
     def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
-        return self._of_pairs(take_pairs(self.tensor, rows, columns))
+        part = take_pairs(self.tensor, rows, columns)
+        # One pair is a slice. Its index is a value, and a compiled graph must not depend on values.
+        if len(self.batches) == 1 and can_look(self.batches):
+            return part[int(self.batches), int(self.heads)][None, None]
+        return part[self.batches, self.heads].unsqueeze(1)
 
     def linearize(
         self, rows: range, columns: range, *, query: Tensor, key: Tensor, sizes: Sizes, learned: Sequence[Tensor]
@@ -205,12 +209,6 @@ class Chosen(BlockBias):
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
         return Chosen(self.tensor, self.batches[batches], self.heads[batches])
-
-    def _of_pairs(self, tensor: Tensor) -> Tensor:
-        # One pair is a slice. Its index is a value, and a compiled graph must not depend on values.
-        if len(self.batches) == 1 and can_look(self.batches):
-            return tensor[int(self.batches), int(self.heads)][None, None]
-        return tensor[self.batches, self.heads].unsqueeze(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -286,8 +286,10 @@ class _Run:
     def close(self, reason: Literal["steps", "patience"]) -> None:
         self.save_last()
         skipped = self.position.skipped_batches
-        fall = fall_of(self.losses) if self.position.best_step in (0, self.position.step) else 0.0
-        self.tell(Finished(step=self.position.step, reason=reason, skipped_batches=skipped, fall=fall))
+        step, is_best = self.position.step, self.position.best_step in (0, self.position.step)
+        has_begun_only = reason == "steps" and step < 2 * self.config.log_every
+        fall = math.inf if has_begun_only else fall_of(self.losses) if is_best else 0.0
+        self.tell(Finished(step=step, reason=reason, skipped_batches=skipped, fall=fall))
 
     # -- validation and checkpoints ------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class Finished:
     skipped_batches: int = 0
     """Batches skipped in the whole run."""
     fall: float = 0.0
-    """`fall_of` the training loss of the reports, in nats per token, if the last validation is the best one."""
+    """`fall_of` the training loss, in nats per token, if the last validation is the best; inf before two reports."""
 
 
 Event = Started | Stepped | Skipped | Validated | Saved | Finished
@@ -284,10 +284,8 @@ def _skipped(event: Finished) -> str:
 def _longer(event: Finished) -> str:
     if event.fall < LEAST_FALL:
         return ""
-    return (
-        f"; the model was still learning (the loss fell by {event.fall:.2f} in the last quarter): "
-        "go on by --resume with more --epochs or --steps"
-    )
+    fell = "it has just begun" if event.fall == math.inf else f"the loss fell by {event.fall:.2f} in the last quarter"
+    return f"; the model was still learning ({fell}): go on by --resume with more --epochs or --steps"
 
 
 def clock(seconds: float) -> str:

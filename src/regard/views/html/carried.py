@@ -190,9 +190,10 @@ def _all_weights(weights: AttentionMap, scale: float) -> npt.NDArray[np.float16]
 def _carry_pyramid(work: Work, arrays: Arrays, head: int) -> bool:
     _, queries, keys = work.heads.shape
     grids, least = [], 0.0
+    seen = work.seen_pairs() / (queries * keys)
     for side in SIDES:
         grid = Grid.at_most(side, side, queries, keys)
-        least += _least_bytes(work, grid)
+        least += grid.rows.count * grid.columns.count * seen * 2 * 2 * 4 / 3 * 0.3  # from experience
         if grid.is_whole or least > arrays.left_bytes:
             break
         grids.append(grid)
@@ -213,12 +214,6 @@ def _carry_pyramid(work: Work, arrays: Arrays, head: int) -> bool:
     finest = max(levels[-1]["grid"])
     work.carried.tiles[finest] = work.carried.tiles.get(finest, 0) + 1
     return True
-
-
-def _least_bytes(work: Work, grid: Grid) -> float:
-    """A lower bound on the bytes of a picture of this grid, from experience."""
-    seen = work.seen_pairs() / (work.heads.shape[1] * work.heads.shape[2])
-    return grid.rows.count * grid.columns.count * seen * 2 * 2 * 4 / 3 * 0.3
 
 
 def _level(largest: Floats, mass: Floats, scale: float, arrays: Arrays) -> dict[str, Any] | None:

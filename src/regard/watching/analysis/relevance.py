@@ -134,7 +134,8 @@ class Relevance(Displayed):
         places = torch.as_tensor(positions, device=device)
         where = checked_positions(places.reshape(-1), self.lengths[to], "token", device)
         assert isinstance(where, Tensor)
-        if _are_mutual(self._layers):
+        pairs = {(queries, keys) for steps in self._layers for _, queries, keys in steps if queries != keys}
+        if any((keys, queries) in pairs for queries, keys in pairs):
             found = self.dense(to=to, of=of, limit_bytes=limit_bytes)[..., where, :]
         else:
             with torch.no_grad():
@@ -253,11 +254,6 @@ def _over(x: Tensor, sums: Tensor) -> Tensor:
 
 def _add(totals: dict[Any, Tensor], name: Any, more: Tensor) -> None:
     totals[name] = totals[name] + more if name in totals else more
-
-
-def _are_mutual(layers: Layers) -> bool:
-    pairs = {(queries, keys) for steps in layers for _, queries, keys in steps if queries != keys}
-    return any((keys, queries) in pairs for queries, keys in pairs)
 
 
 def _given(steps: Any) -> Layers:

@@ -69,7 +69,10 @@ POSITIONS = frozenset({torch.bool, torch.int32, torch.int64})
 
 @after
 def observe_operator(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
-    if not _is_of_positions((args, kwargs, result)):
+    # A call of positions and masks alone has no scores or values. transformers 4.57 makes its masks so: by `torch.vmap`
+    # of functions that index a mask of padding, an operator of torch with a Python function.
+    tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+    if not tensors or any(tensor.dtype not in POSITIONS for tensor in tensors):
         _name(thread, func)
 
 
@@ -82,13 +85,6 @@ def observe_own(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, res
 def is_own(func: Any) -> bool:
     """True if an operator is one of torch's own functions under another name."""
     return not isinstance(func, HigherOrderOperator) and namespace_of(func) in OWN
-
-
-def _is_of_positions(given: object) -> bool:
-    """True if all tensors of a call are positions or masks, without scores or values. transformers 4.57 makes its masks
-    so: by `torch.vmap` of functions that index a mask of padding, an operator of torch with a Python function."""
-    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
-    return bool(tensors) and all(tensor.dtype in POSITIONS for tensor in tensors)
 
 
 OBSERVING = tuple(f"regard.watching.{folder}." for folder in ("hooks", "readers", "running"))

@@ -112,10 +112,7 @@ OVER_DEPTH = Heads(Dimensions((*BATCH, "window"), queries="slots", keys="layers"
 
 
 def documented_heads(thread: ThreadState, tensors: Sequence[Tensor]) -> Heads:
-    """The heads of a call whose documentation has them before the queries, (batch..., H, T, D).
-
-    `tensors` are its value, key and query, of one rank above 3.
-    """
+    """Heads before the queries, (batch..., H, T, D), of a value, a key and a query of one rank above 3."""
     steps, leading = _steps(thread, tensors, -3), tensors[-1].shape[:-2]
     documented = AS_DOCUMENTED if len(leading) == 2 else _at(len(leading) - 1, len(leading))
     if steps:
@@ -151,8 +148,10 @@ def found_heads(
         places = [
             n for n, (step, size) in enumerate(zip(steps, leading, strict=True)) if step is None and size in counts
         ]
-    if len(places) == 2 and rank == 2 and leading[0] == leading[1]:
-        places = _told_apart(tensors) or places
+    if len(places) == 2 and rank == 2 and leading[0] == leading[1] and tensors and tensors[0].dim() == 4:
+        # The values of each sequence tell two dimensions of one size apart.
+        folding = find_folding(tensors[0].flatten(0, 1))
+        places = [int(folding.heads_last)] if isinstance(folding, Folding) else places
     if len(places) == 1:
         return _at(places[0], rank)
     if not places and all(step is False for step in steps):
@@ -185,12 +184,6 @@ def _steps(thread: ThreadState, tensors: Sequence[Tensor], axis: int) -> bool | 
     return None
 
 
-def _told_apart(tensors: Sequence[Tensor]) -> list[int]:
-    """The place of the heads among two dimensions of one size, by the values of each sequence."""
-    folding = find_folding(tensors[0].flatten(0, 1)) if tensors and tensors[0].dim() == 4 else None
-    return [int(folding.heads_last)] if isinstance(folding, Folding) else []
-
-
 SAMPLES = 4
 CLOSE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """How far two computations of one vector may be apart, relative to its largest number; 1e-4 in other dtypes."""
@@ -200,11 +193,7 @@ _found_in: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def find_folding(values: Tensor) -> Folding | str | None:
-    """Infer the folding of the running module's heads into the rows of its values (N, S, E).
-
-    Returns:
-        The folding; None without one; or a sentence that explains why it is unknown.
-    """
+    """The folding of the running module's heads into the rows of its values (N, S, E); None, or why it is unknown."""
     with undisturbed(), DisableTorchFunction():
         for module, tensors in running():
             if (slices := _slice_of(module, tensors, len(values))) is not None:

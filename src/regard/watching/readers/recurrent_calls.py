@@ -116,7 +116,9 @@ def _selective_scan(given: dict[str, Any], state: Tensor | None, result: Any) ->
     x, gate, skip = given["hidden_states"], given.get("z"), given.get("D")
     output, after = result if isinstance(result, tuple) else (result, None)
     after = None if after is None else copied(after)[..., None]
-    step = _softplus(given["dt"], given.get("delta_bias"), given.get("delta_softplus"))
+    step, bias = given["dt"], given.get("delta_bias")
+    step = step if bias is None else step + bias.to(step.dtype)[:, None]
+    step = torch.nn.functional.softplus(step) if given.get("delta_softplus") else step
 
     def finish(rebuilt: Tensor, count: int) -> Tensor:
         first = rebuilt[..., 0] + (0 if skip is None else skip[:, None] * x[..., :count])
@@ -136,11 +138,6 @@ def _selective_step(given: dict[str, Any], state: Tensor | None, result: Any) ->
     one |= {"A": given["A"], "D": given.get("D"), "z": None if given.get("z") is None else given["z"][..., None]}
     one |= {"delta_bias": given.get("dt_bias"), "delta_softplus": given.get("dt_softplus")}
     return _selective_scan(one, state, (result[..., None], given["state"]))
-
-
-def _softplus(step: Tensor, bias: Tensor | None, is_soft: bool | None) -> Tensor:
-    step = step if bias is None else step + bias.to(step.dtype)[:, None]
-    return torch.nn.functional.softplus(step) if is_soft else step
 
 
 def _lightning(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:

@@ -192,18 +192,14 @@ def _sizes_say_channel(thread: ThreadState, product: ValueProduct) -> bool:
     features, keys = product.values.shape[product.features[0]], product.keys
     heads = prod(product.weights.shape[n] for n in product.order[1:-2]) if len(product.order) > 2 else 1
     for shape in shapes:
-        for channels, positions in _readings(shape):
+        if len(shape) < 3:
+            continue
+        # An input is (N, ..., C) or (N, C, ...).
+        for channels, positions in ((shape[-1], prod(shape[1:-1])), (shape[1], prod(shape[2:]))):
             is_channel = keys == channels or keys * heads == channels
             if is_channel and features == positions and keys != positions and features * heads != channels:
                 return any(channels in parameter.shape for parameter in module.parameters())
     return False
-
-
-def _readings(shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """The possible (channels, positions) of an input's shape: (N, ..., C) or (N, C, ...)."""
-    if len(shape) < 3:
-        return []
-    return [(shape[-1], prod(shape[1:-1])), (shape[1], prod(shape[2:]))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

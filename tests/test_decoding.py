@@ -288,20 +288,6 @@ def teacher_forced(model: Any, source: Tensor, length: Tensor, tokens: list[int]
 
 @every_model
 @pytest.mark.parametrize("seed", range(2))
-def test_cached_greedy_is_uncached_greedy(make: Callable[[], nn.Module], seed: int) -> None:
-    model = untrained(make, seed)
-    source, lengths = padded_sources()
-    found = greedy(model, source, lengths, **LIMITS, max_steps=STEPS)
-    for hypothesis, sentence, length in zip(found, source, lengths, strict=True):
-        prefix = [BOS]
-        while len(prefix) <= STEPS and EOS not in prefix:
-            logits = model(sentence[None], length[None], torch.tensor([prefix]))
-            prefix.append(int(logits[0, -1].argmax()))
-        assert hypothesis.tokens == prefix[1:]
-
-
-@every_model
-@pytest.mark.parametrize("seed", range(2))
 def test_scores_are_the_models_own(make: Callable[[], nn.Module], seed: int) -> None:
     model = untrained(make, seed)
     source, lengths = padded_sources()
@@ -314,20 +300,6 @@ def test_scores_are_the_models_own(make: Callable[[], nn.Module], seed: int) -> 
                 total = teacher_forced(model, sentence, length, hypothesis.tokens)
                 assert hypothesis.score == pytest.approx(total / len(hypothesis.tokens) ** penalty, abs=1e-9)
     assert len({len(h.tokens) for hypotheses in beams for h in hypotheses}) > 1 or seed  # answers do differ
-
-
-@every_model
-@pytest.mark.parametrize("seed", range(2))
-def test_a_batch_decodes_as_its_sentences_do_alone(make: Callable[[], nn.Module], seed: int) -> None:
-    model = untrained(make, seed)
-    source, lengths = padded_sources()
-    beam: dict[str, Any] = LIMITS | {"max_steps": STEPS, "beam": Beam(3, num_best=3)}
-    together = beam_search(model, source, lengths, **beam)
-    best = greedy(model, source, lengths, **LIMITS, max_steps=STEPS)
-    for b, n in enumerate(lengths.tolist()):
-        given = source[b : b + 1, :n], lengths[b : b + 1]
-        assert tokens_of(beam_search(model, *given, **beam)[0]) == tokens_of(together[b])
-        assert greedy(model, *given, **LIMITS, max_steps=STEPS)[0].tokens == best[b].tokens
 
 
 @every_model

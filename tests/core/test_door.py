@@ -37,13 +37,6 @@ def test_wrong_tensors_are_named(query: Any, key: Tensor, value: Tensor, message
         regard.attention(query, key, value)
 
 
-def test_an_empty_batch_is_fine() -> None:
-    x = torch.ones(0, 2, 3, 4)
-    output, weights = regard.attention(x, x, x, return_weights=True)
-    assert output.shape == (0, 2, 3, 4)
-    assert weights.dense().shape == (0, 2, 3, 3)
-
-
 def test_batches_broadcast() -> None:
     q, k = torch.randn(5, 1, 2, 3, 4), torch.randn(1, 6, 2, 7, 4)
     output = regard.attention(q, k, k)

@@ -234,28 +234,6 @@ def test_a_predicate_that_answers_otherwise_is_refused_by_the_log_sum_exp(
         output.sum().backward()
 
 
-def test_a_loop_of_windows_has_the_gradients_of_its_windows() -> None:
-    inputs = vectors()
-    loss, right = inputs[0].new_zeros(()), inputs[0].new_zeros(())
-    for width in (1, 5, 20):
-        mask = regard.predicate(lambda b, h, i, j: (i - j < width) & (i >= j))  # noqa: B023
-        loss = loss + regard.attention(*inputs, mask=mask).square().sum()
-        right = right + regard.attention(*inputs, mask=regard.window(width)).square().sum()
-    for found, expected in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(right, inputs), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_lengths_may_grow_in_place_in_a_loop() -> None:
-    inputs, n = vectors(), torch.tensor([3, 20])
-    loss, right = inputs[0].new_zeros(()), inputs[0].new_zeros(())
-    for more in range(3):
-        right = right + regard.attention(*inputs, mask=regard.lengths(n + 0), backend="reference").square().sum()
-        loss = loss + regard.attention(*inputs, mask=regard.lengths(n), backend="tiled").square().sum()
-        n += 1 + more
-    for found, expected in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(right, inputs), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_a_map_evaluates_a_small_predicate_no_more() -> None:
     calls = []
 

@@ -128,14 +128,6 @@ def test_what_calls_of_one_shape_differ_in() -> None:
         assert regard.attention(q.double(), q.double(), q.double()).dtype == torch.float64
 
 
-def test_calls_of_no_sequence() -> None:
-    q, k = torch.randn(0, 2, 3, 4), torch.randn(0, 1, 5, 4)
-    for mask in (None, regard.causal(0), regard.lengths(torch.zeros(0, dtype=torch.long))):
-        first, third = first_and_third(q, k, k, mask=mask)
-        assert first.output.shape == (0, 2, 3, 4)
-        assert_same(first, third)
-
-
 def output_and_gradients(*tensors: Tensor, **options: Any) -> list[Tensor]:
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     output = regard.attention(*leaves, **options)

@@ -166,15 +166,6 @@ def test_an_edit_reads_a_mask_as_the_kernel_does(lowest: float, is_causal: bool,
     torch.testing.assert_close(plain, edited)
 
 
-def test_modules_that_are_not_named_run_as_they_are(model: Any) -> None:
-    q = x()
-    with torch.no_grad():
-        with regard.edit(model, {"first": ScaleHeads(0, 0.0)}):
-            output = model(q)
-        first = model.first.expected(q, [ScaleHeads(0, 0.0)])
-        close(output, model.second(first))
-
-
 def test_a_call_of_a_module_is_named_by_its_number(model: Any) -> None:
     with torch.no_grad(), regard.edit(model, {("first", 1): Knockout(keys=0)}), regard.watch(model) as seen:
         for _ in range(3):

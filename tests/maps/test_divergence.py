@@ -122,16 +122,6 @@ def test_any_score_mask_and_bias(case: Case, other: Any, kind: Divergence) -> No
     close(regard.divergence(p.detach(), uniform, kind), expected, 1e-9)
 
 
-def test_against_scipy() -> None:
-    special = pytest.importorskip("scipy.special", reason="scipy comes with the extras")
-    distances = pytest.importorskip("scipy.spatial.distance", reason="scipy comes with the extras")
-    p, q, _ = pair(None, None)
-    one, other = p.detach().dense().numpy(), q.detach().dense().numpy()
-    close(regard.divergence(p.detach(), q.detach()), torch.from_numpy(special.rel_entr(one, other).sum(-1)))
-    distance = torch.from_numpy(distances.jensenshannon(one, other, axis=-1))
-    close(regard.divergence(p.detach(), q.detach(), "js"), distance.square())
-
-
 @pytest.mark.parametrize("kind", ["kl", "cross_entropy"])
 def test_weights_that_underflow_leave_the_loss_finite(kind: Divergence) -> None:
     q = torch.tensor([[[[200.0]]]]).expand(1, 1, 4, 1)

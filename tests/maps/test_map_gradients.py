@@ -55,15 +55,6 @@ def test_a_detached_map_carries_no_gradient() -> None:
         assert not weights.entropy().requires_grad
 
 
-def test_a_map_made_without_gradients_carries_none() -> None:
-    q, vector = torch.randn(3, 2, requires_grad=True), torch.randn(2, requires_grad=True)
-    with torch.no_grad():
-        maps = [regard.map_of(q, q), regard.attention(q, q, q, return_weights=True).weights]
-        maps.append(regard.map_of(q.detach(), q.detach(), score=regard.Additive(vector)))
-    assert [weights.dense().requires_grad for weights in maps] == [False] * len(maps)
-    assert [weights.entropy().requires_grad for weights in maps] == [False] * len(maps)
-
-
 def test_detached_maps_of_maps_carry_no_gradient_of_their_factors() -> None:
     q, v, d_output = (torch.randn(2, 2, 3, 2, requires_grad=True) for _ in range(3))
     shares = torch.tensor([0.25, 0.75], requires_grad=True)

@@ -130,7 +130,6 @@ def test_a_watch_of_half_precision_computes_the_state_when_a_map_is_read(
     asked = []
     real = row_state
     monkeypatch.setattr("regard.maps.sources.factors.row_state", lambda call: asked.append(call) or real(call))
-    monkeypatch.setattr("regard.maps.sources.factors.row_state", lambda call: asked.append(call) or real(call))
     q = torch.randn(1, 2, 60, 8, dtype=torch.bfloat16)
     model = Model()
     with torch.no_grad(), regard.watch(model) as seen:
@@ -174,9 +173,10 @@ def test_a_map_made_without_gradients_has_none() -> None:
     for kind in options:
         for without in (torch.no_grad, torch.inference_mode):
             with without():
-                weights = regard.attention(q, k, k, **kind, return_weights=True).weights
-            assert not weights.dense().requires_grad
-            assert not weights.entropy().requires_grad
+                maps = [regard.attention(q, k, k, **kind, return_weights=True).weights, regard.map_of(q, k, **kind)]
+            for weights in maps:
+                assert not weights.dense().requires_grad
+                assert not weights.entropy().requires_grad
 
 
 @pytest.mark.parametrize("dtype", by_day([torch.float32], [torch.float32, torch.float64]), ids=str)

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.call.rotary.rotary import Rotary
@@ -128,50 +126,6 @@ def test_every_variant_trains(make: Any, changes: dict[str, Any]) -> None:
     logits.square().sum().backward()
     assert logits.shape == (3, LENGTH, VOCAB)
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
-
-
-@every_variant
-@settings(max_examples=6)
-@given(lengths=st.lists(st.integers(0, LENGTH - 1), min_size=2, max_size=3), seed=st.integers(0, 99))
-def test_prompts_of_any_lengths_go_on_as_in_one_pass(changes: dict[str, Any], lengths: list[int], seed: int) -> None:
-    """A prompt of n tokens, then one token after the other: the logits of a pass over all of it, alone."""
-    torch.manual_seed(seed)
-    model, text = decoder_only(**changes).eval(), some_text(len(lengths))
-    width = max(lengths)
-    prompts = torch.where(torch.arange(width) < torch.tensor(lengths)[:, None], text[:, :width], 3)
-    with torch.no_grad():
-        state = model.start(prompts, torch.tensor(lengths))
-        order = torch.arange(len(lengths))
-        for step in range(LENGTH - width):
-            fed = torch.stack([text[b, lengths[b] + step] for b in order.tolist()])
-            logits, alignment, state = model.step(state, fed)
-            assert alignment is None
-            for row, b in enumerate(order.tolist()):
-                whole = model(text[b : b + 1, : lengths[b] + step + 1])[0, -1]
-                torch.testing.assert_close(logits[row], whole, rtol=0, atol=1e-10)
-            order = order.flip(0)
-            state = model.reorder(state, torch.arange(len(lengths)).flip(0))
-
-
-@every_variant
-@pytest.mark.parametrize("t", range(LENGTH))
-def test_logits_depend_on_the_past_and_the_present_alone(changes: dict[str, Any], t: int) -> None:
-    model, text = decoder_only(**changes).eval(), some_text(1)
-    vectors: list[Tensor] = []
-    model.embedding.register_forward_hook(lambda *a: vectors.append(a[-1].detach().requires_grad_()) or vectors[-1])
-    logits = model(text)[0, t]
-    (gradient,) = torch.autograd.grad((logits * torch.randn_like(logits)).sum(), vectors)
-    assert not gradient[0, t + 1 :].any()
-    assert gradient[0, : t + 1].abs().amax(-1).min() > 0
-
-
-@every_variant
-def test_padding_changes_no_logits_of_the_encoder(changes: dict[str, Any]) -> None:
-    model, text, lengths = encoder_only(**changes).eval(), some_text(), [7, 4, 1]
-    together = model(text, torch.tensor(lengths))
-    for b, n in enumerate(lengths):
-        alone = model(text[b : b + 1, :n], torch.tensor([n]))
-        torch.testing.assert_close(together[b, :n], alone[0], rtol=0, atol=1e-12)
 
 
 def test_maps_are_those_of_the_pass() -> None:

@@ -21,12 +21,13 @@ from tests.operators import operators_of
 from tests.searches import beam_search, greedy
 
 VOCAB, BOS, EOS = 31, 1, 2
-LENGTHS = torch.tensor([7, 1, 4, 7])
+LENGTHS = torch.tensor([7, 0, 4, 7])
 SOURCE = torch.randint(3, VOCAB, (4, 7), generator=torch.Generator().manual_seed(3))
 TOKENS = torch.randint(3, VOCAB, (4, 6), generator=torch.Generator().manual_seed(4))
 KINDS: dict[str, dict[str, Any]] = {
     "pre": {},
     "post": {"norm_position": "post"},
+    "gpt-2": {"positions": "learned", "max_length": 32},
     "modern": {"num_kv_heads": 2, "norm": "rms", "activation": "swiglu", "positions": "rotary"},
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

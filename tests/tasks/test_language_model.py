@@ -139,16 +139,6 @@ def test_validation_and_evaluation_agree(run: Path) -> None:
     assert writer.evaluate(tail).tokens == corpus.valid.text_bytes
 
 
-def test_writing_is_the_models_own_choice_step_by_step(writer: Any) -> None:
-    text = "".join(writer.generate("7 and ", filters=[TopK(1)], max_tokens=9))
-    ids = [BOS, *writer.tokenizer.encode("7 and ")]
-    for _ in range(9):
-        ids.append(int(writer.model(torch.tensor([ids]))[0, -1].argmax()))
-        if ids[-1] == EOS:
-            break
-    assert "7 and " + text == writer.tokenizer.decode(ids)
-
-
 def test_a_seed_gives_the_same_text_again_and_stop_strings_end_it(writer: LanguageModel) -> None:
     draw = lambda seed: "".join(writer.generate("", seed=seed, max_tokens=30))  # noqa: E731
     texts = [draw(seed) for seed in range(6)]

@@ -33,9 +33,9 @@ def notebook(browser: Chromium, comms: None, tmp_path: Path) -> Notebook:
     return Notebook(browser, tmp_path / "notebook.html")
 
 
-def scaled(times: float = 1.0, length: int = 8, batch: int = 1) -> regard.AttentionMap:
+def scaled(times: float = 1.0, length: int = 8) -> regard.AttentionMap:
     made = torch.Generator().manual_seed(length)
-    q, k = (torch.randn(batch, 2, length, 8, generator=made) for _ in range(2))
+    q, k = (torch.randn(1, 2, length, 8, generator=made) for _ in range(2))
     return regard.map_of(times * q, k, mask=regard.causal())
 
 
@@ -91,13 +91,6 @@ def test_a_model_that_is_shown_twice_is_one_selection(notebook: Notebook) -> Non
     assert matches(row_of(notebook, "a"), scaled()[0, 1, 7])
     # Each asked with a name of its own.
     assert len({question["id"].split("-")[0] for question in notebook.questions}) == 2
-
-
-def test_the_second_item_of_a_batch_is_the_one_that_is_shown(notebook: Notebook) -> None:
-    both = scaled(2, batch=2)
-    notebook.show("a", regard.view(both, WORDS, sequence=1, link="heads=0&query=7"))
-    notebook.until(drawn("a"))
-    assert matches(row_of(notebook, "a"), both[1, 0, 7])
 
 
 def test_long_maps_are_exact_row_by_row_and_tile_by_tile(notebook: Notebook) -> None:

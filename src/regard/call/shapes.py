@@ -217,10 +217,7 @@ def restore(output: Tensor, sizes: Sizes) -> Tensor:
 
 
 def canonical_pairwise(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
-    """Give a mask or bias over (query, key) pairs the canonical rank of 4, each dimension full or 1.
-
-    The tensor has the input's rank with each dimension full or 1, or it is 2-D `(T, S)`.
-    """
+    """Canonical rank of 4, each dimension full or 1, of a tensor of the input's rank, or of a 2-D one `(T, S)`."""
     require_dense(tensor, name)
     full = sizes.map_shape
     fits = tensor.dim() == len(full) and all(n in (1, m) for n, m in zip(tensor.shape, full, strict=True))

@@ -174,11 +174,8 @@ def in_transform(*kinds: str) -> bool:
 
 
 def can_look(tensor: Tensor) -> bool:
-    """Whether the values of a tensor may decide the computation.
-
-    Not on a GPU, where reading a value synchronises, and not in a compiled graph or under vmap, which have no values
-    yet.
-    """
+    """Whether the values of a tensor may decide the computation: not on a GPU, where reading a value synchronises, and
+    not in a compiled graph or under vmap, which have no values yet."""
     if not tensor.is_cpu or is_compiling():
         return False
     if type(tensor) in PLAIN and not (is_tracing() or count_dispatch_modes() or peek_interpreter_stack()):
@@ -222,10 +219,7 @@ def has_values(tensor: Tensor) -> bool:
 
 
 def may_be_kept(tensor: Tensor) -> bool:
-    """Whether a tensor computed beside this one, not from it, may be cached for later calls.
-
-    True in plain code on the CPU. On a GPU the next call may run on another stream.
-    """
+    """Whether a tensor computed beside this one, not from it, may be cached: not on a GPU, for its streams."""
     if is_compiling() or not tensor.is_cpu or is_tracing():
         return False
     return not count_dispatch_modes() and peek_interpreter_stack() is None

@@ -17,10 +17,7 @@ Viewed = Maps | Sequence[Example] | Example | nn.Module
 
 
 def examples_of(maps: Viewed, tokens: Any, source: Sequence[str] | None, sequence: int, title: str) -> list[Example]:
-    """The examples of a page or a view: those given, or one of all maps, with the errors of `regard.view`.
-
-    Beside a model, `tokens` are its inputs.
-    """
+    """The examples given, or one of all maps, with the errors of `regard.view`; `tokens` are a model's inputs."""
     if isinstance(maps, nn.Module):
         maps, tokens = (maps, tokens) if tokens is not None else maps, None
     given = [maps] if isinstance(maps, Example) else list(maps) if isinstance(maps, list | tuple) else []

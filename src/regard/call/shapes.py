@@ -192,12 +192,7 @@ _cached_sizes = lru_cache(maxsize=512)(sizes_from_shapes)
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in autocast's dtype, as in F.scaled_dot_product_attention.
-
-    >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     [t.dtype for t in as_autocast(torch.ones(2), torch.ones(2, dtype=torch.float64))]
-    [torch.bfloat16, torch.float64]
-    """
+    """The tensors in autocast's dtype, as in F.scaled_dot_product_attention."""
     # A later check names an argument of another type.
     kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
     if not is_autocasting(kind):

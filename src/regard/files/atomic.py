@@ -102,11 +102,7 @@ def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def temporary_of(path: Path) -> str | None:
-    """The target of a temporary file, by its name; None for other files.
-
-    >>> temporary_of(Path("run/.config.json.4711.tmp")), temporary_of(Path("run/notes.tmp"))
-    ('config.json', None)
-    """
+    """The target of a temporary file, by its name; None for other files."""
     named = _TEMPORARY.fullmatch(path.name)
     return named[1] if named else None
 

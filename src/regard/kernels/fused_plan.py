@@ -239,12 +239,7 @@ def plan(call: Call) -> Plan:
 
 
 def are_numbers(factors: tuple[Mask, ...]) -> bool:
-    """Whether masks consist of Python numbers alone: then equal ones are the same mask.
-
-    >>> from regard.call.masks.basic import Causal, Lengths
-    >>> are_numbers((Causal(3),)), are_numbers((Lengths(torch.tensor([3])),))
-    (True, False)
-    """
+    """Whether masks consist of Python numbers alone: then equal ones are the same mask."""
     return all(type(mask).__hash__ is not object.__hash__ for mask in factors) and not tensors_of_tree(factors)
 
 

@@ -79,11 +79,7 @@ def model_example(
 
 
 def title_of(shown: Viewed, title: str) -> str:
-    """The title if there is one; else it says of which model the attention is, as far as this is known.
-
-    >>> title_of([], ""), title_of([], "Dates")
-    ('Attention', 'Dates')
-    """
+    """The title if there is one; else it says of which model the attention is, as far as this is known."""
     model = shown[0] if isinstance(shown, tuple) and shown else shown
     if not isinstance(model, nn.Module):
         model = getattr(shown, "modules", {}).get("")

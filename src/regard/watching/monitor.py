@@ -54,11 +54,6 @@ def measured_heads(passes: Iterable[Mapping[str, AttentionMap]]) -> dict[str, Me
     """Measure each head over all queries of several passes, by layer; `passes` have maps (batch..., H, T, S).
 
     Layers of linear attention are left out: they have no logits, and weights below 0.
-
-    >>> import regard
-    >>> q = torch.zeros(1, 2, 2, 4)
-    >>> measured_heads([{"layer": regard.map_of(q, q, mask=regard.causal())}])["layer"].entropy
-    tensor([0.3466, 0.3466])
     """
     rows: dict[str, list[Tensor]] = {}
     for maps in passes:

@@ -79,6 +79,7 @@ class OneStack(nn.Module):
         return x
 
     def each_layer(self) -> Iterator[SelfAttentionLayer]:
+        """The layers, from first to last."""
         return (cast(SelfAttentionLayer, layer) for layer in self.layers)
 
 

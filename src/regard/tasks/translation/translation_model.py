@@ -111,6 +111,7 @@ class TranslationModel:
 
     @property
     def device(self) -> torch.device:
+        """Where the model is."""
         return next(self.model.parameters()).device
 
     @property

@@ -319,9 +319,8 @@ def documents(store: TextStore) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("unit", ["lines", "paragraphs"])
 def test_no_document_is_in_both_parts(tmp_path: Path, kind: str, unit: Any) -> None:
     written = list(lines(500, random.Random(7)))
-    (tmp_path / "text.txt").write_text(("\n" if unit == "lines" else "\n\n").join(written), encoding="utf-8")
-    settings: dict[str, Any] = {"documents": unit, "tokenizer": kind, "vocab_size": 300, "valid_share": 0.2}
-    config = LanguageModelConfig(data=(tmp_path / "text.txt",), out=tmp_path / "run", block_length=16, **settings)
+    content = ("\n" if unit == "lines" else "\n\n").join(written)
+    config = text_config(tmp_path, content, documents=unit, tokenizer=kind, valid_share=0.2)
     run, said = prepared(prepare_text, config)
     corpus = open_text(run)
     assert len(documents(corpus.valid)) > 5
@@ -330,8 +329,6 @@ def test_no_document_is_in_both_parts(tmp_path: Path, kind: str, unit: Any) -> N
 
 
 def test_a_text_of_few_lines_again_and_again_has_no_document_to_hold_out(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("to be\nor not\n" * 100, encoding="utf-8")
-    settings: dict[str, Any] = {"documents": "lines", "tokenizer": "words"}
-    config = LanguageModelConfig(data=(tmp_path / "text.txt",), out=tmp_path / "run", block_length=16, **settings)
+    config = text_config(tmp_path, "to be\nor not\n" * 100, documents="lines", tokenizer="words")
     with pytest.raises(DataError, match=r"a document for validation that training lacks, but all 20 .* --valid"):
         prepared(prepare_text, config)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fuzz.grounds import BY_NAME, GROUNDS, PRACTICE, Ground
+from tests.fuzz.grounds import ALL, GROUNDS, Ground
 from tests.fuzz.search import ROOT, Failure
 
 TURN = 60.0
@@ -45,10 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
     tallies = {name: Tally(options.seed) for name in options.only}
     end = time.monotonic() + 60 * options.minutes
     print(f"fuzz: seed {options.seed}, {options.minutes:g} minutes, {', '.join(options.only)}", flush=True)
-    while waiting := [n for n in options.only if time.monotonic() < end and not _is_done(tallies[n], options.rounds)]:
+    while waiting := [
+        n
+        for n in options.only
+        if time.monotonic() < end and (options.rounds is None or tallies[n].seeds < options.rounds)
+    ]:
         for name in waiting:
             seconds = min(TURN, max(1.0, (end - time.monotonic()) / len(waiting)))
-            _take_turn({**GROUNDS, **BY_NAME, **PRACTICE}[name], tallies[name], options.rounds, seconds)
+            _take_turn(ALL[name], tallies[name], options.rounds, seconds)
     for name, tally in tallies.items():
         print(f"{name}: {tally}", *(f"  {n} x {kind}" for kind, n in tally.kinds.most_common()), sep="\n", flush=True)
     return int(any(tally.kinds for tally in tallies.values()))
@@ -62,14 +66,10 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=list(GROUNDS), help=f"of {', '.join(GROUNDS)} (all)")
     options = parser.parse_args(arguments)
     options.only = [name for given in options.only for name in given.split(",") if name]
-    if unknown := set(options.only) - {*GROUNDS, *BY_NAME, *PRACTICE}:
+    if unknown := set(options.only) - ALL.keys():
         parser.error(f"--only knows {', '.join(GROUNDS)}; got {', '.join(sorted(unknown))}")
     options.seed = random.SystemRandom().randrange(10**9) if options.seed is None else options.seed
     return options
-
-
-def _is_done(tally: Tally, rounds: int | None) -> bool:
-    return rounds is not None and tally.seeds >= rounds
 
 
 def _take_turn(ground: Ground, tally: Tally, rounds: int | None, seconds: float) -> None:

@@ -45,3 +45,4 @@ BY_NAME = {"cards": Ground("cards", "tests.fuzz.cards:case")}
 """Grounds that need an environment of their own; they are run by name only."""
 PRACTICE = {name: Ground(name, f"tests.fuzz.practice:{name}") for name in ("faulty", "deadly")}
 """Grounds on which the search itself is tested; they are run by name only."""
+ALL = {**GROUNDS, **BY_NAME, **PRACTICE}

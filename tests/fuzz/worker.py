@@ -20,7 +20,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
-from tests.fuzz.grounds import BY_NAME, GROUNDS, PRACTICE
+from tests.fuzz.grounds import ALL
 from tests.fuzz.search import Case, search
 
 
@@ -30,7 +30,7 @@ class TooSlowError(Exception):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("ground", choices=[*GROUNDS, *BY_NAME, *PRACTICE])
+    parser.add_argument("ground", choices=ALL)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--known", default="[]")
     options = parser.parse_args()
     faulthandler.enable()
-    ground = {**GROUNDS, **BY_NAME, **PRACTICE}[options.ground]
+    ground = ALL[options.ground]
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (ground.memory_bytes, ground.memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -58,6 +58,13 @@ def require_joined(seen: Seen, family: Family, inputs: dict[str, Any], ids: Tens
         same(seen.joined(path).dense(), expected)
 
 
+def same_beams(found: Tensor, expected: Tensor, beams: int) -> None:
+    """The model sorts its beams once more at the end."""
+    assert found.shape == expected.shape
+    for row, truth in enumerate(expected):
+        assert min((one - truth).abs().max() for one in found[row // beams * beams :][:beams]) < 1e-5
+
+
 def same(found: Tensor, expected: Tensor) -> None:
     """Rows of padding have no key here; eager spreads them evenly."""
     assert found.shape == expected.shape
@@ -80,13 +87,6 @@ def test_a_sliding_window_keeps_the_places_of_its_keys(name: str, cache: str, pa
             values, indices = joined.top_keys(2)
             named = expected.gather(-1, indices.clamp_min(0)) * (indices >= 0)
             torch.testing.assert_close(named, values, rtol=0, atol=1e-5)
-
-
-def test_a_prompt_shorter_than_the_window_and_a_generation_that_outgrows_it() -> None:
-    family, inputs = FAMILIES["mistral"], tokens(None, 3)
-    for settings in ({}, STATIC):
-        ids, seen = generated(family.build(), inputs, steps=9, **settings)
-        require_joined(seen, family, inputs, ids)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
@@ -360,11 +360,7 @@ def test_beams_are_followed_back(name: str, settings: dict[str, Any]) -> None:
     family, inputs = FAMILIES[name], tokens(None)
     ids, seen = generated(family.build(), inputs, steps=8, num_beams=3, num_return_sequences=3, **settings)
     for path, expected in zip(names_of(seen), whole(family, inputs, ids, repeat=3), strict=True):
-        found = seen.joined(path).dense()
-        assert found.shape == expected.shape
-        for row, truth in enumerate(expected):
-            # The model sorts its beams once more at the end.
-            assert min((one - truth).abs().max() for one in found[row // 3 * 3 :][:3]) < 1e-5
+        same_beams(seen.joined(path).dense(), expected, 3)
 
 
 def test_a_token_that_is_written_again_may_ask_the_same_again() -> None:
@@ -390,14 +386,9 @@ def test_cross_attention_has_a_row_for_each_step(name: str, beams: int) -> None:
     family = FAMILIES[name]
     inputs = {name: one for name, one in family.inputs().items() if name != "decoder_input_ids"}
     ids, seen = generated(family.build(), inputs, steps=6, num_beams=beams, num_return_sequences=beams)
-    for field, part in (("cross_attentions", "ncoder_attn"), ("cross_attentions", "EncDec")):
-        expected = whole(family, inputs, ids, field, beams)
-        for path, layer in zip(names_of(seen, part), expected, strict=False):
-            found = seen.joined(path).dense()
-            assert found.shape == layer.shape
-            for row, truth in enumerate(layer):
-                few = found[row // beams * beams :][:beams]
-                assert min((one - truth).abs().max() for one in few) < 1e-5
+    paths = names_of(seen, "ncoder_attn" if name == "bart" else "EncDec")
+    for path, expected in zip(paths, whole(family, inputs, ids, "cross_attentions", beams), strict=True):
+        same_beams(seen.joined(path).dense(), expected, beams)
 
 
 def test_cross_attention_of_other_targets_or_of_a_second_generation() -> None:
@@ -502,12 +493,3 @@ def test_two_ends_of_one_beginning_are_two_maps() -> None:
     assert (first.shape[-2:], second.shape[-2:]) == ((9, 9), (8, 8))
     assert torch.equal(first.dense()[..., :5, :8], second.dense()[..., :5, :])
     assert torch.equal(second.dense()[..., 5:, :], seen["", 2].dense())
-
-
-def test_calls_of_one_module_at_several_depths_are_told_apart() -> None:
-    x = torch.randn(2, 2, 2, 7, 4)
-    with torch.no_grad(), regard.watch(Cached()) as seen:
-        for a, b in ((0, 4), (4, 5), (5, 7)):
-            for depth in x:
-                seen.modules[""](depth[:, :, a:b], depth[:, :, :b])
-    assert [one.shape[-2:] for one in seen.generations("")] == [(7, 7)] * 2

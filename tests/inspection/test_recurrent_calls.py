@@ -409,18 +409,10 @@ def test_unlike_lengths_are_refused_in_a_sentence(factor: str) -> None:
 
 
 def test_packed_sequences_of_fla_are_refused_by_name() -> None:
-    home: Any = ModuleType("fla_packed")
-    sys.modules[home.__name__] = home
-
-    def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, cu_seqlens: Tensor | None = None) -> Any:
+    def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, cu_seqlens: Tensor) -> Any:
         return v, None
 
-    home.chunk_gla = chunk_gla
-
-    Layer = module(lambda m, x: home.chunk_gla(x, x, x, x, cu_seqlens=torch.tensor([0, 2, 4])))
-
-    Layer.__module__ = home.__name__
-    seen = watching(Layer())(torch.zeros(1, 4, 2, 3))
-    del sys.modules[home.__name__]
+    given = dict.fromkeys(("q", "k", "v", "g"), torch.zeros(1, 4, 2, 3))
+    with home_of("chunk_gla", chunk_gla) as layer:
+        seen = watching(layer)(given | {"cu_seqlens": torch.tensor([0, 2, 4])})
     assert "a function of fla with cu_seqlens= is not read" in str(seen.report())
-    assert home.chunk_gla is chunk_gla

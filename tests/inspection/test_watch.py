@@ -179,19 +179,6 @@ def test_dtypes(dtype: torch.dtype) -> None:
     assert seen.calls[0].error < (1e-12 if dtype == torch.float64 else 1e-2)
 
 
-def test_dropout_and_random_state_are_left_alone() -> None:
-    model, inputs = Two(), x()
-    torch.manual_seed(4)
-    before, state = model(inputs, dropout_p=0.5), torch.get_rng_state()
-    torch.manual_seed(4)
-    with regard.watch(model, verify=True) as seen:
-        during = model(inputs, dropout_p=0.5)
-    assert torch.equal(before, during)
-    assert torch.equal(state, torch.get_rng_state())
-    close(seen["first"].dense(), dense(model.first, inputs).detach())
-    assert seen.calls[0].error == "dropout"
-
-
 def test_order_and_number_of_calls() -> None:
     model = nn.Sequential(Attend(), Attend())
     with torch.no_grad(), regard.watch(model) as seen:
@@ -568,13 +555,6 @@ def test_watches_that_do_not_end_in_the_order_they_began() -> None:
         other.__exit__(None, None, None)
     assert (len(one), len(other)) == (2, 4)
     assert traces() == (0,) * 7
-
-
-def test_a_mode_of_the_users_below_and_above() -> None:
-    model, inputs = Two(), x()
-    with torch.no_grad(), torch.device("cpu"), regard.watch(model) as seen, torch.device("cpu"):
-        model(inputs)
-    assert len(seen) == 2
 
 
 def in_a_thread(work: Callable[..., Any], *given: Any) -> None:

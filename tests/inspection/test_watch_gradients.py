@@ -116,12 +116,17 @@ def Written(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_attention_that_a_model_writes_out() -> None:
     model, inputs = Written().double(), torch.randn(B, T, 12).double()
-    with regard.watch(model, grad=True) as seen:
-        _, weights = model(inputs)
+    with regard.watch(model, grad=True, values=True, gradients=True) as seen:
+        output, weights = model(inputs)
     agree(gradients(statistics(seen["", 0]), model), gradients(statistics(weights), model))
     softmax = seen.softmax(("", 0))
     found, wanted = softmax.dense(), weights / model.gate
     agree(gradients(found.square().sum(), model), gradients(wanted.square().sum(), model))
+    weights.retain_grad()
+    seen.zero_grad()
+    (task(output) + statistics(weights)).backward()
+    check_gradients(seen["", 0], weights.detach(), weights.grad)
+    check_gradients(seen["", 0][1], weights.detach()[1], weights.grad[1])
 
 
 def eager_gradients(weights: Tensor, value: Tensor, finish: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -283,16 +288,6 @@ def test_the_output_projection_stands_outside(kind: str, batch_first: bool) -> N
     check_gradients(seen[name, 0], *eager_gradients(weights, v, finish))
     if grad:
         agree(gradients(statistics(seen[name, 0]), model), gradients(statistics(weights), model))
-
-
-def test_weights_that_a_model_made_itself() -> None:
-    model, inputs = Written().double(), torch.randn(B, T, 12).double()
-    with regard.watch(model, values=True, gradients=True) as seen:
-        output, weights = model(inputs)
-    weights.retain_grad()
-    (task(output) + statistics(weights)).backward()
-    check_gradients(seen["", 0], weights.detach(), weights.grad)
-    check_gradients(seen["", 0][1], weights.detach()[1], weights.grad[1])
 
 
 def test_heads_that_a_model_folds_into_its_batch() -> None:

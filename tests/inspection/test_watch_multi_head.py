@@ -13,24 +13,14 @@ import regard
 from regard.errors import OverwrittenError
 from regard.functional import Attended
 from regard.models import Transformer, TransformerConfig
-from regard.watching.watch import Seen
-from tests.modules import module, parts, same_bits, watching
+from tests.inspection.test_watch import close, watched
+from tests.modules import module, parts, watching
 
 # torch says of its own fast path that nested tensors are a prototype.
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
 
 B, T, S, E, H = 2, 7, 9, 16, 4
 PAD = torch.arange(T) >= torch.tensor([7, 4])[:, None]
-
-
-def watched(model: nn.Module, *inputs: Tensor, **settings: Any) -> Seen:
-    seen = same_bits(model, *inputs, **settings)
-    assert not seen.report().missed, str(seen.report())
-    return seen
-
-
-def close(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
 def test_dropout_and_autocast() -> None:

@@ -14,6 +14,7 @@ import regard
 from regard.errors import ArgumentError, NotKeptError, ShapeError
 from regard.maps.sources.summary import SummarySource
 from regard.watching.kept import rebuilding
+from tests.maps.dense_maps import bins, sums_written_out
 from tests.modules import parts, same_bits, watching
 from tests.operators import WAITS, operators_of
 
@@ -49,26 +50,17 @@ def x() -> Tensor:
 def of_dense(weights: Tensor) -> dict[str, Tensor]:
     """The same statistics, from all the weights in float64."""
     weights = weights.double()
-    blocks = [[b.split([4, 4, 3], -1) for b in weights.split([3, 3, 3, 2], -2)]][0]
-    places = torch.arange(T).double()
     values, indices = weights.topk(3)
-
-    def picture(of: Callable[[Tensor], Tensor]) -> Tensor:
-        return torch.stack([torch.stack([of(b) for b in row], -1) for row in blocks], -2)
-
-    return {
-        "received": weights.sum(-2),
-        "entropy": torch.special.entr(weights).sum(-1),
-        "participation_ratio": weights.sum(-1).square() / weights.square().sum(-1),
-        "distance": (weights * (places[:, None] - places).abs()).sum(-1),
+    sums = sums_written_out(weights, 4, 3)
+    pooled = sums.pop("pooled_mean")
+    return sums | {
+        "pooled": pooled,
+        "pooled_max": bins(weights, 4, 3, Tensor.amax),
         "top_weight": weights.amax(-1),
         "top_key": weights.argmax(-1),
         "values": values,
         "indices": torch.where(values > 0, indices, -1),
         "top_p_count": (weights.sort(-1, descending=True).values.cumsum(-1) < 0.9).sum(-1) + 1,
-        "pooled": picture(lambda b: b.mean((-1, -2))),
-        "pooled_sum": picture(lambda b: b.sum((-1, -2))),
-        "pooled_max": picture(lambda b: b.amax((-1, -2))),
     }
 
 

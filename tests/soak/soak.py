@@ -19,7 +19,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -256,8 +255,8 @@ def logged(folder: Path) -> list[tuple[Any, ...]]:
     return [tuple(record.get(name) for name in figures) for record in map(json.loads, lines)]
 
 
-def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
-    """Kill a task's training so many times; how often in which way.
+def soak(kind: str, kills: int, seed: int, folder: Path) -> None:
+    """Kill a task's training so many times.
 
     Raises:
         SoakError: something was lost, or a process ended in another way than planned.
@@ -269,11 +268,10 @@ def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
     again = replace(undisturbed, out=folder / "again")
     _check_same("exit status", in_a_process(lambda: train(kind, again), again.out, None).status, 0)
     check_equal(again.out, undisturbed.out)  # else the comparisons below say nothing of the kills
-    tally: Counter[str] = Counter()
-    run, finished, seen = 0, True, Seen()
-    while tally.total() < kills or not finished:
+    killed, run, finished, seen = 0, 0, True, Seen()
+    while killed < kills or not finished:
         config = replace(undisturbed, out=folder / f"run{run}")
-        plan = _draw(generator, whole) if tally.total() < kills else None
+        plan = _draw(generator, whole) if killed < kills else None
         ended = in_a_process(partial(train, kind, config), config.out, plan)
         finished = ended.status == 0
         if finished:
@@ -281,10 +279,9 @@ def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
             run, seen = run + 1, Seen()
         elif ended.status in (-signal.SIGKILL, -signal.SIGXFSZ) and plan is not None:
             seen = check_alive(config.out, seen)
-            tally[plan.way] += 1
+            killed += 1
         else:
             raise SoakError(f"{kind}: the process left with {ended.status} under {plan}, after {ended.last!r}")
-    return tally
 
 
 def _draw(generator: random.Random, whole: Ended) -> Plan:
@@ -306,10 +303,8 @@ def main() -> None:
     for kind, kills in zip(arguments.only, shares, strict=True):
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
-            tally = soak(kind, kills, arguments.seed, Path(folder))
+            soak(kind, kills, arguments.seed, Path(folder))
             print(f"{kind}: {kills} kills in {time.perf_counter() - began:.0f} s, nothing lost", flush=True)
-            for what, count in sorted(tally.items()):
-                print(f"  {count:4}  {what}")
 
 
 if __name__ == "__main__":

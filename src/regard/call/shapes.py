@@ -192,12 +192,7 @@ _cached_sizes = lru_cache(maxsize=512)(sizes_from_shapes)
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in autocast's dtype, as in F.scaled_dot_product_attention.
-
-    >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     [t.dtype for t in as_autocast(torch.ones(2), torch.ones(2, dtype=torch.float64))]
-    [torch.bfloat16, torch.float64]
-    """
+    """The tensors in autocast's dtype, as in F.scaled_dot_product_attention."""
     # A later check names an argument of another type.
     kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
     if not is_autocasting(kind):
@@ -217,10 +212,7 @@ def restore(output: Tensor, sizes: Sizes) -> Tensor:
 
 
 def canonical_pairwise(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
-    """Give a mask or bias over (query, key) pairs the canonical rank of 4, each dimension full or 1.
-
-    The tensor has the input's rank with each dimension full or 1, or it is 2-D `(T, S)`.
-    """
+    """Canonical rank of 4, each dimension full or 1, of a tensor of the input's rank, or of a 2-D one `(T, S)`."""
     require_dense(tensor, name)
     full = sizes.map_shape
     fits = tensor.dim() == len(full) and all(n in (1, m) for n, m in zip(tensor.shape, full, strict=True))

@@ -165,10 +165,8 @@ def _replicates(folder: MeasuredFolder, names: list[str]) -> tuple[Any, Any]:
 
 
 def weights_of(ids: list[str]) -> Any:
-    """How often each document counts, (1 + replicates, documents): once, then Poisson(1) by its id and replicate.
-
-    Each 64 bits of SplitMix64 (Steele et al. 2014), which begins at the id's hash, are four replicates.
-    """
+    """How often each document counts, (1 + replicates, documents): once, then Poisson(1) by its id and replicate; each
+    64 bits of SplitMix64 (Steele et al. 2014), which begins at the id's hash, are four replicates."""
     seeds = b"".join(hashlib.blake2b(one.encode(), digest_size=8).digest() for one in ids)
     steps = np.arange(1, REPLICATES // 4 + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     bits = np.frombuffer(seeds, "<u8")[:, None] + steps

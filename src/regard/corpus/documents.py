@@ -67,10 +67,8 @@ def _is_read(path: Path) -> bool:
 
 
 def documents_in(path: Path, *, text: str, id: str) -> Iterator[Document]:
-    """The documents of a file: rows of Parquet or Arrow, JSON lines, or lines that are not blank.
-
-    The ending of its name says which. Without an id column, an id is the file's name and the number of the row or line.
-    """
+    """Rows of Parquet or Arrow, JSON lines, or lines that are not blank, by the ending of the name. Without an id
+    column, an id is the file's name and the number of the row or line."""
     if path.suffix not in (".parquet", ".arrow"):
         yield from _of_lines(path, text, id)
         return

@@ -30,11 +30,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     A reader sees the old file or the new one, also after a power cut: the bytes go to a temporary file in the same
     folder, then fsync, rename, and fsync of the folder. On an error the temporary file is removed and `path` stays. A
-    killed process leaves the temporary file, recognised by `temporary_of`.
-
-    Raises:
-        OSError: the folder does not exist, cannot be written to, or the disk is full. The error names `path` if the
-            system names no file.
+    killed process leaves the temporary file, recognised by `temporary_of`. An OSError names `path` if the system names
+    none.
     """
     target = Path(path)
     with naming(target):
@@ -105,11 +102,7 @@ def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def temporary_of(path: Path) -> str | None:
-    """The target of a temporary file, by its name; None for other files.
-
-    >>> temporary_of(Path("run/.config.json.4711.tmp")), temporary_of(Path("run/notes.tmp"))
-    ('config.json', None)
-    """
+    """The target of a temporary file, by its name; None for other files."""
     named = _TEMPORARY.fullmatch(path.name)
     return named[1] if named else None
 
@@ -193,11 +186,7 @@ def write_checksummed(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_checksummed(path: Path) -> dict[str, Any]:
-    """Read an object of `write_checksummed`; an object without a checksum passes.
-
-    Raises:
-        RunFolderError: the file is absent, cut short, altered, or holds something other than a JSON object.
-    """
+    """Read an object of `write_checksummed`, or one without a checksum; RunFolderError for anything else."""
     value = read_json(path)
     seal = value.pop(CHECKSUM, None)
     if seal is not None and seal != _checksum(value):

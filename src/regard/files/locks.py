@@ -40,10 +40,7 @@ def locked(folder: Path, *, refusal: str) -> Iterator[None]:
 
 @contextmanager
 def locked_in_turn(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder` while the block runs, after waiting for its earlier holders.
-
-    Without such locks, as on Windows and on some network disks, there is no wait.
-    """
+    """Hold the lock of `folder` after its earlier holders; without locks (Windows, some network disks), at once."""
     if not OPENS_FOLDERS:
         yield
         return
@@ -57,10 +54,7 @@ def locked_in_turn(folder: Path) -> Iterator[None]:
 
 
 def lock(descriptor: int, *, refusal: str) -> None:
-    """Lock an open file or folder, until it is closed or the process ends.
-
-    Some network disks have no locks; there it does nothing.
-    """
+    """Lock an open file or folder until it is closed or the process ends. Some network disks have no locks."""
     try:
         is_ours = lock_descriptor(descriptor, blocking=False)
     except OSError:

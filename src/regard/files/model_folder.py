@@ -45,10 +45,7 @@ def family_of(folder: Path) -> object:
 
 
 def snapshot_of(folder: Path) -> Path:
-    """The snapshot in a folder of Hugging Face's cache, `models--owner--name`; any other folder is itself.
-
-    It is the one that `refs/main` names, or the only one.
-    """
+    """Of a folder of Hugging Face's cache, `models--owner--name`, the snapshot of `refs/main`, or the only one."""
     snapshots = folder / "snapshots"
     if (folder / "config.json").exists() or not snapshots.is_dir():
         return folder

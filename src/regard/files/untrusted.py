@@ -27,12 +27,9 @@ LONGEST_INTEGER = 20
 
 
 def parse_json(content: bytes | str) -> Any:
-    r"""The value of a JSON text in UTF-8, with or without a byte order mark.
-
-    Raises:
-        DataError: the JSON is incomplete, nested more than `DEEPEST` levels deep, repeats a name in one object, has a
-            number that is not finite or needs more than 64 bits, or half of a surrogate pair.
-    """
+    r"""The value of a JSON text in UTF-8, with or without a byte order mark. DataError: it is incomplete, nested more
+    than `DEEPEST` levels deep, repeats a name in one object, has a number that is not finite or needs more than 64
+    bits, or half of a surrogate pair."""
     with _refusing("JSON"):
         value = json.loads(
             _text(content), object_pairs_hook=_without_doubles, parse_int=_integer, parse_constant=_no_constant
@@ -42,11 +39,7 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def parse_toml(content: bytes | str) -> dict[str, Any]:
-    r"""The table of a TOML text in UTF-8, with or without a byte order mark.
-
-    Raises:
-        DataError: the TOML is incomplete, or breaks a limit of `parse_json`.
-    """
+    r"""The table of a TOML text in UTF-8, with or without a byte order mark, within the limits of `parse_json`."""
     import tomllib  # attention alone does not need it
 
     with _refusing("TOML"):

@@ -35,10 +35,8 @@ def read_settings(folder: Path) -> Settings:
 
 
 def read_tensors(folder: Path, tell: OnProgress = no_progress) -> dict[str, Tensor]:
-    """All tensors of model.safetensors or pytorch_model.bin, or of the shards in the index of one of them.
-
-    A warning says so where they come from a pickle, which `torch.load(weights_only=True)` reads without running code.
-    """
+    """All tensors of model.safetensors or pytorch_model.bin, or of the shards in an index. A warning says where they
+    come from a pickle, which `torch.load(weights_only=True)` reads without running code."""
     names: list[str] = []
     for name in (WEIGHTS, PICKLED):
         index = folder / f"{name}.index.json"
@@ -116,11 +114,8 @@ class Loaded(NamedTuple):
 
 
 def load_folder(folder: Path, tell: OnProgress = no_progress) -> Loaded:
-    """Load the model of a folder, of the class that its config.json names.
-
-    A class that transformers does not know is replaced by the one for the `model_type`. `tell` is called with the bytes
-    of weights read so far.
-    """
+    """Load the model of a folder, of the class that its config.json names, or else of the one for its `model_type`.
+    `tell` is called with the bytes of weights read so far."""
     settings = read_settings(folder)
     folder = settings.source.parent
     library = transformers_library()

@@ -29,14 +29,6 @@ class LazyMask(Tensor):
 
     Any other operation sees its dense tensor: bools, True = keep, or with a floating `dtype` an additive mask of 0 and
     the lowest value of the dtype.
-
-    >>> mask = LazyMask(causal(0), (1, 1, 2, 2), torch.device("cpu"))
-    >>> mask.shape, ~mask
-    (torch.Size([1, 1, 2, 2]), tensor([[[[False,  True],
-              [False, False]]]]))
-    >>> LazyMask(causal(0), (1, 1, 2, 2), torch.device("cpu"), torch.float32) < 0
-    tensor([[[[False,  True],
-              [False, False]]]])
     """
 
     allowed: Mask | None

@@ -204,11 +204,8 @@ def _goes_back(query: Tensor) -> bool:
 
 
 def _as_precise_as(additive: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the dtype of a bias of higher precision.
-
-    The kernel takes both in one dtype. A bias in half precision would err by several nats: ALiBi's reaches thousands,
-    and bf16 has eight bits.
-    """
+    """The tensors in the dtype of a bias of higher precision: the kernel takes both in one dtype, and in half
+    precision a bias would err by several nats (ALiBi's reaches thousands, and bf16 has eight bits)."""
     if additive is None:
         return tensors
     dtype = torch.promote_types(tensors[0].dtype, additive.dtype)

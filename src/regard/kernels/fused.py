@@ -139,10 +139,7 @@ _WITH_SECOND = Fused(Tiled())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DoubleBackward:
-    """A call for its backward pass, with gradients by another backend that are differentiable again.
-
-    It holds neither query nor key: autograd saves them.
-    """
+    """Gradients by another backend, differentiable again. It holds neither query nor key: autograd saves them."""
 
     backend: Backend | None
     """None to refuse second derivatives."""
@@ -183,10 +180,7 @@ NO_SECOND = "backend 'fused' has no second derivative; backend='tiled' has, in l
 
 
 class _WholeCall(torch.autograd.Function):
-    """A call in one block: (query, key, value) -> (output, lse), both with gradients.
-
-    It holds the additive mask, so lengths may change in place before the backward pass.
-    """
+    """A call in one block, with its additive mask, so that lengths may change in place before the backward pass."""
 
     @staticmethod
     def forward(
@@ -270,11 +264,8 @@ class _FusedBlocks(torch.autograd.Function):
 
 
 def _lost_sums(ctx: Any, lse: Tensor) -> bool:
-    """Whether biases far from 0 cost the log-sum-exp of a row all digits of its sum.
-
-    The kernels compute the weights of the backward pass from it, and torch's own gradients are wrong there. Only CPU
-    tensors are checked: a GPU would synchronise.
-    """
+    """Whether biases far from 0 cost the log-sum-exp of a row all digits of its sum, of which the kernels compute the
+    weights of the backward pass: torch's own gradients are wrong there. Only on the CPU: a GPU would synchronise."""
     can = ctx.again is not None and ctx.again.backend is not None
     return can and ctx.covering.bias is not None and can_look(lse) and any_coarse(lse)
 
@@ -363,9 +354,8 @@ def _forward_block(
 
 
 def as_sdpa(call: Call, value: Tensor) -> Tensor | None:
-    """The output (B, H, T, E) by torch's own function, the form in compiled and exported graphs.
-
-    None if torch's function would compute something else.
+    """The output (B, H, T, E) by torch's own function, in compiled and exported graphs; None if it would compute
+    something else.
 
     It is equivalent for dot products under softmax without dropout, if the call either is causal from the first key on
     or has only masks and biases by key (lengths, padding, one bias per key), but not both. torch runs the same kernel

@@ -46,11 +46,8 @@ NOTHING_ADDED = AdditiveMask(None, None)
 
 
 class Buffer:
-    """Memory for successive masks; each overwrites the last one.
-
-    A predicate allocates several 8-byte indices for each pair, and an allocator may keep the memory of every freed
-    block. So a pass over blocks has one buffer for the mask, and renders few pairs at a time.
-    """
+    """Memory for successive masks, one after the other: a predicate allocates several 8-byte indices for each pair,
+    and an allocator may keep the memory of every freed block. So a pass over blocks renders few pairs at a time."""
 
     def __init__(self) -> None:
         self._memory: Tensor | None = None
@@ -68,10 +65,8 @@ class Buffer:
 def by_chunks(
     chunks: Iterator[range], count: int, render: Callable[[range], Tensor | None], buffer: Buffer | None
 ) -> AdditiveMask:
-    """The additive mask of `count` queries, from `render`, a function to the mask (..., t, s) of some of them.
-
-    None from `render` stands for zeros.
-    """
+    """The additive mask of `count` queries, from the masks (..., t, s) of some of them; None from `render` is
+    zeros."""
     whole: Tensor | None = None
     live = torch.ones(1, 1, count, dtype=torch.bool)
     for rows in chunks:
@@ -220,21 +215,17 @@ def one_width(*tensors: Tensor, multiple: int = 1) -> tuple[Tensor, ...]:
 
 
 def with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
-    """A query and a positive scale with the same scores: the query is multiplied by the sign of the scale, or by 0.
-
-    torch's kernels give an excluded key the score -inf and multiply by the scale afterwards. With a scale of 0 or
-    below, an excluded key would get NaN or the largest score (torch 2.13, `is_causal=True` on the CPU).
-    """
+    """The query times the sign of the scale, or 0. torch's kernels give an excluded key the score -inf and multiply by
+    the scale afterwards: with 0 or below, an excluded key would get NaN or the largest score (torch 2.13, on the
+    CPU)."""
     if scale > 0:
         return query, scale
     return (-query, -scale) if scale < 0 else (query * 0.0, 1.0)
 
 
 def wider(tensor: Tensor, columns: int, value: float = 0.0) -> Tensor:
-    """A tensor (..., D) with more columns, contiguous in memory, as the kernels assume.
-
-    torch pads tensors with a channels-last reading, such as one column of many heads, into channels-last memory.
-    """
+    """A tensor (..., D) with more columns, contiguous, as the kernels assume: torch pads one with a channels-last
+    reading, such as one column of many heads, into channels-last memory."""
     return row_contiguous(torch.nn.functional.pad(tensor, (0, columns), value=value))
 
 

@@ -108,10 +108,7 @@ class Plan:
 
     @property
     def is_square(self) -> bool:
-        """Whether blocks need no mask but the causal flag, and only with as many keys as queries.
-
-        The kernels disagree on the alignment of the flag in other blocks.
-        """
+        """Whether blocks need no mask but the flag, for T = S: in others the kernels disagree on its alignment."""
         plain = self.bias is None and not any(block.factors for block in self.every)
         return plain and all(len(b.rows) == len(b.columns) for b in self.every if b.is_causal)
 
@@ -154,10 +151,8 @@ class Plan:
         return NOTHING_ADDED if tensor is None else AdditiveMask(tensor, live_rows(tensor, block))
 
     def _tensor(self, block: Block, given: Bias | None, chosen: range) -> Tensor | None:
-        """The additive mask of some rows of a block, with its bias; None for zeros.
-
-        Its last stride is 1: the CPU kernel would copy any other, expanded to B x H x T x S.
-        """
+        """The additive mask of rows of a block, with its bias; None for zeros. Its last stride is 1: the CPU kernel
+        would copy any other, expanded to B x H x T x S."""
         rows, columns, bias, mask = _moved(chosen, block.rows.start), block.columns, None, block.mask
         if given is not None:
             # A bias is at least as wide as the queries, whose values are not read.
@@ -210,10 +205,7 @@ class BlockLayout:
 
 
 def excluding_factors(call: Call) -> tuple[Mask, ...]:
-    """The factors of a call's mask, without causal ones that exclude nothing.
-
-    An example is the causal mask of a decoding step: its only query sees every key.
-    """
+    """Without causal masks that exclude nothing, as in a decoding step, whose only query sees every key."""
     if call.mask is None:
         return ()
     last, found = call.sizes.keys - 1, []
@@ -247,12 +239,7 @@ def plan(call: Call) -> Plan:
 
 
 def are_numbers(factors: tuple[Mask, ...]) -> bool:
-    """Whether masks consist of Python numbers alone: then equal ones are the same mask.
-
-    >>> from regard.call.masks.basic import Causal, Lengths
-    >>> are_numbers((Causal(3),)), are_numbers((Lengths(torch.tensor([3])),))
-    (True, False)
-    """
+    """Whether masks consist of Python numbers alone: then equal ones are the same mask."""
     return all(type(mask).__hash__ is not object.__hash__ for mask in factors) and not tensors_of_tree(factors)
 
 

@@ -81,11 +81,8 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunks:
-    """A recurrence in n chunks of C positions, or in n joined chunks: the state before and after each, and its output.
-
-    With x for the values, o = local x + carried S and S' = onward S + written^T x. Positions behind the last one fill
-    the last chunk; they write nothing.
-    """
+    """n chunks of C positions, or n joined chunks: with x for the values, o = local x + carried S and S' = onward S +
+    written^T x. Positions behind the last one fill the last chunk; they write nothing."""
 
     local: Tensor
     """(N, n, C, C): the weights between the positions of a chunk."""
@@ -132,10 +129,7 @@ class Chunks:
         return found.flatten(1, 2)[:, : self.keys]
 
     def blocks(self) -> Callable[[Rows, Rows], Tensor]:
-        """The function from some queries and keys to their weights, (N, t, s).
-
-        All that it shares between blocks is made now: a block may be made again in a backward pass.
-        """
+        """Weights (N, t, s). All that blocks share is made now: a block may be made again in a backward pass."""
         return partial(self._block, self._joined())
 
     def _block(self, joined: Joined, rows: Rows, columns: Rows) -> Tensor:
@@ -161,10 +155,8 @@ class Chunks:
                 yield number, place[(place >= 0) & (place < self.size)]
 
     def _rows(self, joined: Joined, number: int, place: slice | Tensor, begin: int, end: int) -> Tensor:
-        """The weights of queries of one chunk, for the keys of chunks `begin` to `end`.
-
-        The queries are carried back by the largest joined chunks: as many products as the number has binary digits.
-        """
+        """Queries of one chunk, for the keys of chunks `begin` to `end`, are carried back by the largest joined
+        chunks: as many products as the number has binary digits."""
         carried, local = self.carried[:, number, place], self.local[:, number, place]
         found = [local] if begin <= number < end else []
         at = number
@@ -275,10 +267,8 @@ def _flushed(x: Tensor) -> Tensor:
 
 
 def _by_head(logs: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The function of left and right, (..., C, D), that gives exp(sum of logs_s for j < s <= t) left_t . right_j.
-
-    It is (..., C, C), and 0 for j > t. Each exponent is summed by itself: a difference of large sums would lose digits.
-    """
+    """A function of left and right, (..., C, D): exp(sum of logs_s for j < s <= t) left_t . right_j, (..., C, C), and
+    0 for j > t. Each exponent is summed by itself: a difference of large sums would lose digits."""
     size = logs.shape[-2]
     of_pairs = logs.expand(*logs.shape[:-1], size).tril(-1).cumsum(-2)
     decays = of_pairs.exp().tril()

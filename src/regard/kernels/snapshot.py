@@ -20,11 +20,8 @@ _NUMBERS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 def with_snapshot(call: Call, captured: tuple[Tensor, ...] = ()) -> Call:
-    """The call with copies of the small tensors of its parts, and with the rest that others may change, such as the
-    tensors captured by its functions.
-
-    A bound mask has its own tensors already, unless they are large.
-    """
+    """Copies the small tensors of the parts, and the rest that others may change, such as the tensors captured by
+    functions. A bound mask has its own tensors already, unless they are large."""
     own: dict[str, Any] = {}
     held: dict[str, Any] = {f"captured[{place}]": tensor for place, tensor in enumerate(captured)}
     for name in PARTS:

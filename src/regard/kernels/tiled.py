@@ -355,14 +355,9 @@ def _slice(where: range) -> slice:
 def kept_at(seed: Tensor, rows: Tensor, columns: Tensor, dropout: float) -> Tensor:
     """Whether each (row, column) is kept, with probability 1 - dropout. Equal seeds give equal answers.
 
-    Args:
-        seed: an integer tensor of one element.
-        rows: (..., t, 1), below 2^31; numbered on from one flat_head to the next.
-        columns: (s,), below 2^31.
-        dropout: in [0, 1).
-
-    The counter row * 2^31 + column + seed goes through the finalizer of SplitMix64, in wrapping 64-bit arithmetic:
-    a graph has no access to a generator's seed.
+    `seed` is an integer tensor of one element, and rows (..., t, 1), numbered on from one flat_head to the next, and
+    columns (s,) are below 2^31. The counter row * 2^31 + column + seed goes through the finalizer of SplitMix64, in
+    wrapping 64-bit arithmetic: a graph has no access to a generator's seed.
 
     Source: Steele, Lea & Flood 2014 (doi:10.1145/2660193.2660195), figure 16.
 

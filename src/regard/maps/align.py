@@ -187,11 +187,9 @@ def _costs_of(scores: Tensor) -> npt.NDArray[np.float64]:
 
 
 def _moments(heads_of: Callable[[range], Tensor], blocks: list[range]) -> tuple[Tensor, Tensor]:
-    """The mean and the standard deviation over queries, (H, 1, S); of several blocks, in float64.
-
-    The median filter makes equal neighbours, where the last bit of a score may decide: one block is scored to the bit
-    as in transformers.
-    """
+    """The mean and the standard deviation over queries, (H, 1, S); of several blocks, in float64: the median filter
+    makes equal neighbours, where the last bit of a score may decide, and one block is scored to the bit as in
+    transformers."""
     if len(blocks) == 1:
         deviation, mean = torch.std_mean(heads_of(blocks[0]), dim=-2, keepdim=True, unbiased=False)
         return mean, deviation
@@ -212,13 +210,8 @@ def _median_over_keys(scores: Tensor, width: int) -> Tensor:
 def _swept(costs: npt.NDArray[np.float64], above: Costs, origins: npt.NDArray[np.uint8] | None) -> Costs:
     """Accumulate the costs (t, S) of some rows along the best paths, one antidiagonal at a time.
 
-    Args:
-        costs: of the rows.
-        above: the sums (S + 1,) of the row before them; the first is that of no key.
-        origins: (t, S), output: the best previous step.
-
-    Returns:
-        The sums (S + 1,) of the last row.
+    `above` are the sums (S + 1,) of the row before them, the first that of no key; the result are those of the last
+    row. `origins` (t, S) takes the best previous steps.
     """
     rows, keys = costs.shape
     costs, step = np.ascontiguousarray(costs).reshape(-1), max(keys - 1, 1)

@@ -110,12 +110,6 @@ class TensorLike(Displayed, MapStatistics, ABC):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Apply a function of torch to a map.
-
-        Raises:
-            ArgumentError: the function changes its input.
-            TooLargeError: it needs the dense matrix, above the limit or with strict maps.
-        """
         name, kwargs = getattr(func, "__name__", str(func)), kwargs or {}
         if name.endswith("_") and not name.endswith("__"):
             raise ArgumentError(
@@ -135,22 +129,12 @@ class TensorLike(Displayed, MapStatistics, ABC):
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """The dense weights as a NumPy array.
-
-        Raises:
-            TooLargeError: they are above the limit of `dense()`, or maps are strict here.
-        """
         return np.asarray(as_matrix(self, "numpy.asarray()").detach().cpu().numpy(), dtype=dtype)
 
     __array_priority__ = 1000
     """NumPy defers arithmetic of its scalars and arrays with a map, as with a tensor."""
 
     def __dlpack__(self, **options: Any) -> Any:
-        """The dense weights for `torch.as_tensor` and other libraries.
-
-        Raises:
-            TooLargeError: they are above the limit of `dense()`, or maps are strict here.
-        """
         return as_matrix(self, "as_tensor()").detach().__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
@@ -196,11 +180,6 @@ class TensorLike(Displayed, MapStatistics, ABC):
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
-        """The truth of a single weight.
-
-        Raises:
-            ArgumentError: there are several.
-        """
         if self.shape.numel() != 1:
             raise ArgumentError(
                 f"the truth value of a map {tuple(self.shape)} is ambiguous, as that of a tensor is: write `map is not "
@@ -218,11 +197,6 @@ class TensorLike(Displayed, MapStatistics, ABC):
         return weight in as_matrix(self, "in")
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Refuse to change a map.
-
-        Raises:
-            ArgumentError: always.
-        """
         raise ArgumentError("a map is never changed: change the tensor map.dense()")
 
     def sum(self, *args: Any, **kwargs: Any) -> Any:

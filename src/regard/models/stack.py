@@ -61,11 +61,6 @@ class StackParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerParts:
-    """The parts of an encoder-decoder Transformer.
-
-    `TransformerConfig` describes the parts of models trained here.
-    """
-
     dim: int
     """Width of the model; the paper's d_model."""
     source: Maker | None = None

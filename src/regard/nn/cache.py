@@ -109,10 +109,8 @@ MixerCache = KeyValue | RecurrentState
 
 
 class Past:
-    """The cache that one call of a module reads, and in whose place it puts the longer one.
-
-    `extend` hands it to the module's own call, whose result is then the output alone, as hooks of the module know it.
-    """
+    """The cache that one call of a module reads, and in whose place it puts the longer one: the result of the call
+    that `extend` makes is then the output alone, as hooks of the module know it."""
 
     __slots__ = ("cache", "offset")
 

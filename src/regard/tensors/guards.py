@@ -106,66 +106,35 @@ def is_transformed() -> bool:
 
 
 def is_autocasting(kind: str) -> bool:
-    """Whether autocast is on for a device type; False for types without autocast, such as `meta`.
-
-    >>> is_autocasting("meta")
-    False
-    """
+    """Whether autocast is on for a device type; False for types without autocast, such as `meta`."""
     # torch 2.8 cannot trace this call into a compiled graph, unless the device type was checked before.
     can = kind in AUTOCASTS or (not is_compiling() and torch.amp.is_autocast_available(kind))
     return can and torch.is_autocast_enabled(kind)
 
 
 def autocasts() -> tuple[str, ...]:
-    """The device types for which autocast is on.
-
-    >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     autocasts()
-    ('cpu',)
-    """
+    """The device types for which autocast is on."""
     return tuple(filter(torch.is_autocast_enabled, AUTOCASTS))
 
 
 def autocast_of(kind: str) -> torch.dtype | None:
-    """The dtype to which autocast casts on a kind of device; None where it is off.
-
-    >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     autocast_of("cpu"), autocast_of("meta")
-    (torch.bfloat16, None)
-    """
+    """The dtype to which autocast casts on a kind of device; None where it is off."""
     return torch.get_autocast_dtype(kind) if is_autocasting(kind) else None
 
 
 def autocast_dtype(dtype: torch.dtype, kind: str) -> torch.dtype:
-    """The dtype after autocast on this device type; `dtype` itself where autocast is off.
-
-    >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     [autocast_dtype(dtype, "cpu") for dtype in (torch.float32, torch.float64, torch.int64)]
-    [torch.bfloat16, torch.float64, torch.int64]
-    """
+    """The dtype after autocast on this device type; `dtype` itself where autocast is off."""
     cast = autocast_of(kind)
     return cast if cast is not None and dtype.is_floating_point and dtype != torch.float64 else dtype
 
 
 def in_forward_mode() -> bool:
-    """Whether tensors may carry tangents here (`torch.func.jvp`, `torch.autograd.forward_ad.dual_level`).
-
-    >>> import torch
-    >>> with torch.autograd.forward_ad.dual_level():
-    ...     in_forward_mode()
-    True
-    """
+    """Whether tensors may carry tangents here (`torch.func.jvp`, `torch.autograd.forward_ad.dual_level`)."""
     return not is_compiling() and forward_level() >= 0
 
 
 def in_transform(*kinds: str) -> bool:
-    """Whether the code runs inside a transform "Vmap", "Jvp" or "Grad" (torch.func.grad, vjp, jacrev, hessian).
-
-    >>> import torch
-    >>> torch.func.vmap(lambda x: (print(in_transform("Vmap"), in_transform("Grad")), x)[1])(torch.ones(1))
-    True False
-    tensor([1.])
-    """
+    """Whether the code runs inside a transform "Vmap", "Jvp" or "Grad" (torch.func.grad, vjp, jacrev, hessian)."""
     if is_compiling() or peek_interpreter_stack() is None:
         return False
     stack = get_interpreter_stack() or []
@@ -174,11 +143,8 @@ def in_transform(*kinds: str) -> bool:
 
 
 def can_look(tensor: Tensor) -> bool:
-    """Whether the values of a tensor may decide the computation.
-
-    Not on a GPU, where reading a value synchronises, and not in a compiled graph or under vmap, which have no values
-    yet.
-    """
+    """Whether the values of a tensor may decide the computation: not on a GPU, where reading a value synchronises, and
+    not in a compiled graph or under vmap, which have no values yet."""
     if not tensor.is_cpu or is_compiling():
         return False
     if type(tensor) in PLAIN and not (is_tracing() or count_dispatch_modes() or peek_interpreter_stack()):
@@ -209,10 +175,6 @@ def has_values(tensor: Tensor) -> bool:
     """Whether the tensor's values hold for every later run.
 
     False on the `meta` device, in a `FakeTensorMode`, while compiling and in a trace (`make_fx`, `torch.jit.trace`).
-
-    >>> import torch
-    >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
-    (True, False)
     """
     if is_compiling() or tensor.device.type == "meta" or is_tracing():
         return False
@@ -222,10 +184,7 @@ def has_values(tensor: Tensor) -> bool:
 
 
 def may_be_kept(tensor: Tensor) -> bool:
-    """Whether a tensor computed beside this one, not from it, may be cached for later calls.
-
-    True in plain code on the CPU. On a GPU the next call may run on another stream.
-    """
+    """Whether a tensor computed beside this one, not from it, may be cached: not on a GPU, for its streams."""
     if is_compiling() or not tensor.is_cpu or is_tracing():
         return False
     return not count_dispatch_modes() and peek_interpreter_stack() is None

@@ -286,10 +286,7 @@ flash_cpu_alone = _in_fewer_steps(flash_cpu, "_scaled_dot_product_flash_attentio
 
 
 def is_bare(module: nn.Module, kind: type[M], forward: Callable[..., Any]) -> TypeGuard[M]:
-    """Whether a module is of this very class, and calling it runs this forward of the class and nothing else.
-
-    Hooks of the module and compiled code would run beside it or instead of it.
-    """
+    """Whether a module is of this very class, and a call runs its forward alone: no hooks, no compiled code."""
     own = module.__dict__
     return (
         type(module) is kind

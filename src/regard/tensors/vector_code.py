@@ -212,10 +212,7 @@ def _say(module: str, kept: str | None) -> None:
 
 @numba.njit(nogil=True)
 def aligned_numbers(count: int) -> Any:
-    """An array of float32 aligned to a cache line.
-
-    Access to a 64-byte vector across two lines takes about twice as long.
-    """
+    """Float32 aligned to a cache line: access to a 64-byte vector across two lines takes about twice as long."""
     numbers = np.empty(count + LANES, np.float32)
     first = (-numbers.ctypes.data >> 2) % LANES
     return numbers[first : first + count]
@@ -232,10 +229,7 @@ def pointers_to(kind: Any) -> Any:
 
 
 def _next_of(_typing: Any, _counter: Any) -> Any:
-    """Fetch and add 1 to a counter, given by its address, atomically.
-
-    Later readers of the counter see all earlier writes of this thread.
-    """
+    """Fetch and add 1 to a counter at an address, atomically; later readers see all earlier writes of this thread."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         place = builder.inttoptr(arguments[0], ir.PointerType(LONG))
@@ -256,10 +250,7 @@ def _transposed(_typing: Any, _source: Any, _stride: Any, _target: Any, _target_
 
 
 def _long(_typing: Any) -> Any:
-    """Request 512-bit vectors in a function's loops, where the processor has them.
-
-    LLVM prefers 256 bits on most processors; exponentials then take 1.5 times as long.
-    """
+    """Request 512-bit vectors: LLVM prefers 256 bits on most processors; exponentials then take 1.5 times as long."""
 
     def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         attributes = builder.function.attributes

@@ -61,11 +61,8 @@ class Fitting(Artist):
 
 
 class ThinStroke(AbstractPathEffect):
-    """A stroke for the glyphs of thin fonts alone, so that a text of several scripts is of one weight.
-
-    matplotlib reads only the thinnest weight of Noto Sans CJK. A stroke around the whole text would embolden other
-    letters.
-    """
+    """A stroke for the glyphs of thin fonts alone: matplotlib reads only the thinnest weight of Noto Sans CJK, and a
+    stroke around the whole text would embolden other letters."""
 
     def __init__(self, lettering: Lettering) -> None:
         super().__init__()

@@ -40,11 +40,7 @@ def diverging(*, dark: bool = False, steps: int = STEPS + 1) -> list[Colour]:
 
 
 def hexadecimal(colour: Colour) -> str:
-    """A colour as "#rrggbb".
-
-    >>> hexadecimal((1.0, 0.5, 0.0))
-    '#ff8000'
-    """
+    """A colour as "#rrggbb"."""
     return "#" + "".join(f"{round(255 * channel):02x}" for channel in colour)
 
 

@@ -17,10 +17,7 @@ Viewed = Maps | Sequence[Example] | Example | nn.Module
 
 
 def examples_of(maps: Viewed, tokens: Any, source: Sequence[str] | None, sequence: int, title: str) -> list[Example]:
-    """The examples of a page or a view: those given, or one of all maps, with the errors of `regard.view`.
-
-    Beside a model, `tokens` are its inputs.
-    """
+    """The examples given, or one of all maps, with the errors of `regard.view`; `tokens` are a model's inputs."""
     if isinstance(maps, nn.Module):
         maps, tokens = (maps, tokens) if tokens is not None else maps, None
     given = [maps] if isinstance(maps, Example) else list(maps) if isinstance(maps, list | tuple) else []
@@ -82,11 +79,7 @@ def model_example(
 
 
 def title_of(shown: Viewed, title: str) -> str:
-    """The title if there is one; else it says of which model the attention is, as far as this is known.
-
-    >>> title_of([], ""), title_of([], "Dates")
-    ('Attention', 'Dates')
-    """
+    """The title if there is one; else it says of which model the attention is, as far as this is known."""
     model = shown[0] if isinstance(shown, tuple) and shown else shown
     if not isinstance(model, nn.Module):
         model = getattr(shown, "modules", {}).get("")

@@ -175,10 +175,7 @@ def foot(
 def colour_bar(
     image: Any, span: tuple[float, float], limits: Limits, look: Colouring, beside: str = "", **where: Any
 ) -> None:
-    """The bar of an image with values in `span`: `cax` for a flat one in axes of its own, `ax` for one beside axes.
-
-    An end with values beyond the limit is pointed.
-    """
+    """`cax` takes a flat bar in axes of its own, `ax` one beside axes. An end with values beyond is pointed."""
     scale, theme = look.scale, look.theme
     # A softmax rounds to a little over 1 at times.
     below, above = span[0] < limits.low - 1e-6, span[1] > limits.high * (1 + 1e-5)

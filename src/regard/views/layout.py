@@ -42,10 +42,7 @@ class FigureSize(NamedTuple):
 def panel_size(
     rows: Sequence[AxisLabel], columns: Sequence[AxisLabel], title: float, *, sides: Sides, axis_titles: float = 0.0
 ) -> FigureSize:
-    """Inches of a map with its labels, from those of its title and of the titles of its axes (0 for none).
-
-    Its cells are squares, unless one side would be too narrow.
-    """
+    """Inches of a map with labels, from those of its titles (0 for none); cells are squares where they can be."""
     count = max(len(rows), len(columns))
     cell = min(max(CELL, min(LARGEST_CELL, sides.usual / count)), sides.longest / count)
     across = max(SHORTEST_SIDE, len(columns) * cell)

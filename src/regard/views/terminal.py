@@ -146,10 +146,7 @@ class HalfBlocks(Printing):
 
 
 def printing_of(stream: Any = None) -> Printing:
-    """The printing for a stream: half-blocks for a terminal, a table for pipes, files and `NO_COLOR`.
-
-    Source: https://no-color.org.
-    """
+    """Half-blocks for a terminal, a table for pipes, files and `NO_COLOR` (https://no-color.org)."""
     stream = sys.stdout if stream is None else stream
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     if is_plain or not (hasattr(stream, "isatty") and stream.isatty()):

@@ -48,10 +48,8 @@ def picture(
     max_cells: int = 256,
     pooling: Pooling = "max",
 ) -> Picture:
-    """One map (T, S) in the dtype of its weights (float32 for bf16 and fp16), pooled if a side is over `max_cells`.
-
-    Of a map with statistics only, the finest recorded picture is read.
-    """
+    """One map (T, S) in the dtype of its weights (float32 for bf16 and fp16), pooled if a side is over `max_cells`; of
+    a map with statistics only, the finest recorded picture."""
     if max_cells < 1:
         raise ArgumentError(f"max_cells must be at least 1; got {max_cells}")
     if pooling not in ("max", "mass"):

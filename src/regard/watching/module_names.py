@@ -18,12 +18,9 @@ def modules_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def chooser(names: Names, paths: Collection[str]) -> Callable[[str], bool]:
-    """A predicate for the chosen module paths.
+    """A predicate for the chosen module paths; raises ArgumentError if a name matches no module, or is no string.
 
     A name stands for its module and everything inside it; `*`, `?` and `[...]` match as in file names.
-
-    Raises:
-        ArgumentError: a name matches no module, or the names are not strings.
 
     >>> wanted = chooser(["encoder", "decoder.*.cross"], ["encoder.0", "decoder.0.cross", "decoder.0.self"])
     >>> [wanted(path) for path in ("encoder.0", "decoder.0.cross", "decoder.0.self")]

@@ -54,11 +54,6 @@ def measured_heads(passes: Iterable[Mapping[str, AttentionMap]]) -> dict[str, Me
     """Measure each head over all queries of several passes, by layer; `passes` have maps (batch..., H, T, S).
 
     Layers of linear attention are left out: they have no logits, and weights below 0.
-
-    >>> import regard
-    >>> q = torch.zeros(1, 2, 2, 4)
-    >>> measured_heads([{"layer": regard.map_of(q, q, mask=regard.causal())}])["layer"].entropy
-    tensor([0.3466, 0.3466])
     """
     rows: dict[str, list[Tensor]] = {}
     for maps in passes:
@@ -144,11 +139,8 @@ def writers_of_lightning(trainer: Any) -> Iterator[Any]:
 
 
 def write_picture(worst: WorstHead, writers: Iterator[Any], step: int) -> int:
-    """Hand the picture to each writer that takes one, drawn once; gives their number. Without matplotlib there is none.
-
-    A writer is known by what it offers: `add_image` (TensorBoard), `log_image` (Lightning's W&B logger), or a module
-    with `Image` and `log` (W&B, trackio).
-    """
+    """A writer is known by what it offers: `add_image` (TensorBoard), `log_image` (Lightning's W&B logger), or a
+    module with `Image` and `log` (W&B, trackio). The result is their number; 0 without matplotlib."""
     taking = [one for one in writers if any(hasattr(one, name) for name in ("add_image", "log_image", "Image"))]
     pixels = worst.pixels() if taking else None
     if pixels is None:

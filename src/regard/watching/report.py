@@ -123,12 +123,8 @@ def in_threads(record: Record) -> list[str]:
 
 
 def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
-    """The modules of a watch that no map shows, all of them chosen by `skip`, and those of attention over depth; none
-    for maps without a watch.
-
-    Raises:
-        NotSeenError: there are others, which attended unread or mix positions by other means; `what` needs them.
-    """
+    """The modules that no map shows, all of them chosen by `skip`, and those of attention over depth. Others, which
+    attended unread or mix positions by other means, are refused by the name of `what` needs them."""
     record = getattr(watched, "record", None)
     if not isinstance(record, Record):
         return ()

@@ -18,20 +18,8 @@ from tests.fuzz.text.files import Drawing, draw_file
 from tests.tasks.small_runs import small_config
 
 SMALL = (
-    "--size",
-    "tiny",
-    "--steps",
-    "3",
-    "--warmup-steps",
-    "1",
-    "--batch-tokens",
-    "512",
-    "--validate-every",
-    "3",
-    "--pictures",
-    "0",
-    "--device",
-    "cpu",
+    *("--size", "tiny", "--steps", "3", "--warmup-steps", "1", "--batch-tokens", "512", "--validate-every", "3"),
+    *("--pictures", "0", "--device", "cpu"),
 )
 LONGEST = 2_000
 """Characters of the longest line on standard error."""
@@ -59,19 +47,8 @@ def case(drawn: Drawn) -> None:
 def _translate(drawn: Drawn, translator: Path, folder: Path) -> None:
     drawing = _drawn(drawn, folder, 1)
     stopping = drawn.of(["stop", "skip"])
-    ran = run(
-        "translate",
-        translator,
-        "--input",
-        drawing.path,
-        "--beam",
-        "1",
-        "--bad-lines",
-        stopping,
-        *_engine(drawn),
-        "--device",
-        "cpu",
-    )
+    given = ("--input", drawing.path, "--beam", "1", "--bad-lines", stopping, *_engine(drawn))
+    ran = run("translate", translator, *given, "--device", "cpu")
     _check(ran)
     if ran.status == 0 and drawing.is_plain:
         asked = len(drawing.rows)
@@ -117,10 +94,6 @@ def _train(drawn: Drawn, folder: Path, task: str, columns: int, use: str, *more:
     texts = ("--tokenizer", drawn.of(["bpe", "characters", "words"]), "--bad-lines", drawn.of(["stop", "skip"]))
     ran = run("train", task, "--data", drawing.path, "--out", out, *texts, "--vocab-size", "300", *SMALL, *more)
     _check(ran, is_training=True)
-    _check_run(ran, out, use)
-
-
-def _check_run(ran: Ran, out: Path, use: str) -> None:
     if ran.status == 0:
         used = run(use, out, "we see", "--device", "cpu")
         _check(used)

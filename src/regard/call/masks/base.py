@@ -170,11 +170,7 @@ class Mask(Displayed, ABC):
     __rand__, __ror__ = __and__, __or__
 
     def __bool__(self) -> bool:
-        """Refuse to be true or false: `and`, `or` and `not` would silently drop a mask.
-
-        Raises:
-            ArgumentError: always; the message names the operators for masks.
-        """
+        """`and`, `or` and `not` would silently drop a mask: hence an error."""
         raise ArgumentError(
             f"a mask ({self}) is neither true nor false: combine masks with &, | and ~, and not with and, or and not; "
             "compare with `is None` to see whether there is one"

@@ -236,10 +236,7 @@ class Causal(Mask):
 
 
 def causal_offset(mask: Mask) -> int | None:
-    """The offset of a causal mask: query i sees the keys up to i + offset.
-
-    None for other masks, and for causal ones with an offset for each sequence.
-    """
+    """Query i sees the keys up to i + offset; None for other masks, and for an offset for each sequence."""
     if not isinstance(mask, Causal) or not isinstance(mask.offset, int | torch.SymInt):
         return None
     return mask.offset

@@ -211,10 +211,7 @@ class Rotary(Displayed):
         return _kept(self.base, self.rotated, self.scaling, offset, end, length, dtype, place)
 
     def _is_fixed(self) -> bool:
-        """Whether the angles are constant, because they follow from Python numbers alone.
-
-        A custom scaling may change between two calls, and a tensor among the settings may be learned.
-        """
+        """Constant angles follow from Python numbers alone: a custom scaling may change, a tensor may be learned."""
         if type(self) is not Rotary or not isinstance(self.base, int | float):
             return False
         return self.scaling is None or has_fixed_numbers(self.scaling)

@@ -217,14 +217,11 @@ def _piece_edges(queries: int, pieces: int, grid: Grid | None) -> Any:
 
 
 def run_in_threads(function: Any, argument: int, threads: int) -> None:
-    """Call a compiled function in several threads, and wait for all of them.
+    """Call a compiled function in several threads, this one among them, and wait for all of them.
 
-    Its `address` is that of a C function of one pointer, the argument. It divides its work itself, so fewer threads
-    give the same result. This thread is one of them.
-
-    OpenMP's threads spin for a while after an operation, so other threads would compete with them for the processor.
-    `GOMP_parallel` starts them from code compiled by gcc, and LLVM's OpenMP has it too. The fallback is Python's
-    threads.
+    Its `address` is that of a C function of one pointer, the argument. It divides its work itself. OpenMP's threads
+    spin for a while after an operation, so other threads would compete with them for the processor: `GOMP_parallel`
+    starts them from code compiled by gcc, and LLVM's OpenMP has it too. The fallback is Python's threads.
     """
     team = openmp() if threads > 1 else None
     if team is not None:

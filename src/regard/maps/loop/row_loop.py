@@ -284,10 +284,7 @@ def _add_chosen(work: Any, flat_head: int, query: int, weights: int, first_key: 
 
 @numba.njit(nogil=True)
 def _clear(work: Any, flat_head: int, first: int, last: int, bins: Any, answers: Any) -> None:
-    """Initialise the answers.
-
-    Each share does so itself, to have the memory in its cache.
-    """
+    """Each share initialises its answers itself, to have the memory in its cache."""
     answers.received[:] = 0.0
     answers.entropy[first:last] = ZERO
     if work.has_distance:
@@ -304,11 +301,8 @@ def _clear(work: Any, flat_head: int, first: int, last: int, bins: Any, answers:
 
 @numba.njit(nogil=True, inline="always")
 def _rows_together(bins: Any, bin_of: int, row: int, end: int, is_begun: bool) -> tuple[int, int]:
-    """The number of rows for the next block of weights, and its number of whole bins.
-
-    A panel of keys takes about as long for four rows as for two. Four rows are in one bin, in two bins of two rows, or
-    in four.
-    """
+    """The number of rows for the next block of weights, and its number of whole bins. A panel of keys takes about as
+    long for four rows as for two. Four rows are in one bin, in two bins of two rows, or in four."""
     left = min(bins[bin_of + 1], end) - row
     if left >= TOGETHER:
         return TOGETHER, 1
@@ -330,11 +324,8 @@ def _weigh_few(at: Any, rows: int, scale: Any) -> None:
 
 
 def _compiled(version: int) -> tuple[Any, Any]:
-    """The two functions for threads.
-
-    numba caches compiled code by the file of the function and by its closure. The closure has the version of the other
-    source files, so older code is not reused.
-    """
+    """numba caches compiled code by the file of the function and by its closure. The closure has the version of the
+    other source files, so older code is not reused."""
     kind = types.void(types.CPointer(numba.from_dtype(WORK)))
 
     @compiled_function(kind)
@@ -354,10 +345,7 @@ def _compiled(version: int) -> tuple[Any, Any]:
 
     @compiled_function(kind)
     def read_rows(pointer: Any) -> None:
-        """Process shares until none is left; concurrent threads share them.
-
-        The last rows come first: under a causal mask they take longest, and short shares fill the end evenly.
-        """
+        """The last rows come first: under a causal mask they take longest, and short shares fill the end evenly."""
         _ = version
         work = carray(pointer, 1)[0]
         flat_heads = work.batch * work.heads

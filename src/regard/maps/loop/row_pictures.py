@@ -29,11 +29,9 @@ def _combined(code: VectorCode, numbers: Any, width: int, combine: Callable[[Any
 
 def _pooling(is_sum: bool) -> Any:
     def pool(_typing: Any, _numbers: Any, _width: Any, _count: Any, _share: Any, _picture: Any) -> Any:
-        """Pool blocks, a whole number of vectors of them; return their count, or 0 for another width than WIDTHS.
-
-        Addresses of (count * width,) elements, those of the blocks, and of (count,), the sums or maxima so far. A sum
-        is multiplied by a share.
-        """
+        """Return the count of pooled blocks, a whole number of vectors of them, or 0 for another width than WIDTHS.
+        Addresses are of (count * width,) elements, and of (count,), the sums, multiplied by a share, or the maxima so
+        far."""
 
         def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             code, (numbers, width, count, share, picture) = VectorCode(builder), arguments

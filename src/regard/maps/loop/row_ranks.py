@@ -74,10 +74,8 @@ def _first_bit(_context: Any, _bits: Any) -> Any:
 
 
 def _compress(_context: Any, _address: Any, _first: Any, _bound: Any, _numbers: Any, _places: Any) -> Any:
-    """Write the elements, of LANES at an address, not below a bound, and their indices; return their count.
-
-    It writes whole vectors, so there must be room for LANES more. It is one instruction of AVX-512.
-    """
+    """Write the elements, of LANES at an address, not below a bound, and their indices; return their count. It writes
+    whole vectors, so there must be room for LANES more. It is one instruction of AVX-512."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         code, (address, first, bound, numbers, places) = VectorCode(builder), arguments
@@ -93,10 +91,7 @@ def _compress(_context: Any, _address: Any, _first: Any, _bound: Any, _numbers: 
 
 
 def _count_before(_context: Any, _numbers: Any, _own: Any, _count: Any, _places: Any) -> Any:
-    """Write the ranks among `count` values of LANES of them, from index `own` on.
-
-    Larger values come first, and equal ones in their order.
-    """
+    """Write the ranks among `count` values of LANES of them, from index `own` on; equal ones keep their order."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         code, (numbers, own, count, places) = VectorCode(builder), arguments
@@ -149,10 +144,7 @@ pack: Any = intrinsic(_compress) if HAS_COMPRESS else pack_by_bits
 
 @numba.njit(nogil=True)
 def room_for(width: int) -> Any:
-    """The scratch memory of `rank` for rows of a width, by its address.
-
-    Passing the array itself would count references, which takes as long as ranking a row.
-    """
+    """An address: passing the array itself would count references, which takes as long as ranking a row."""
     return aligned_numbers(2 * (width + LANES) + 3 * FEW)
 
 
@@ -194,10 +186,8 @@ def rank(weights: int, width: int, top: int, keys: int, ranked: int, first_key: 
 
 @numba.njit(nogil=True)
 def _rank_many(few: int, places: int, count: int, top: int, keys: int, ranked: int, first_key: int, room: int) -> None:
-    """The same where many weights reach the bound: insert each one above the smallest so far.
-
-    Weights are compared by their bits, which have the same order for non-negative values.
-    """
+    """The same where many weights reach the bound: insert each one above the smallest so far. Weights are compared by
+    their bits, which have the same order for non-negative values."""
     bits, where, best = carray(_ints(few), count), carray(_ints(places), count), carray(_longs(room), ranked)
     top_of, keys_of = carray(_floats(top), ranked), carray(_longs(keys), ranked)
     best[:] = 0

@@ -84,10 +84,7 @@ def addresses(**arrays: Any) -> dict[str, int]:
 
 
 def batches_of(source: Source, scores: DotScores, panel: int) -> Iterable[TileBatch]:
-    """The tiles in batches, with the additions to their scores; the last batch may be empty.
-
-    The layers of a model mostly share them.
-    """
+    """Batches with the additions to their scores, which the layers of a model mostly share; the last may be empty."""
     batches = _batches(source, scores, panel)
     if scores.kind is None:
         return batches

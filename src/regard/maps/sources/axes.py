@@ -47,10 +47,7 @@ class SelectionSource(DerivedSource):
         return lambda rows, columns: inner(_of(self.rows, rows), _of(self.chosen, columns))
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """Sums and products of the other source, with 0 for unselected rows and columns.
-
-        This pays only if most of its weights are selected: for a few rows a tile is faster.
-        """
+        """0 for unselected rows and columns. It pays if most weights are selected: a tile of few rows is faster."""
         if 2 * len(self.rows) * len(self.chosen) < self.of.queries * self.of.keys:
             return None
         match statistic:

@@ -98,10 +98,7 @@ class DotScores:
 
 
 class BufferedPart:
-    """The weights of some flat_heads; each block overwrites the memory of the block before.
-
-    The parts of all flat_heads share the buffers and the vectors.
-    """
+    """The parts of all heads share the buffers and the vectors; each block overwrites the memory of the last."""
 
     def __init__(self, call: Call, scale: float, factors: "DotFactors", flat_heads: range) -> None:
         self._scale, self._factors = scale / LN_2, factors

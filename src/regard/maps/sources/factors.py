@@ -134,20 +134,13 @@ class Factors:
         even: Tensor | None = None,
         notes: list[str] | None = None,
     ) -> None:
-        """Hold a call.
+        """Hold a call; `make` may make it of the tensors in `sources`, at the first read.
 
-        Args:
-            make: the call; or a function that makes it of the tensors in `sources`, at the first read.
-            state: None for one that a pass over the scores computes at the first read.
-            fresh: the tensors of the call that others may write to.
-            sizes: those of the call.
-            sources: the tensors that `make` reads; None if it is the call.
-            keys: the tensor of the keys, if the keys of a later step of a generation may take its place.
-            within: the context of computations at a read. Under `enable_grad` a map takes a graph when it is read.
-            of_kernel: the operator that gave the state, which is verified at the first read, and computed anew if it
-                is wrong.
-            even: the rows that the model spread evenly because its mask left them no key.
-            notes: takes the words about a wrong state.
+        `state` is None for one that a pass over the scores computes at the first read. `keys` holds the keys apart if
+        those of a later step of a generation may take their place. `within` is the context of computations at a read:
+        under `enable_grad` a map takes a graph when it is read. `of_kernel` names the operator that gave the state,
+        which is verified at the first read, and computed anew if it is wrong; `notes` takes the words about that.
+        `even` are the rows that the model spread evenly because its mask left them no key.
         """
         self._make: Callable[[], Call] | None = None
         if isinstance(make, Call):

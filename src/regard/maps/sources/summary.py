@@ -82,11 +82,9 @@ class Summarize:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SummarySource(NamedSource):
-    """The saved statistics of a map, without weights.
-
-    It answers the saved statistics; top_keys(k) up to the saved k; top_weight() by top_keys; and pictures on the saved
-    grids: a sum from a mean, a mean from a sum, and any of them if a block is a single weight.
-    """
+    """The saved statistics of a map, without weights. It answers these; top_keys(k) up to the saved k; top_weight() by
+    top_keys; and pictures on the saved grids: a sum from a mean, a mean from a sum, and any if a block is one
+    weight."""
 
     layout: tuple[int, ...]
     """(batch..., H, T, S)."""
@@ -200,10 +198,7 @@ class SummarySource(NamedSource):
         return replace(self, layout=layout, named=named, answers=answers)
 
     def of_keys(self, count: int) -> "SummarySource":
-        """The statistics of the first `count` keys, where the others have no weight.
-
-        Pictures and distances are left out: they depend on the number of keys.
-        """
+        """Those of the first `count` keys, the only ones with weight; without those that depend on their number."""
         named = {name: s for name, s in self.named.items() if not isinstance(s, st.Pooled | st.Distance)}
         if not named:
             self.refuse("some keys of the map")
@@ -218,10 +213,8 @@ class SummarySource(NamedSource):
 
 
 def joined_steps(steps: Sequence[SummarySource], starts: Sequence[int]) -> SummarySource:
-    """Join the steps of a generation: statistics by query are concatenated, those by key are summed.
-
-    `starts` has the index of each step's first key among all keys. Pictures cannot be joined and are left out.
-    """
+    """Statistics by query are concatenated, those by key are summed, and pictures are left out. `starts` has the index
+    of each step's first key among all keys."""
     first, keys = steps[0], max(start + step.keys for start, step in zip(starts, steps, strict=True))
     named: dict[str, Statistic] = {}
     answers: dict[Statistic, tuple[Tensor, ...]] = {}

@@ -152,10 +152,7 @@ class DotSoftmax:
 
 
 def _mask_of_swapped(factors: tuple[Mask, ...], sizes: Sizes) -> tuple[Mask | None, bool]:
-    """The mask of the swapped call, and whether both sequences are reversed.
-
-    Reversed, a causal mask stays causal: the usual offset S - T becomes 0, the kernel's own flag.
-    """
+    """Reversed, a causal mask stays causal: the usual offset S - T becomes 0, the kernel's own flag."""
     if not factors:
         return None, False
     offset = factors[0].offset if len(factors) == 1 and isinstance(factors[0], Causal) else None

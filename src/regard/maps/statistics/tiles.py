@@ -132,10 +132,7 @@ def _read(part: Part, tile: Tile, statistics: Sequence[Statistic]) -> list[tuple
 
 
 def groups(source: Source) -> tuple[list[range], list[tuple[range, range]]]:
-    """Groups of flat_heads, and the rows and the columns of the tiles of each group.
-
-    If not all flat_heads fit, tiles have few of them, and many rows.
-    """
+    """Groups of flat_heads, with the rows and columns of their tiles: many rows of few heads, if not all fit."""
     *leading, queries, keys = source.shape
     count, width = math.prod(leading), source.width
     a_row = max(1, keys * width)

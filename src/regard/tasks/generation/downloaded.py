@@ -114,11 +114,7 @@ class Downloaded(nn.Module):
 
     def attend(self, *given: Integer[Tensor, "B ..."]) -> dict[str, AttentionMap]:
         """Every attention map of a pass, each (B, H, T or S, S or T), by the path of its module in the model of
-        transformers, as `regard.watch` and `regard.edit` name it; `forward` has the arguments.
-
-        Raises:
-            NotSeenError: no attention of the model was seen.
-        """
+        transformers; the arguments are those of `forward`. NotSeenError if no attention was seen."""
         return dict(named(maps_of_layers(self._seen(*given))))
 
     @cached_property

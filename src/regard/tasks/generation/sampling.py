@@ -14,11 +14,8 @@ from regard.tasks.generation.protocol import Decodable, Hypothesis, SearchOf, Te
 def draw_tokens(
     probabilities: Float[Tensor, "N V"], generator: torch.Generator | None = None
 ) -> Integer[Tensor, "N 1"]:
-    """Draw one token for each row, by one random value for each.
-
-    It is the first token with a cumulative probability above the value. (`torch.multinomial` draws a value for each
-    token of the vocabulary, slower than a step of a small model.)
-    """
+    """For each row the first token with a cumulative probability above one random value. (`torch.multinomial` draws a
+    value for each token of the vocabulary, slower than a step of a small model.)"""
     # The sums of a large vocabulary need more digits than float32 has; Apple's GPUs have no float64.
     dtype = torch.float32 if probabilities.device.type == "mps" else torch.float64
     sums = probabilities.cumsum(-1, dtype=dtype)

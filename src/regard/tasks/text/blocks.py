@@ -43,12 +43,11 @@ class TextBlocks(NamedTuple):
 
 class BlockPlan:
     """Blocks of `length + overlap` tokens, split anew and shuffled in every epoch, with a share for each rank.
+    `batch_tokens` are those of all ranks together.
 
     An epoch splits the text from a random position, so that no token is always last in a block. The rest at both ends
     is unused in that epoch, and so is an incomplete last batch. More than a million blocks are shuffled in sections
     (`regard.tasks.text.batches`), each with its own last batch.
-
-    `overlap` tokens are shared with the next block; `batch_tokens` are those of all ranks together.
     """
 
     def __init__(

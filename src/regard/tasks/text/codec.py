@@ -18,10 +18,8 @@ class Label(NamedTuple):
 
 @functools.cache
 def byte_values() -> dict[str, int]:
-    """The byte of each character of the byte-level alphabet.
-
-    Printable bytes of Latin-1 stand for themselves. The other 68 are, in order, the characters from U+0100.
-    """
+    """The byte of each character of the byte-level alphabet: printable bytes of Latin-1 stand for themselves, and the
+    other 68 are, in order, the characters from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -234,9 +234,8 @@ def refuse_long(place: str) -> None:
 class Lines(Iterator[Line]):
     """Lines of a file or of standard input ("-"), each with its place, before any decoding. It is opened once.
 
-    Args:
-        path: the file; the ending of its name says how it is packed. Standard input is not.
-        too_long: is called with the place of a line of more than 16 MiB, which is cut there unless this raises.
+    The ending of the file's name says how it is packed; standard input is not. `too_long` is called with the place of a
+    line of more than 16 MiB, which is cut there unless this raises.
     """
 
     def __init__(self, path: StrPath = STANDARD_INPUT, *, too_long: Callable[[str], None] = refuse_long) -> None:

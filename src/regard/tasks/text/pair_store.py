@@ -30,11 +30,8 @@ CHUNK_PAIRS = 4096
 
 
 class TokenFolder:
-    """A folder of tokens. Reading some loads only their pages of memory.
-
-    Raises:
-        RunFolderError: the folder is absent, a file in it is cut short, or another program's.
-    """
+    """A folder of tokens, of which a read loads only its pages of memory; RunFolderError if it is not a whole one of
+    ours."""
 
     counts: ClassVar[tuple[str, ...]] = ()
     """The numbers in about.json."""

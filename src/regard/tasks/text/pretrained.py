@@ -15,10 +15,8 @@ MOST_IDS = 2**31
 
 
 class SentencePieces:
-    """Marian's tokenizer: a SentencePiece model splits the text, and a separate vocabulary maps pieces to ids.
-
-    A language code such as `>>fra<<` at the beginning of a text stays one token.
-    """
+    """Marian's tokenizer: a SentencePiece model splits the text, and a vocabulary maps pieces to ids. A language code
+    such as `>>fra<<` at the beginning of a text stays one token."""
 
     def __init__(self, model: Path, vocabulary: Path, marks: Marks) -> None:
         self.marks = marks

@@ -46,10 +46,8 @@ def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 class TextStore(TokenFolder):
-    """The tokens of documents in a row: BOS, document, EOS, BOS, document, EOS, ...; only pages in use are loaded.
-
-    If the whole file is one document ("file"), there is no EOS: the text may have been cut, so it has no true end.
-    """
+    """BOS, document, EOS, BOS, document, EOS, ...; only pages in use are loaded. If the whole file is one document
+    ("file"), there is no EOS: the text may have been cut, so it has no true end."""
 
     counts = ("text_bytes", "documents", "unknown")
 
@@ -65,12 +63,8 @@ class TextStore(TokenFolder):
 
     @classmethod
     def build(cls, path: StrPath, pieces: Iterable[TextPiece], tokenizer: Tokenizer, *, is_whole: bool) -> "TextStore":
-        """Tokenise pieces into a folder, chunk by chunk, and open it. An older one is replaced.
-
-        Raises:
-            DataError: a piece cannot be read.
-            OSError: a file cannot be written; an older one stays as it was.
-        """
+        """Tokenise pieces into a folder, chunk by chunk, in place of an older one, which stays where an error ends the
+        work."""
         text_bytes = documents = unknown = 0
         with growing(path, tokens=dtype_below(len(tokenizer))) as (add,):
             for chunk in chunks(pieces, CHUNK_PAIRS):

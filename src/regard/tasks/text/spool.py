@@ -15,11 +15,8 @@ _SIZE_BYTES = 8
 
 
 class Spool(AbstractContextManager["Spool"]):
-    """Records of text in an unnamed file, which the system removes when it is closed or the process dies.
-
-    A record is a text or a sequence of texts that JSON can hold (a tuple comes back as a list).
-    Its folder needs about as much space as the text.
-    """
+    """Records of text in an unnamed file, about as large as the text, which the system removes when it is closed or
+    the process dies. A record is a text or a sequence of texts that JSON can hold (a tuple comes back as a list)."""
 
     def __init__(self, records: Iterable[Any], folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)

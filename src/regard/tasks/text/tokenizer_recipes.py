@@ -228,11 +228,9 @@ LOOKING_S = 0.1
 
 
 def in_background(work: Callable[[], T]) -> T:
-    """The result of some work, done in another thread, so that the handler of a signal runs soon.
-
-    If the handler raises, the work is left to itself, and ends with the process. It is called in this loop: Python may
-    run a handler within a callback of its garbage collection, where the error of a handler is lost.
-    """
+    """The result of some work in another thread, so that the handler of a signal runs soon. If it raises, the work is
+    left to itself. It is called in this loop: within a callback of Python's garbage collection, the error of a handler
+    is lost."""
     if current_thread() is not main_thread():
         return work()
     results: list[T] = []

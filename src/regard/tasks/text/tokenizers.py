@@ -36,10 +36,8 @@ def tokenizers_library() -> ModuleType:
 
 
 def read_tokenizer(text: str) -> Any:
-    """The library's tokenizer of a tokenizer.json, without its padding and truncation.
-
-    Padding of a fixed length would allocate without limit, and truncation can end the encoding thread.
-    """
+    """The library's tokenizer of a tokenizer.json, without padding, which could allocate without limit, and
+    truncation, which can end the encoding thread."""
     library = tokenizers_library()
     with _as_value_errors():
         backend = library.Tokenizer.from_str(text)

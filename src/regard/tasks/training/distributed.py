@@ -39,13 +39,8 @@ class Ranks:
         return cls(fabric.global_rank, fabric.world_size, fabric.device)
 
     def gather(self, work: Callable[[], Any]) -> list[Any]:
-        """Call `work` on every rank, and return the answers of all, in the order of the ranks.
-
-        Every rank must call this method. It returns when all ranks have answered, so it is a barrier too.
-
-        Raises:
-            OSError: `work` raised it on some rank. All ranks then raise one, so that none blocks.
-        """
+        """The answers of `work` on every rank, in their order. Every rank must call this method, which is a barrier
+        too; where one raises an OSError all do, so that none blocks."""
         if self.world_size == 1:
             return [work()]
         answer, failure = None, None
@@ -94,10 +89,8 @@ ALONE = Ranks()
 
 
 def start_fabric(device: str = "auto", precision: Precision = "auto") -> Any:
-    """A launched `lightning_fabric.Fabric` for this process, or for all processes of `torchrun`.
-
-    Each rank has the whole model, and gradients are averaged (`DistributedDataParallel`).
-    """
+    """A launched `lightning_fabric.Fabric` for this process, or for all of `torchrun`: each rank has the whole model,
+    and gradients are averaged (`DistributedDataParallel`)."""
     with needs("lightning-fabric", extra="train"):
         from lightning_fabric import Fabric
     chosen = find_device(device)
@@ -143,10 +136,8 @@ def find_device(name: str) -> torch.device:
 
 
 def choose_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:
-    """The precision for a device. "auto" means bf16 on processors with AMX and on newer GPUs, and else float32.
-
-    Nothing is timed, so that a machine always chooses the same. A resumed run keeps its precision.
-    """
+    """With "auto" bf16 on processors with AMX and on newer GPUs, and else float32. Nothing is timed, so that a
+    machine always chooses the same. A resumed run keeps its precision."""
     if wanted != "auto":
         return wanted
     if device.type == "cuda":

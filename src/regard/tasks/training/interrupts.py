@@ -43,10 +43,8 @@ def listening() -> Iterator[StopWish]:
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Turn SIGTERM into an `Interrupted` while the block runs, as Python turns SIGINT into a KeyboardInterrupt.
-
-    The error lets the program undo half-done work on its way out, and report the reason.
-    """
+    """Turn SIGTERM into an `Interrupted` while the block runs, as Python turns SIGINT into a KeyboardInterrupt: the
+    program can undo half-done work on its way out, and report the reason."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise Interrupted(number)

@@ -149,9 +149,6 @@ def fitting_tokenizer(references: Iterable[str]) -> BleuTokenize:
 
     13a cuts where a text has spaces. Of scripts without them, Chinese has zh; Japanese ja-mecab where MeCab and its
     dictionary are installed; all others flores200 where sacrebleu's model of it is on this machine; the rest char.
-
-    >>> fitting_tokenizer(["a cup of tea"]), fitting_tokenizer(["我喜欢茶"]), fitting_tokenizer(["ฉันชอบชา"])
-    ('13a', 'zh', 'char')
     """
     letters = Counter(character for text in references for character in text if character.isalpha())
     by_script: Counter[str] = Counter()

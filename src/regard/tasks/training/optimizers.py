@@ -25,10 +25,6 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
 
     A matrix shared by an embedding and a linear layer counts as an embedding. Each group is a list of (name, parameter)
     pairs, which optimizers accept, so that a checkpoint can name its tensors.
-
-    >>> model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3))
-    >>> [[name for name, _ in group["params"]] for group in parameter_groups(model, weight_decay=0.1)]
-    [['1.weight'], ['0.weight', '1.bias']]
     """
     matrices, others = _kinds(model)
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -161,16 +157,6 @@ def moving_average(model: nn.Module, decay: float) -> AveragedModel:
     looks back over about $1 / (1 - d)$ steps.
 
     Source: Polyak and Juditsky 1992; the warm-up of the decay is TensorFlow's ExponentialMovingAverage's.
-
-    >>> model = nn.Linear(1, 1, bias=False)
-    >>> average = moving_average(model, 0.5)
-    >>> with torch.no_grad():
-    ...     _ = model.weight.fill_(3.0)
-    >>> average.update_parameters(model)
-    >>> with in_place_of(average, model):
-    ...     inside = model.weight.item()
-    >>> model.weight.item(), inside == average.module.weight.item()
-    (3.0, True)
     """
     if not 0.0 < decay < 1.0:
         raise ArgumentError(f"decay must be above 0 and below 1, got {decay}")

@@ -26,10 +26,8 @@ class CutPair(NamedTuple):
 
 
 def words_aligned(translator: Translator, pairs: Iterable[tuple[str, str]], alignment: AlignmentOf) -> Iterator[Links]:
-    """Each target word with the source word its tokens attend to most while the target is forced.
-
-    Spaces part words. Pairs are read a window at a time, so that memory does not grow with their number.
-    """
+    """Each target word with the source word its tokens attend to most while the target is forced. Spaces part words,
+    and pairs are read a window at a time, so that memory does not grow with their number."""
     done = 0
     for window in chunks(pairs, WINDOW_LINES):
         cut = _cut_pairs(translator, window, after=done)
@@ -50,13 +48,7 @@ def as_line(links: Links) -> str:
 
 
 def word_numbers(surfaces: Sequence[str]) -> list[int]:
-    """For each token the number of its word, as spaces part them; -1 for spaces alone.
-
-    >>> word_numbers(["to", " be", ",", " ", "or"])
-    [0, 1, 1, -1, 2]
-    >>> word_numbers(["to ", "be"])
-    [0, 1]
-    """
+    """For each token the number of its word, as spaces part them; -1 for spaces alone."""
     is_blank = [bool(surface) and not surface.strip() for surface in surfaces]
     begins = [
         not is_blank[n] and (n == 0 or is_blank[n - 1] or surface[:1].isspace() or surfaces[n - 1][-1:].isspace())

@@ -187,10 +187,8 @@ class Unfinished:
 
 @contextmanager
 def opened(target: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> Iterator[Unfinished | None]:
-    """Open a file of answers to write to, new or unfinished; None if there is nothing left to write.
-
-    If the target is a link, the file to which it leads is made, and the unfinished file is beside that one.
-    """
+    """A file to write answers to; None if there is nothing left. If the target is a link, the file to which it leads
+    is made, and the unfinished file is beside that one."""
     target = Path(realpath(target)) if target.is_symlink() else target
     if target.exists() and not target.is_file():
         raise ArgumentError(f"{target} is not a file: name one to write to")

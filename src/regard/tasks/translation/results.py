@@ -144,10 +144,8 @@ def probable_others(
 
 @dataclass(frozen=True, slots=True)
 class Align:
-    """Adds alignments to the hypotheses for which the options need them.
-
-    They come from one teacher-forced pass, which gives every layer and head, so that the search keeps no attention.
-    """
+    """Alignments come from one teacher-forced pass, which gives every layer and head, so that the search keeps no
+    attention."""
 
     model: TranslationModel
     options: TranslationOptions
@@ -228,13 +226,11 @@ def _write(pieces: list[str], first: int, end: int, given: str) -> None:
 
 
 def copies(ids: Sequence[int], unknown_id: int, alignment: Tensor, surfaces: Sequence[str]) -> list[str]:
-    """For each unknown token of a translation, the text of the source token it attends to most.
+    """For each unknown token of a translation, the text of the source token it attends to most by `alignment` (T, S);
+    columns beyond the surfaces belong to marks, which are never copied, as spaces are not.
 
-    Marks and spaces are never copied: their columns are ignored, whatever their weight.
-    `alignment` (T, S) has a row for each token; columns beyond the surfaces belong to marks.
-
-    Source: Luong et al. 2015 (arXiv:1410.8206), section 3.3; Jean et al. 2015 (arXiv:1412.2007), section 4.4,
-    who take the alignment from the attention.
+    Source: Luong et al. 2015 (arXiv:1410.8206), section 3.3; Jean et al. 2015 (arXiv:1412.2007), section 4.4, who take
+    the alignment from the attention.
     """
     columns = [column for column, surface in enumerate(surfaces) if surface.strip()]
     if not columns:

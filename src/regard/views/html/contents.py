@@ -80,13 +80,7 @@ class LayerName(NamedTuple):
 
 def layer_names(names: Iterable[str]) -> dict[str, LayerName]:
     """The kinds and layers of maps: by the numbers in their names, by the calls of a module that is called for each
-    layer, or, where neither tells them apart, in order.
-
-    >>> layer_names(["decoder.0.cross", "decoder.1.cross"])["decoder.1.cross"]
-    LayerName(kind='decoder cross', layer='1', number=1)
-    >>> [one.layer for one in layer_names(["albert.0.attention [0]", "albert.0.attention [1]"]).values()]
-    ['0', '1']
-    """
+    layer, or, where neither tells them apart, in order."""
     kinds: dict[str, list[tuple[str, list[str], list[str]]]] = {}
     for name in names:
         words = re.split(r"[.\s]+", name)

@@ -37,12 +37,7 @@ class PageFactors(NamedTuple):
 
 
 def why_no_softmax(heads: AttentionMap) -> str:
-    """Why a map is not one softmax of scaled dot products without a bias; "" if it is.
-
-    >>> import regard
-    >>> why_no_softmax(regard.map_of(torch.eye(3), torch.eye(3)).with_heads())
-    ''
-    """
+    """Why a map is not one softmax of scaled dot products without a bias; "" if it is."""
     source = heads.source
     if not isinstance(source, CallSource):
         return f"it is {source}, not one call"

@@ -34,10 +34,8 @@ COLDEST, HOTTEST = 0.05, 20.0
 
 
 def recomputed(heads: AttentionMap, temperature: float, mask: str) -> AttentionMap:
-    r"""The map $\mathrm{softmax}(c \, q_i \cdot k_j / \tau)$ of the same queries and keys, deferred until it is read.
-
-    The temperature $\tau$ is from 0.05 to 20. A causal mask has the last query at the last key.
-    """
+    r"""The map $\mathrm{softmax}(c \, q_i \cdot k_j / \tau)$, deferred until it is read; $\tau$ is from 0.05 to 20. A
+    causal mask has the last query at the last key."""
     source = heads.source
     if (reason := why_no_softmax(heads)) or not isinstance(source, CallSource):
         raise ArgumentError(f"only a softmax of scaled dot products without a bias is computed anew; {reason}")

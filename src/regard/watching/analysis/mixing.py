@@ -97,10 +97,8 @@ class _RecordedRun(FollowedRun):
 
 
 class _ChangedRun(_RecordedRun):
-    """A run in which each followed module gets its inputs of another run, with one token changed.
-
-    It gives its outputs of that run, so that the lengths of a model that predicts them stay the same.
-    """
+    """A run in which each followed module gets its inputs of another run, with one token changed, and gives its
+    outputs of that run, so that the lengths of a model that predicts them stay the same."""
 
     def __init__(self, given: dict[NumberedCall, tuple[list[Tensor], list[Tensor]]], lengths: set[int]) -> None:
         super().__init__()

@@ -157,10 +157,8 @@ def kept_recurrence(
     before: Tensor | None,
     after: Tensor | None,
 ) -> tuple[KeptRecurrence, AnyEvidence, bool]:
-    """The source of a call's map, the evidence for the next one, and whether it has the keys of all earlier positions.
-
-    A call goes on from another one if its first state is the last state there, row by row.
-    """
+    """The source of the map, the evidence for the next call, and whether it has the keys of all earlier positions: a
+    call goes on from another one if its first state is the last state there, row by row."""
     fresh = Fresh()
     kept = given.mapped(lambda x, factor: policy.keep(x, f"{LABELS[factor]} of {name}", fresh))
     chain: tuple[Link, ...] = (Link(kept, fresh, None),)

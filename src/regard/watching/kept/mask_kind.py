@@ -99,10 +99,7 @@ class MaskKind:
 
 
 def kind_of(seen: RowSpans) -> MaskKind:
-    """Infer the kind of a mask. Rows without a key, and rows with uniform weights from the model, do not count.
-
-    Of several fitting patterns, as for a single query, the simplest is returned.
-    """
+    """The simplest fitting pattern. Rows without a key, and rows with uniform weights from the model, do not count."""
     queries, keys = seen.first.shape[-1], seen.keys.shape[-1]
     if not bool(seen.live.any()):
         return MaskKind("no key at all", keys - queries, ahead=0, of_weights=not seen.is_exact)

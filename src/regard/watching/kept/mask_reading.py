@@ -51,12 +51,9 @@ class GivenMask:
 
 
 def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False, is_learned: bool = False) -> GivenMask:
-    """Read a mask that broadcasts to (batch..., H, T, S): additive, or bool, where True keeps a key (or drops it, with
-    `drops`). A learned additive mask is a bias with its graph, even where a mask would be equal.
-
-    Raises:
-        ShapeError: the mask does not broadcast.
-    """
+    """Read a mask that broadcasts to (batch..., H, T, S), or raise ShapeError: additive, or bool, where True keeps a
+    key (or drops it, with `drops`). A learned additive mask is a bias with its graph, even where a mask would be
+    equal."""
     rank = len(sizes.map_shape)
     tensor = canonical_pairwise(tensor[(None,) * (rank - tensor.dim())], sizes, "the model's mask")
     if tensor.dtype == torch.bool:

@@ -112,10 +112,7 @@ OVER_DEPTH = Heads(Dimensions((*BATCH, "window"), queries="slots", keys="layers"
 
 
 def documented_heads(thread: ThreadState, tensors: Sequence[Tensor]) -> Heads:
-    """The heads of a call whose documentation has them before the queries, (batch..., H, T, D).
-
-    `tensors` are its value, key and query, of one rank above 3.
-    """
+    """Heads before the queries, (batch..., H, T, D), of a value, a key and a query of one rank above 3."""
     steps, leading = _steps(thread, tensors, -3), tensors[-1].shape[:-2]
     documented = AS_DOCUMENTED if len(leading) == 2 else _at(len(leading) - 1, len(leading))
     if steps:
@@ -196,11 +193,7 @@ _found_in: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def find_folding(values: Tensor) -> Folding | str | None:
-    """Infer the folding of the running module's heads into the rows of its values (N, S, E).
-
-    Returns:
-        The folding; None without one; or a sentence that explains why it is unknown.
-    """
+    """The folding of the running module's heads into the rows of its values (N, S, E); None, or why it is unknown."""
     with undisturbed(), DisableTorchFunction():
         for module, tensors in running():
             if (slices := _slice_of(module, tensors, len(values))) is not None:

@@ -58,11 +58,9 @@ def note_convolution(thread: ThreadState, module: nn.Module, x: Any, kernel: tup
 
 
 def note_product(thread: ThreadState, frame: RunningModule, contraction: Contraction | None) -> None:
-    """Note a product of activations. Traced weights among them are attention, or judged as such.
-
-    Activations are of one batch. They mix positions where both have an axis of their own, and are summed over another:
-    outer products and one matrix for each position do not.
-    """
+    """Note a product of activations of one batch; traced weights among them are attention, or judged as such. They mix
+    positions where both have an axis of their own, and are summed over another: outer products and one matrix for each
+    position do not."""
     if contraction is None or len(contraction.operands) != 2 or any(thread.traces.of(t) for t in contraction.operands):
         return
     (one, other), (left, right) = contraction.operands, contraction.labels

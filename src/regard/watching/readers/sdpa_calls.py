@@ -147,10 +147,7 @@ def _by_heads(thread: ThreadState, call: Sdpa) -> Sdpa:
 
 
 def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
-    """Undo a layout of transformers: the heads of a single query as the rows of their shared key head.
-
-    Source: `pack_gqa` of transformers 5.23, integrations/sdpa_attention.py.
-    """
+    """The heads of a single query as the rows of their shared key head: transformers 5.23, `pack_gqa`."""
     # A missing attribute of a module costs three table lookups.
     name = "num_key_value_groups"
     group = getattr(module, name, 1) if name in module.__dict__ or hasattr(type(module), name) else 1

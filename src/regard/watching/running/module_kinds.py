@@ -77,10 +77,7 @@ def ran_fused(module: nn.MultiheadAttention, given: Mapping[str, Any]) -> bool:
 
 
 def would_run_fused() -> bool:
-    """True if the running call of nn.MultiheadAttention would be one operator, were our mode not there.
-
-    The module's forward notes why it does not run fused. A mode is the last reason that it notes but gradients.
-    """
+    """The module's forward notes why it does not run fused. A mode is the last reason that it notes but gradients."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not nn.MultiheadAttention.forward.__code__:
         frame = frame.f_back

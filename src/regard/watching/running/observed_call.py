@@ -107,11 +107,7 @@ class Interceptor:
     """The reason why a module cannot be changed; raised when that module ends."""
 
     def before(self, path: str, when: Moment) -> object | None:
-        """Called before each call of a function in `changes`.
-
-        Returns:
-            The changes of this call, for the function in `changes`; None for no change.
-        """
+        """Called before each call of a function in `changes`; gives the changes of this call, or None."""
         return None
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:

@@ -91,11 +91,7 @@ class ThreadState:
         """The addresses of the outputs of calls of FlexAttention seen as they ran."""
 
     def enter(self, watch: Interceptor) -> int:
-        """Start reporting to an interceptor.
-
-        Returns:
-            The mark for `leave`.
-        """
+        """Start reporting to an interceptor; gives the mark for `leave`."""
         # Another thread may have closed the last watch, and could not take the mode off this thread's stack.
         if not self.watches and not any(mode is self.mode for mode in function_modes()):
             push_function_mode(self.mode)

@@ -309,12 +309,7 @@ def _named(query: Dims, key: Dims, value: Dims) -> str:
 
 
 def require_dense(tensor: Tensor, name: str) -> None:
-    """Refuse nested and sparse tensors.
-
-    >>> require_dense(torch.eye(3).to_sparse(), "query")
-    Traceback (most recent call last):
-    regard.errors.ShapeError: query must be dense, got a tensor of layout torch.sparse_coo: use to_dense()
-    """
+    """Refuse nested and sparse tensors."""
     if tensor.is_nested:
         how = "pad it (torch.nested.to_padded_tensor) and mask by regard.lengths, or put it in one row by regard.pack"
         raise ShapeError(f"{name} must not be nested: {how}")

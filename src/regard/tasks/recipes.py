@@ -120,11 +120,7 @@ def recipes_told() -> str:
 
 
 def recipe_of(name: str) -> TrainingRecipe:
-    """The recipe of that name.
-
-    >>> recipe_of("characters").settings["block_length"]
-    64
-    """
+    """The recipe of that name."""
     require_one_of("the recipe", name, TRAINING_RECIPES)
     return TRAINING_RECIPES[cast(RecipeName, name)]
 

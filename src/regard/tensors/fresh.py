@@ -15,16 +15,7 @@ if TYPE_CHECKING:
 
 
 class Fresh:
-    """Named tensors as they were: by version, or by fingerprint where a write may leave the version as it is.
-
-    >>> import torch
-    >>> keys = torch.zeros(2)
-    >>> held = Fresh(keys=keys)
-    >>> held.changed()
-    >>> keys[1] = 1.0
-    >>> held.changed()
-    'the keys (2,)'
-    """
+    """Named tensors as they were: by version, or by fingerprint where a write may leave the version as it is."""
 
     __slots__ = ("_held",)
 

@@ -22,15 +22,6 @@ def refuse_wrong_kinds(public: Public) -> Public:
     The annotations are asked once the function has failed by another error than ours, so that a call that works costs
     nothing, and what the function says of its own arguments stays. They tell numbers, text, truth values, tensors,
     sequences, functions and classes, alone or as one of several; elements and annotations in quotes are not looked at.
-
-    >>> @refuse_wrong_kinds
-    ... def half(size: int, name: str | None = None) -> float:
-    ...     return size / 2
-    >>> half(3)
-    1.5
-    >>> half("3")
-    Traceback (most recent call last):
-    regard.errors.ArgumentError: size must be a whole number, got str: '3'
     """
     function: Any = public.__init__ if inspect.isclass(public) else public
 

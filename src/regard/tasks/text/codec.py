@@ -75,11 +75,7 @@ def byte_level_labels(pieces: Sequence[str], special: Sequence[bool]) -> list[La
 
 
 def label_of_each(pieces: Sequence[str], special: Sequence[bool], *, byte_level: bool) -> list[str]:
-    """One label for each token: a text, a piece as its tokenizer writes it, or the bytes of a part of a character.
-
-    >>> label_of_each(["Ġto", "Ċ", "æ", "Ĺ¥", "<s>"], [False] * 4 + [True], byte_level=True)
-    [' to', '↵', '<0xE6>', '<0x97><0xA5>', '<s>']
-    """
+    """One label for each token: a text, a piece as its tokenizer writes it, or the bytes of a part of a character."""
     return [_label(piece, byte_level and not one) for piece, one in zip(pieces, special, strict=True)]
 
 
@@ -156,13 +152,7 @@ def unknown_texts(codec: Codec, text: str, ids: Sequence[int]) -> list[str]:
 
 
 def finished_text(codec: Codec, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
-    """The text of ids that may end within a character, as at a limit of tokens: the part of it is left out.
-
-    >>> from regard.tasks.text import ByteLevelBPE
-    >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
-    >>> finished_text(tokenizer, tokenizer.encode("né")[:-1])
-    'n'
-    """
+    """The text of ids that may end within a character, as at a limit of tokens: the part of it is left out."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in ids:
         decoder.decode(codec.bytes_of(token))

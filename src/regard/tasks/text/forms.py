@@ -91,11 +91,7 @@ def normalised(place: str, text: str) -> str:
 
 
 def text_of_json(line: Line, keys: Sequence[str] = ("text",)) -> str:
-    r"""The text of a JSON object, under the first of some keys that it has.
-
-    >>> text_of_json(Line("x:1", b'{"id": 7, "text": "one\\ntwo"}'))
-    'one\ntwo'
-    """
+    """The text of a JSON object, under the first of some keys that it has."""
     record = json_of(line)
     texts = [record[key] for key in keys if isinstance(record, dict) and isinstance(record.get(key), str)]
     if not texts:

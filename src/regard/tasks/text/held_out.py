@@ -32,10 +32,6 @@ def held_out_sources(sources: Iterable[str], count: int, reading: Callable[[str]
     and every tokenizer that reads alike, so that runs can be compared. Those with more than a quarter of the wanted
     pairs come last. One source stays for training, and so does half of the pairs.
     `reading` is the text that the tokenizer makes of a text before it cuts it.
-
-    >>> is_held_out = held_out_sources(["a", "b", "B", "c"], 4, str.lower)
-    >>> [source for source in "abBc" if is_held_out(source)]
-    ['c']
     """
     wanted = min(max(VALID_SHARE * count, min(FEWEST_VALID_PAIRS, count / 5)), MOST_VALID_PAIRS)
 

@@ -83,9 +83,6 @@ def form_of(name: str | PathLike[str], forms: Collection[str]) -> str:
 
     Raises:
         ArgumentError: the ending says none of them.
-
-    >>> form_of("news.csv.gz", ("tsv", "csv")), form_of("news.en", ("text",)), form_of("news.en", ("tsv", "aligned"))
-    ('csv', 'text', 'aligned')
     """
     ending = unpacked_name(name).suffix
     form = "text" if fspath(name) == STANDARD_INPUT or LANGUAGE.fullmatch(ending) else ENDINGS.get(ending)
@@ -281,13 +278,7 @@ class Lines(Iterator[Line]):
 
 
 def _without_mark(raw: bytes, name: str) -> bytes:
-    r"""The first line without its byte order mark.
-
-    >>> _without_mark("a\tb\n".encode("utf-16"), "a.tsv")
-    Traceback (most recent call last):
-    regard.errors.DataError: a.tsv: expected text in UTF-8, got UTF-16 by its byte order mark; convert it:
-    iconv -f UTF-16 -t UTF-8 a.tsv
-    """
+    """The first line without its byte order mark."""
     for mark, encoding in OTHER_MARKS.items():
         if raw.startswith(mark):
             raise DataError(

@@ -272,15 +272,6 @@ def read_references(source: StrPath, references: Sequence[StrPath], *, bad_lines
     """The lines of a file, each with the lines of the same number in other files: one file for each set of references.
 
     A sentence may lack some references, but not all. Its lines in those files are then empty.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     paths = [Path(folder, name) for name in ("en", "fr.0", "fr.1")]
-    ...     for path, text in zip(paths, ("Hi.\\n", "Salut.\\n", "Bonjour.\\n")):
-    ...         _ = path.write_text(text)
-    ...     print(list(read_references(paths[0], paths[1:])))
-    [Judged(source='Hi.', references=('Salut.', 'Bonjour.'))]
     """
     if not references:
         raise ArgumentError("expected one file of references or more, got none")

@@ -22,11 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process as one of the processes of a training.
-
-    >>> Ranks().gather(lambda: {"rows": 3})
-    [{'rows': 3}]
-    """
+    """This process as one of the processes of a training."""
 
     rank: int = 0
     """The number of this process, from 0."""
@@ -70,11 +66,7 @@ class Ranks:
         return total
 
     def share_out(self, items: Iterable[T]) -> Iterator[T]:
-        """Every `world_size`-th item.
-
-        >>> [list(Ranks(rank, 2).share_out("abc")) for rank in range(2)]
-        [['a', 'c'], ['b']]
-        """
+        """Every `world_size`-th item."""
         return islice(items, self.rank, None, self.world_size)
 
     def wait_for_the_first(self) -> None:
@@ -114,11 +106,7 @@ def join_ranks(device: torch.device) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """The named device; "auto" takes a GPU if there is one.
-
-    >>> find_device("cpu")
-    device(type='cpu')
-    """
+    """The named device; "auto" takes a GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:

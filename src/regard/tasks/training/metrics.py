@@ -183,9 +183,6 @@ def deciding(metrics: Mapping[str, float], by: str) -> float:
 
     BLEU below 1 is that of chance. There the loss decides, as a negative number, below each BLEU that tells models
     apart.
-
-    >>> deciding({"loss": 2.5, "bleu": 0.0}, "bleu"), deciding({"loss": 2.5, "bleu": 7.0}, "bleu")
-    (-2.5, 7.0)
     """
     return -metrics["loss"] if by == "bleu" and metrics[by] < LEAST_BLEU else metrics[by]
 

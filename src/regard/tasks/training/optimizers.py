@@ -104,13 +104,7 @@ def muon(
 
 
 class JointOptimizer(torch.optim.Optimizer):
-    """Optimizers of different kinds as one: each updates its own groups of parameters.
-
-    >>> first, second = nn.Linear(2, 2), nn.Linear(2, 2)
-    >>> parts = [torch.optim.SGD(first.parameters()), torch.optim.AdamW(second.parameters())]
-    >>> [len(group["params"]) for group in JointOptimizer(parts).param_groups]
-    [2, 2]
-    """
+    """Optimizers of different kinds as one: each updates its own groups of parameters."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         super().__init__([group for part in parts for group in part.param_groups], {})

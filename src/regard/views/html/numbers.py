@@ -212,11 +212,7 @@ def _known_sums(source: Source) -> Tensor | None:
 
 
 def common_text(rows: list[str], columns: list[str]) -> list[str] | None:
-    """The labels of the keys if the queries are the last of them, else None.
-
-    >>> common_text(["b"], ["a", "b"]), common_text(["a", "b"], ["x", "y"])
-    (['a', 'b'], None)
-    """
+    """The labels of the keys if the queries are the last of them, else None."""
     return columns if len(rows) <= len(columns) and rows == columns[len(columns) - len(rows) :] else None
 
 

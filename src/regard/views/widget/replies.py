@@ -73,15 +73,7 @@ class Reply(NamedTuple):
 
 
 class Replier:
-    """Answers questions about the maps of some examples.
-
-    >>> import torch
-    >>> from regard.views import Map
-    >>> kernel = Replier([Example("", {"0": Map(torch.tensor([[0.25, 0.75]]))})])
-    >>> content, buffers = kernel.to({"ask": "row", "example": 0, "map": 0, "head": 0, "at": 0})
-    >>> np.frombuffer(buffers[0], "<f4")
-    array([0.25, 0.75], dtype=float32)
-    """
+    """Answers questions about the maps of some examples."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self.maps: list[list[AttentionMap]] = []

@@ -215,9 +215,8 @@ def translated(source: int, target: int) -> dict[str, Tensor]:
 
 
 def test_a_decoder_of_torch_that_sees_the_padding_of_its_memory() -> None:
-    given = translated(9, 7)
     for lost in ((), ("memory_key_padding_mask",)):
-        seen = watching(sharp(Translator(*lost)))(**given)
+        seen = watching(sharp(Translator(*lost)))(**translated(9, 7))
         faults = [(one.reason, one.path) for one in seen.audit().errors]
         assert faults == [("padding", "pair.decoder.layers.0.multihead_attn")] * len(lost)
 
@@ -227,6 +226,8 @@ def test_two_sequences_of_one_length_have_masks_of_their_own() -> None:
     assert not checked, str(checked)
     assert "the last positions replaced, padded right" in checked.tried
     assert not [one for one in checked.infos if one.reason == "not checked"]
+    kept = Subject(Translator(), translated(8, 8)).arguments.keeps
+    assert [int(kept[name].sum()) for name in ("src", "tgt")] == [13, 15]
 
 
 def test_a_convolution_over_padding_is_an_error_as_attention_to_it_is() -> None:
@@ -246,8 +247,7 @@ def test_a_convolution_over_padding_is_an_error_as_attention_to_it_is() -> None:
 @pytest.mark.parametrize("name", ["seen", "mask"])
 def test_a_mask_for_all_sequences_is_known_by_its_shape_and_by_no_name(name: str) -> None:
     allowed, ids = torch.ones(4, 4, dtype=torch.bool).tril(), torch.randint(3, 61, (2, 4))
-    subject = Subject(torch.nn.Identity(), {"x": ids, name: allowed})
-    assert set(subject.rows.long) == {"x"}
+    assert set(Subject(nn.Identity(), {"x": ids, name: allowed}).rows.long) == {"x"}
     with pytest.raises(ArgumentError, match=rf"{name}: \(4, 4\) may be a mask \(T, T\) for all sequences"):
         Subject(torch.nn.Identity(), {"x": ids.repeat(2, 1), name: allowed})
     padding = {"x": ids.repeat(2, 1), "attention_mask": allowed}

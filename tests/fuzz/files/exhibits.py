@@ -16,7 +16,7 @@ from regard.tasks.text.pairs import read_judged, read_pairs, read_references
 from regard.tasks.translation.train import train_translation
 from tests.fuzz.commands import run
 from tests.maps.dense_maps import sums_asked
-from tests.tasks.small_runs import PAIRS, small_config, write_pairs
+from tests.tasks.small_runs import PAIRS, small_config, small_text_config, write_pairs
 
 WORDS = "a stranger's file, which nobody may change"
 Use = Callable[[Path], Any]
@@ -38,8 +38,7 @@ def _ask(weights: regard.AttentionMap) -> None:
         assert weights.statistics
         return
     sums_asked(weights, 4, 4)
-    assert weights[..., :1, :2].shape[-2:] == (1, 2)
-    weights.top_keys(1)
+    _ = weights[..., :1, :2], weights.top_keys(1), weights.summary("distance", "participation_ratio")
 
 
 def _maps(folder: Path) -> None:
@@ -84,9 +83,8 @@ def _run(folder: Path) -> None:
 
 
 def _writer(folder: Path) -> None:
-    from tests.tasks import test_language_model
 
-    train_language_model(test_language_model.small_config(folder))
+    train_language_model(small_text_config(folder))
     (folder / "run/notes.txt").write_text(WORDS)
 
 

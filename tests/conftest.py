@@ -20,6 +20,15 @@ def pytest_sessionstart() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def check_one_line(result: tuple[int, str, str], message: str) -> None:
+    status, out, err = result
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert err.startswith("regard: ")
+    assert message in err
+
+
 def standard_input(content: bytes, encoding: str = "utf-8") -> io.TextIOWrapper:
     raw: Any = io.BytesIO(content)
     return io.TextIOWrapper(io.BufferedReader(raw), encoding=encoding)

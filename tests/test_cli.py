@@ -23,7 +23,7 @@ from regard.tasks.registry import TASKS
 from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.fit_config import FitConfig
 from tests import forked
-from tests.conftest import Call
+from tests.conftest import Call, check_one_line
 from tests.forked import Forked
 from tests.torchrun import environment, rank_of, torchrun
 
@@ -197,12 +197,10 @@ def test_view_writes_one_file_that_is_named(call: Call, run: Path, tmp_path: Pat
         path = tmp_path / "new" / name
         assert call("view", str(run), "2 times 3", "--out", str(path))[:2] == (0, f"{path}\n")
         assert path.read_bytes().startswith(begins)
-    status, _, err = call("view", str(run), "2 times 3", "--out", str(tmp_path / "v.jpg"))
-    assert (status, err.count("\n")) == (2, 1)
-    assert ".png, .svg, .pdf, .html, .htm, .json are written" in err
+    other = call("view", str(run), "2 times 3", "--out", str(tmp_path / "v.jpg"))
+    check_one_line(other, ".png, .svg, .pdf, .html, .htm, .json are written")
     below_a_file = tmp_path / "new" / "v.png" / "x.png"
-    status, _, err = call("view", str(run), "2 times 3", "--out", str(below_a_file))
-    assert (status, err.count("\n")) == (2, 1)
+    check_one_line(call("view", str(run), "2 times 3", "--out", str(below_a_file)), "x.png")
     assert (tmp_path / "new" / "v.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -286,15 +284,6 @@ def test_no_command_says_which_there_are(call: Call) -> None:
 
 
 # -- errors: one line, status 2 ------------------------------------------------------------------------------
-
-
-def check_one_line(result: tuple[int, str, str], message: str) -> None:
-    status, out, err = result
-    assert status == 2
-    assert out == ""
-    assert err.count("\n") == 1, err
-    assert err.startswith("regard: ")
-    assert message in err
 
 
 def test_a_folder_that_cannot_be_written_to(call: Call, data: Path, tmp_path: Path) -> None:

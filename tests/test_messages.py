@@ -1,6 +1,5 @@
 """The tables of docs/design/messages.md: each command is typed, its line compared, and the folder looked at."""
 
-import io
 import json
 import os
 import re
@@ -8,8 +7,6 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +17,7 @@ from regard.cli.commands import COMMANDS
 from regard.cli.train import TRAINERS
 from regard.models.config import DecoderOnlyConfig, TransformerConfig
 from regard.tasks import FitConfig, LanguageModelConfig, TranslationConfig, train_language_model, train_translation
+from tests.test_first_run import typed
 
 PAGE = Path(__file__).parents[1] / "docs" / "design" / "messages.md"
 
@@ -29,12 +27,7 @@ class Case(NamedTuple):
     said: str
 
 
-def cases() -> Iterator[Case]:
-    for typed, said in re.findall(r"^\| `regard (.+?)` \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.M):
-        yield Case(typed, said)
-
-
-CASES = list(cases())
+CASES = [Case(*row) for row in re.findall(r"^\| `regard (.+?)` \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.M)]
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +80,10 @@ def test_a_command_is_refused_in_one_line_and_leaves_nothing(
     monkeypatch.chdir(place)
     monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
     before = inventory(place)
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    with redirect_stdout(out), redirect_stderr(err):
-        status = program.run_command(shlex.split(case.typed))
-    for stream in (out, err):
-        stream.seek(0)
+    status, out, err = typed(*shlex.split(case.typed))
     # Before the error of data that were read, a line may say what was read.
-    *earlier, last = err.read().splitlines()
-    assert (status, out.read(), last) == (2, "", f"regard: {case.said}")
+    *earlier, last = err.splitlines()
+    assert (status, out, last) == (2, "", f"regard: {case.said}")
     read = r"(train|valid|source|target)\b.*: [\d,]+ |(vocabulary|vocabularies) of |[\d,]+ |the learning rate rises"
     assert not [line for line in earlier if not re.match(read, line)]
     assert inventory(place) == before

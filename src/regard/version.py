@@ -4,7 +4,6 @@ __version__ = "0.1.0"
 
 
 def installed_version(package: str) -> str | None:
-    """The version of an installed package; None if it is not installed."""
     from importlib import metadata  # no start needs it
 
     try:

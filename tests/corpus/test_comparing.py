@@ -13,7 +13,7 @@ from regard.corpus import compare_statistics
 from regard.corpus.comparing import weights_of
 from regard.corpus.settings import MeasureSettings
 from regard.corpus.tables import heads_schema, totals_of, write_parquet
-from tests.conftest import Call
+from tests.conftest import Call, check_one_line
 from tests.corpus.conftest import measure_into
 
 RANDOM = np.random.default_rng(0)
@@ -139,6 +139,4 @@ def test_what_cannot_be_compared_is_refused_in_one_line(stats: Path, tmp_path: P
         (tmp_path, "holds no statistics"),
         (tmp_path / "absent", "is not a folder"),
     ):
-        status, out, err = call("atlas", str(two), str(one))
-        assert (status, out, err.count("\n")) == (2, "", 1)
-        assert said in err
+        check_one_line(call("atlas", str(two), str(one)), said)

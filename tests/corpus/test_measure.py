@@ -15,8 +15,7 @@ from regard.corpus import Measure, reading
 from regard.corpus.settings import MEANS, NAMED_STATISTICS
 from regard.errors import ArgumentError, NotSeenError
 from regard.models.config import DecoderOnlyConfig
-from regard.tasks import LanguageModel, LanguageModelConfig, train_language_model, train_translation
-from regard.tasks.training.fit_config import FitConfig
+from regard.tasks import LanguageModel, train_language_model, train_translation
 from regard.tasks.viewing.foreign_model import ForeignModel
 from regard.tasks.viewing.places import Choice
 from regard.tasks.viewing.view_input import ViewInput
@@ -24,7 +23,7 @@ from regard.views.html.contents import layer_names
 from regard.watching.analysis.head_table import BY_QUERY
 from tests.corpus.conftest import PLACES, documents, save_words
 from tests.families.architectures import library
-from tests.tasks.small_runs import small_config
+from tests.tasks.small_runs import small_config, small_text_config
 from tests.viewing.foreign_folders import save_model
 
 DOCS = documents(12, seed=1)
@@ -255,14 +254,11 @@ def test_layers_of_a_module_that_is_called_for_each_have_its_numbers_everywhere(
 
 
 def train_book(folder: Path, *, seed: int = 0) -> Path:
-    (folder / "book.txt").write_text("a line of a book\n" * 200)
-    decoder = DecoderOnlyConfig(dim=8, num_heads=2, num_layers=1, feed_forward_dim=8)
-    config = LanguageModelConfig(
-        data=(folder / "book.txt",), out=folder / "run", model=decoder, fit=FitConfig(steps=1), device="cpu",
-        tokenizer="characters", block_length=16, pictures=0, seed=seed,
-    )  # fmt: skip
+    model = DecoderOnlyConfig(dim=8, num_heads=2, num_layers=1, feed_forward_dim=8)
+    lines = ["a line of a book"] * 200
+    config = small_text_config(folder, lines=lines, model=model, steps=1, block_length=16, seed=seed)
     train_language_model(config, overwrite=True)
-    return folder / "run"
+    return config.out
 
 
 def test_a_run_that_was_trained_again_is_loaded_again(tmp_path: Path) -> None:

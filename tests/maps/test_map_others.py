@@ -156,18 +156,3 @@ def test_repr_of_a_map_of_maps_says_what_it_is_of() -> None:
     assert "the transpose of a map (2, 3, 4, 4)" in repr(weights.mT)
     assert weights.mT.shape == (2, 3, 4, 4)
     assert weights.mT.mT.source is weights.source
-
-
-@pytest.mark.parametrize(
-    "mask", [regard.causal(), regard.window(4), regard.causal() & regard.lengths(torch.tensor([9]))], ids=str
-)
-def test_later_rows_of_a_mask_are_read_at_their_own_keys(mask: regard.Mask) -> None:
-    q = torch.randn(1, 2, 12, 4)
-    weights = regard.attention(q, q, q, mask=mask, return_weights=True).weights
-    for rows, columns in ((slice(7, None), None), (slice(7, 11), slice(3, 9)), (None, slice(5, 8))):
-        chosen = weights.only(rows=rows, columns=columns)
-        dense = weights.dense()[..., rows or slice(None), columns or slice(None)]
-        torch.testing.assert_close(chosen.received(), dense.sum(-2))
-        torch.testing.assert_close(chosen.entropy(), torch.special.entr(dense).sum(-1))
-        torch.testing.assert_close(chosen.top_keys(1).values[..., 0], dense.amax(-1))
-        torch.testing.assert_close(chosen.pooled(3, 2, "sum").sum((-2, -1)), dense.sum((-2, -1)))

@@ -22,8 +22,7 @@ from regard.serving.server import load_model, load_models
 from regard.serving.settings import Entrance, RequestLimits
 from regard.tasks import train_language_model
 from regard.tasks.translation.train import run_translation
-from tests.tasks import test_language_model
-from tests.tasks.small_runs import small_config
+from tests.tasks.small_runs import small_config, small_text_config
 from tests.views.conftest import browser as browser
 
 LOAD = partial(load_model, device="cpu", limits=RequestLimits(), threads=1, tell=lambda _: None)
@@ -90,7 +89,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("served")
     run_translation(small_config(folder, out=folder / TRANSLATOR, steps=25, validate_every=25, save_every=25))
-    train_language_model(test_language_model.small_config(folder, out=folder / WRITER, documents="lines"))
+    train_language_model(small_text_config(folder, out=folder / WRITER, documents="lines"))
     return load_models([folder / TRANSLATOR, folder / WRITER], ["en-fr"], LOAD)
 
 

@@ -1,12 +1,13 @@
-"""Translations small enough to be learned in a test: fifty pairs, and settings for both models."""
+"""Translations and texts small enough to be learned in a test, and settings for the models of both."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regard.models.config import RNNConfig, TransformerConfig
+from regard.models.config import DecoderOnlyConfig, RNNConfig, TransformerConfig
 from regard.tasks.config import TrainingConfig
+from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
 
@@ -55,6 +56,22 @@ def small_config(folder: Path, **changes: Any) -> TranslationConfig:
         "precision": "float32",
     }
     return TranslationConfig(**with_fit(settings | changes))
+
+
+LINES = [f"{n} and {m} make {n + m}; 木 {n}" for n in range(12) for m in range(12)]
+LAYERS: dict[str, Any] = {"dim": 24, "num_heads": 2, "num_layers": 2, "feed_forward_dim": 32, "dropout": 0.0}
+
+
+def small_text_config(folder: Path, *, lines: Sequence[str] = LINES, **changes: Any) -> LanguageModelConfig:
+    (folder / "text.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    settings: dict[str, Any] = {
+        "data": (folder / "text.txt",), "out": folder / "run", "model": DecoderOnlyConfig(**LAYERS),
+        "tokenizer": "characters",
+        "block_length": 32, "batch_tokens": 256, "steps": 6, "learning_rate": 1e-2, "warmup_steps": 5,
+        "schedule": "constant",
+        "validate_every": 3, "save_every": 3, "log_every": 1, "pictures": 0, "device": "cpu", "precision": "float32",
+    }  # fmt: skip
+    return LanguageModelConfig(**with_fit(settings | changes))
 
 
 def with_fit(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from regard.tasks import Translator, train_translation
 from regard.tasks.language_modelling.train import run_language_model
 from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.translation.train import run_translation
-from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs
-from tests.tasks.test_language_model import small_config as text_config
+from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, small_text_config, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +92,7 @@ def tensors_of(folder: Path) -> dict[str, bytes]:
     [
         (small_config, "transformer", run_translation, {"muon_rate": 2.0}),
         (small_config, "rnn", run_translation, {"model": "rnn"}),
-        (text_config, "model", run_language_model, {}),
+        (small_text_config, "model", run_language_model, {}),
     ],
 )
 def test_a_run_is_another_and_resumes_bit_for_bit(

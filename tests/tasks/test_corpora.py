@@ -27,7 +27,7 @@ from regard.tasks.text.tokenizers import UNK
 from regard.tasks.training.interrupts import Interrupted, ending_at_once
 from regard.tasks.translation.corpus import Corpus, open_corpus, prepare_corpus
 from regard.tasks.translation.train import Validation, run_translation
-from tests.conftest import Call
+from tests.conftest import Call, check_one_line
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 
@@ -243,8 +243,7 @@ def test_names_and_prompts_that_are_not_utf8_are_told_in_one_line(call: Call, be
         ("evaluate", str(begun_run), "--data", name): rf"{tmp_path}/caf\udce9.tsv:1: expected a source",
         ("translate", str(begun_run), "caf\udce9"): "sentence 1: expected UTF-8, got byte 0xe9 at byte 4",
     }.items():
-        status, out, err = call(*typed, "--device", "cpu")
-        assert (status, out, err.count("\n"), said in err) == (2, "", 1, True), err
+        check_one_line(call(*typed, "--device", "cpu"), said)
 
 
 WORDS = ["Ange", "été", "Öl", "naïve", "ça", "él", "über", "Strauß", "İzmir", "ﬁn", "Ω", "1½", "東京"]
@@ -319,9 +318,8 @@ def documents(store: TextStore) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("unit", ["lines", "paragraphs"])
 def test_no_document_is_in_both_parts(tmp_path: Path, kind: str, unit: Any) -> None:
     written = list(lines(500, random.Random(7)))
-    (tmp_path / "text.txt").write_text(("\n" if unit == "lines" else "\n\n").join(written), encoding="utf-8")
-    settings: dict[str, Any] = {"documents": unit, "tokenizer": kind, "vocab_size": 300, "valid_share": 0.2}
-    config = LanguageModelConfig(data=(tmp_path / "text.txt",), out=tmp_path / "run", block_length=16, **settings)
+    content = ("\n" if unit == "lines" else "\n\n").join(written)
+    config = text_config(tmp_path, content, documents=unit, tokenizer=kind, valid_share=0.2)
     run, said = prepared(prepare_text, config)
     corpus = open_text(run)
     assert len(documents(corpus.valid)) > 5
@@ -330,8 +328,6 @@ def test_no_document_is_in_both_parts(tmp_path: Path, kind: str, unit: Any) -> N
 
 
 def test_a_text_of_few_lines_again_and_again_has_no_document_to_hold_out(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("to be\nor not\n" * 100, encoding="utf-8")
-    settings: dict[str, Any] = {"documents": "lines", "tokenizer": "words"}
-    config = LanguageModelConfig(data=(tmp_path / "text.txt",), out=tmp_path / "run", block_length=16, **settings)
+    config = text_config(tmp_path, "to be\nor not\n" * 100, documents="lines", tokenizer="words")
     with pytest.raises(DataError, match=r"a document for validation that training lacks, but all 20 .* --valid"):
         prepared(prepare_text, config)

@@ -22,9 +22,8 @@ from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.translation.train import train_translation
 from tests.fuzz.drawing import Covering
-from tests.tasks import test_language_model
 from tests.tasks.damaged_runs import copy_of, damage, outcome, settings_of, snapshot
-from tests.tasks.small_runs import PAIRS, changed, small_config, write_pairs
+from tests.tasks.small_runs import PAIRS, changed, small_config, small_text_config, write_pairs
 
 TRANSLATOR_USES: list[Callable[[Any], Any]] = [
     lambda model: [one.text for one in model.translate(["we"], beam=Beam(1))],
@@ -40,7 +39,7 @@ WRITER_USES: list[Callable[[Any], Any]] = [
 def writer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("writer")
     small: dict[str, Any] = {"tokenizer": "bpe", "vocab_size": 280, "steps": 4, "validate_every": 2, "save_every": 2}
-    config = test_language_model.small_config(folder, **small)
+    config = small_text_config(folder, **small)
     train_language_model(config)
     return config.out
 

@@ -25,7 +25,7 @@ from regard.tasks.training.reporting import Event, Validated
 from regard.tasks.translation.translation_model import Request
 from tests import each_once
 from tests.conftest import Call
-from tests.tasks.small_runs import PAIRS, small_config, with_fit, write_pairs
+from tests.tasks.small_runs import PAIRS, small_config, small_text_config, write_pairs
 from tests.tasks.test_translate_options import favour, make
 
 ENGLISH = (("I", "she", "we"), ("eat", "buy", "see"), ("apples", "tea", "rice"), ("today", "now", "at home"))
@@ -149,22 +149,16 @@ def test_where_bleu_tells_nothing_the_loss_decides_in_training(tmp_path: Path) -
     assert "13a finds no spaces in most references" in (config.out / "train.log").read_text()
 
 
-def text_config(kind: Any, folder: Path, **model: Any) -> Any:
+def text_config(folder: Path, **changes: Any) -> LanguageModelConfig:
     words = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question"]
-    lines = (" ".join(random.Random(n).sample(words, len(words))) for n in range(40))
-    (folder / "text.txt").write_text("".join(f"{line}\n" for line in lines))
-    settings: dict[str, Any] = {
-        "data": (folder / "text.txt",), "out": folder / "run", "tokenizer": "words",
-        "vocab_size": 7, "block_length": 16,
-        "batch_tokens": 128, "steps": 8, "validate_every": 8, "warmup_steps": 2, "learning_rate": 1e-2, "device": "cpu",
-        "pictures": 0, **model,
-    }  # fmt: skip
-    return kind(**with_fit(settings))
+    lines = [" ".join(random.Random(n).sample(words, len(words))) for n in range(40)]
+    own: dict[str, Any] = {"tokenizer": "words", "vocab_size": 7, "block_length": 16, "steps": 8, "validate_every": 8}
+    model = DecoderOnlyConfig(dim=16, num_heads=2, num_layers=1, feed_forward_dim=16)
+    return small_text_config(folder, lines=lines, model=model, batch_tokens=128, warmup_steps=2, **own, **changes)
 
 
 def test_no_bits_per_byte_where_much_is_unknown(tmp_path: Path, call: Call) -> None:
-    model = DecoderOnlyConfig(dim=16, num_heads=2, num_layers=1, feed_forward_dim=16)
-    config = text_config(LanguageModelConfig, tmp_path, model=model)
+    config = text_config(tmp_path)
     told: list[Validated] = []
     writer: Any = train_language_model(
         config, callbacks=[lambda event: told.append(event) if isinstance(event, Validated) else None]
@@ -232,12 +226,11 @@ def test_the_commands_count_them(call: Call, run_of_words: Path, tmp_path: Path)
 
 def test_generate_counts_texts_without_their_end(call: Call, tmp_path: Path) -> None:
     """If the model ends texts at all."""
-    model = DecoderOnlyConfig(dim=16, num_heads=2, num_layers=1, feed_forward_dim=16)
     for documents, said in (
         ("lines", "texts cut off by the limit of their tokens: 2; raise --max-tokens\n"),
         ("file", ""),
     ):
-        config = text_config(LanguageModelConfig, tmp_path, model=model, documents=documents)
+        config = text_config(tmp_path, documents=documents)
         train_language_model(replace(config, out=tmp_path / documents))
         run = ("generate", str(tmp_path / documents), "to", "--samples", "2", "--device", "cpu", "--max-tokens")
         assert call(*run, "1")[::2] == (0, said)

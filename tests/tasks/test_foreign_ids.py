@@ -13,21 +13,14 @@ from torch.nn.functional import log_softmax
 from tests.conftest import Call
 
 pytest.importorskip("transformers")
-from tests.tasks.test_pretrained import SMALL, TEXT, save
+from tests.tasks.test_pretrained import SMALL, TEXT, byte_level, save
 
 LINES = ["!!!", '"#!" $', "the cat!"]
 PAIRS = [("!!! the", '"!"'), ("#", "!!!!"), ("the cat $", "$")]
 
 
 def tokenizer_of(special: list[str]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=280, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    backend.train_from_iterator(TEXT, trainer)
+    backend = byte_level(TEXT, 280)
     backend.add_special_tokens(special)
     assert [backend.id_to_token(n) for n in range(4)] == ["!", '"', "#", "$"]
     return backend

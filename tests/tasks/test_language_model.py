@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.cli.main import run_command
 from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderError
 from regard.models import DecoderOnly, DecoderOnlyConfig
-from regard.tasks import LanguageModel, LanguageModelConfig, Translator, train_language_model
+from regard.tasks import LanguageModel, Translator, train_language_model
 from regard.tasks.generation.filters import TopK
 from regard.tasks.language_modelling.corpus import open_text
 from regard.tasks.language_modelling.train import next_token_loss
@@ -23,34 +23,19 @@ from regard.tasks.text.tokenizer_recipes import Characters
 from regard.tasks.text.tokenizers import BOS, EOS
 from regard.tasks.viewing.own_model import OwnModel
 from regard.tasks.viewing.view_input import ViewInput
-from tests.tasks.small_runs import with_fit
-
-LINES = [f"{n} and {m} make {n + m}; 木 {n}" for n in range(12) for m in range(12)]
-TINY: dict[str, Any] = {"dim": 24, "num_heads": 2, "num_layers": 2, "feed_forward_dim": 32, "dropout": 0.0}
-
-
-def small_config(folder: Path, **changes: Any) -> Any:
-    (folder / "text.txt").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
-    settings: dict[str, Any] = {
-        "data": (folder / "text.txt",), "out": folder / "run", "model": DecoderOnlyConfig(**TINY),
-        "tokenizer": "characters",
-        "block_length": 32, "batch_tokens": 256, "steps": 6, "learning_rate": 1e-2, "warmup_steps": 5,
-        "schedule": "constant",
-        "validate_every": 3, "save_every": 3, "log_every": 1, "pictures": 0, "device": "cpu", "precision": "float32",
-    }  # fmt: skip
-    return LanguageModelConfig(**with_fit(settings | changes))
+from tests.tasks.small_runs import LAYERS, LINES, small_text_config
 
 
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     folder = tmp_path_factory.mktemp("lines")
     length: dict[str, Any] = {"steps": 250, "schedule": "cosine", "validate_every": 50, "save_every": 250}
-    return train_language_model(small_config(folder, documents="lines", **length))
+    return train_language_model(small_text_config(folder, documents="lines", **length))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = small_config(tmp_path_factory.mktemp("short"), tokenizer="bpe", vocab_size=260)
+    config = small_text_config(tmp_path_factory.mktemp("short"), tokenizer="bpe", vocab_size=260)
     train_language_model(config)
     return config.out
 
@@ -73,7 +58,7 @@ def test_a_hybrid_trains_writes_and_is_drawn_by_the_command_line(
 
 
 def test_the_tail_is_for_validation_and_never_seen(tmp_path: Path) -> None:
-    config = small_config(tmp_path, steps=1, valid_share=0.25)
+    config = small_text_config(tmp_path, steps=1, valid_share=0.25)
     train_language_model(config)
     corpus = open_text(RunFolder(config.out))
     trained, held_out = (corpus.tokenizer.decode(store.tokens.tolist()) for store in (corpus.train, corpus.valid))
@@ -93,7 +78,7 @@ def test_the_tail_is_for_validation_and_never_seen(tmp_path: Path) -> None:
 
 def test_the_tokenizer_of_another_run(run: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("!?\n" * 99)
-    config = small_config(tmp_path, data=(tmp_path / "other.txt",), steps=1)
+    config = small_text_config(tmp_path, data=(tmp_path / "other.txt",), steps=1)
     alone: Any = train_language_model(config)
     ours: Any = train_language_model(replace(config, out=tmp_path / "of another", tokenizers_of=run))
     theirs: Any = LanguageModel.load(run)
@@ -101,7 +86,7 @@ def test_the_tokenizer_of_another_run(run: Path, tmp_path: Path) -> None:
 
 
 def test_several_files_and_files_of_their_own_for_validation(tmp_path: Path) -> None:
-    config = small_config(tmp_path, steps=1)
+    config = small_text_config(tmp_path, steps=1)
     other = tmp_path / "other.txt"
     other.write_text("1 and 2 make 3\n", encoding="utf-8")
     train_language_model(replace(config, data=(*config.data, other), valid=(other,)))
@@ -164,7 +149,7 @@ def test_running_text_never_ends_and_no_text_begins_twice(writer: LanguageModel,
 
 def test_a_full_block_goes_on_from_its_second_half() -> None:
     tokenizer = Characters().train(["abcdefgh"])
-    model = DecoderOnly(DecoderOnlyConfig(**TINY, tied_output=False), vocab_size=len(tokenizer))
+    model = DecoderOnly(DecoderOnlyConfig(**LAYERS, tied_output=False), vocab_size=len(tokenizer))
     generator = torch.Generator().manual_seed(6)
     with torch.no_grad():
         for parameter in model.parameters():  # drawn here, so that what it writes depends on what it reads
@@ -233,14 +218,14 @@ def test_attention_is_drawn(writer: LanguageModel, tmp_path: Path) -> None:
 )
 def test_bad_text_leaves_nothing_behind(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "bad.txt").write_bytes(content)
-    config = small_config(tmp_path, data=(tmp_path / "bad.txt",))
+    config = small_text_config(tmp_path, data=(tmp_path / "bad.txt",))
     with pytest.raises(DataError, match=message):
         train_language_model(config)
     assert not config.out.exists()
 
 
 def test_bad_lines_are_counted(tmp_path: Path) -> None:
-    config = small_config(tmp_path, bad_lines="skip", steps=1)
+    config = small_text_config(tmp_path, bad_lines="skip", steps=1)
     with config.data[0].open("ab") as file:
         file.write(b"\xff\n")
     train_language_model(config)

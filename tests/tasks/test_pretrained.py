@@ -84,19 +84,26 @@ def make_marian(folder: Path, separate: bool = False) -> Path:
     return folder
 
 
-def make_bart(folder: Path) -> Path:
-    """As a BART folder: byte-level BPE in a tokenizer.json, with marks before and after a text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import BartConfig, BartForConditionalGeneration
+def byte_level(text: Sequence[str], vocab_size: int, *special: str) -> Any:
+    """Byte-level BPE of Hugging Face's tokenizers, whose first tokens are special."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
     )
-    backend.train_from_iterator(TEXT, trainer)
+    backend.train_from_iterator(text, trainer)
+    return backend
+
+
+def make_bart(folder: Path) -> Path:
+    """As a BART folder: byte-level BPE in a tokenizer.json, with marks before and after a text."""
+    from tokenizers import processors
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    backend = byte_level(TEXT, 300, "<s>", "<pad>", "</s>", "<unk>")
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )

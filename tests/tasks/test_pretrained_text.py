@@ -12,23 +12,16 @@ from regard.tasks.generation.filters import TopK
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.registry import task_of
 from regard.tasks.translation.translator import Translator
-from tests.tasks.test_pretrained import save
+from tests.tasks.test_pretrained import byte_level, save
 
 TEXT = ["a small cat sees the old house", "the house sees a cat", "Zürich sees 木 trees\n\nand a house"] * 3
 
 
 def make_gpt2(folder: Path) -> Path:
     """Byte-level BPE; one token begins and ends texts, and no template adds it."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=280, special_tokens=["<|endoftext|>"], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    backend.train_from_iterator(TEXT, trainer)
+    backend = byte_level(TEXT, 280, "<|endoftext|>")
     backend.save(str(folder / "tokenizer.json"))
     config = GPT2Config(
         vocab_size=backend.get_vocab_size() + 3, n_positions=24, n_embd=16, n_layer=2, n_head=2, bos_token_id=0,

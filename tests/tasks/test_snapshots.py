@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from regard.errors import MissingExtraError
-from regard.models.config import DecoderOnlyConfig, TransformerConfig
-from regard.tasks.language_modelling.config import LanguageModelConfig
+from regard.models.config import TransformerConfig
 from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.pictures import save
 from regard.tasks.pictures.save import Snapshots
@@ -23,17 +22,10 @@ from regard.tasks.pictures.validation_examples import look_at_pairs, short_pairs
 from regard.tasks.runs import run as runs
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.training.checkpoints import Checkpoints
-from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import open_corpus
 from regard.tasks.translation.train import train_translation
-from tests.tasks.small_runs import PAIRS, small_config, write_pairs
-
-TEXT: dict[str, Any] = {
-    "vocab_size": 280, "block_length": 16, "batch_tokens": 64, "warmup_steps": 2, "schedule": "constant",
-    "fit": FitConfig(steps=4, validate_every=2, save_every=2), "pictures": 2, "device": "cpu",
-}  # fmt: skip
-LAYERS: dict[str, Any] = {"dim": 8, "num_heads": 2, "num_layers": 1, "feed_forward_dim": 8}
+from tests.tasks.small_runs import PAIRS, small_config, small_text_config, write_pairs
 
 
 def train_translator(folder: Path, model: str) -> Path:
@@ -43,10 +35,9 @@ def train_translator(folder: Path, model: str) -> Path:
 
 
 def train_writer(folder: Path) -> Path:
-    data = write_pairs(folder / "text.txt")
-    model = DecoderOnlyConfig(**LAYERS)
-    train_language_model(LanguageModelConfig(data=(data,), out=folder / "run", model=model, **TEXT))
-    return folder / "run"
+    config = small_text_config(folder, steps=4, validate_every=2, save_every=2, pictures=2)
+    train_language_model(config)
+    return config.out
 
 
 TRAININGS: Mapping[str, Callable[[Path], Path]] = {

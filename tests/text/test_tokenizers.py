@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 
 from regard.errors import ArgumentError, DataError, MissingExtraError, RegardError, RunFolderError
 from regard.tasks.text.codec import Marks, byte_values, printed
 from regard.tasks.text.tokenizer_recipes import PIECES, ByteLevelBPE, Characters, Words, recipe
 from regard.tasks.text.tokenizers import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, Tokenizer
 from regard.tasks.text.unicode import is_word, normalise, segments
+from tests.tasks.test_pretrained import byte_level
 
 CORPUS = ["the cat sat on the mat", "die Katze saß auf der Matte", "", "猫が座った", "<pad> <eos>"] * 20
 RECIPES: list[Any] = [ByteLevelBPE(vocab_size=320), Words(), Characters()]
@@ -323,13 +323,7 @@ def test_no_merge_joins_two_words_without_a_space() -> None:
 
 def test_a_tokenizer_of_before_encodes_as_before(tmp_path: Path) -> None:
     """Its file has its cutter."""
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )  # fmt: skip
-    backend.train_from_iterator([*HINDI, *CHINESE], trainer)
+    backend = byte_level([*HINDI, *CHINESE], 600, *SPECIAL_TOKENS)
     backend.save(str(tmp_path / "tokenizer.json"))
     loaded, new = Tokenizer.load(tmp_path / "tokenizer.json"), ByteLevelBPE(vocab_size=600).train([*HINDI, *CHINESE])
     for text in (*HINDI[:3], *CHINESE[:3]):

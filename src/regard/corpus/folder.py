@@ -102,7 +102,6 @@ class StatisticsFolder:
             write_checksummed(path, about)
 
     def done(self, number: int) -> CorpusCounts | None:
-        """The record of a shard; None if it is not finished."""
         path = self.path / "_done" / f"{number:05d}.json"
         if not path.exists():
             return None

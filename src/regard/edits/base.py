@@ -161,7 +161,6 @@ def check_axes(edit: Edit) -> None:
 
 
 def where(edit: Edit) -> str:
-    """A few words about the choices of an edit, for the report; empty for all."""
     return ",".join(text for axis, word in AXES.items() if (text := said(word, getattr(edit, axis, None))))
 
 

@@ -63,7 +63,6 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
 
 
 def to_disk(file: BinaryIO) -> None:
-    """Force the written bytes of a file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -87,7 +86,6 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise a FileError with the path and the reason if the block cannot write it."""
     if "\0" in os.fspath(path):
         raise FileError(f"cannot write {os.fspath(path)!r}: no name holds a zero byte; check the path")
     try:

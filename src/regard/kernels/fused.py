@@ -207,8 +207,6 @@ class _WholeCall(torch.autograd.Function):
 
 
 class _FusedBlocks(torch.autograd.Function):
-    """A kernel over the blocks of a plan: (query, key, value) -> (output, lse), both with gradients."""
-
     @staticmethod
     def forward(
         ctx: Any,

@@ -239,8 +239,6 @@ class Proof:
 
 
 class _Tiles(torch.autograd.Function):
-    """The tiles of a call as a function with gradients: (query, key, value, learned...) -> (output, row state)."""
-
     @staticmethod
     def forward(
         ctx: Any, tiling: Tiling, query: Tensor, key: Tensor, value: Tensor, *learned: Tensor

@@ -78,8 +78,6 @@ class TransformerParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneStackParts:
-    """The parts of a Transformer of one stack: decoder-only or encoder-only."""
-
     dim: int
     inputs: Maker | None = None
     """Makes the module from inputs to vectors (B, T, D), such as `Patches`; by default tokens are embedded."""

@@ -72,13 +72,7 @@ class DecoderLayer(nn.Module):
 
 
 class SharedAlignment:
-    """The attention of one step to A sources of K sequences each, by sequence: (A * K, H, 1, S).
-
-    >>> import regard
-    >>> query, key = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 5, 8)
-    >>> SharedAlignment(regard.attention(query, key, key, return_weights=True).weights).dense().shape
-    torch.Size([6, 4, 1, 5])
-    """
+    """The attention of one step to A sources of K sequences each, by sequence: (A * K, H, 1, S)."""
 
     def __init__(self, weights: AttentionMap) -> None:
         self._weights = weights

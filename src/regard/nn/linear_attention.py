@@ -150,8 +150,6 @@ RECURRENT.add(linear_attention)
 
 
 class _Layout(NamedTuple):
-    """The sizes of a call, and the way to N = batch x heads recurrences."""
-
     batch: tuple[int, ...]
     heads: int
     has_heads: bool

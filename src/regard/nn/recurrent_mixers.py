@@ -26,8 +26,6 @@ from regard.tensors.ranges import require_sizes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixed:
-    """The arguments of `linear_attention`, and all that the output needs besides."""
-
     query: Tensor
     key: Tensor
     value: Tensor

@@ -66,8 +66,6 @@ def first_changed(pairs: Sequence[tuple[Fingerprint, Any]]) -> int | None:
 
 
 class Fingerprints:
-    """Tensors, and those of modules and of closures of functions, by name, as they were."""
-
     __slots__ = ("_named", "_then")
 
     def __init__(self, named: Mapping[str, Any]) -> None:

@@ -30,7 +30,6 @@ def require_above(bound: float, **numbers: float) -> None:
 
 
 def require_share(**shares: float) -> None:
-    """Refuse values outside 0 to 1."""
     for name, value in shares.items():
         if not 0.0 <= value <= 1.0:
             raise ArgumentError(f"{name} must be between 0 and 1, got {value}")
@@ -55,7 +54,6 @@ def require_sizes(**sizes: int) -> None:
 
 
 def require_dropout(**probabilities: float) -> None:
-    """Refuse a probability of dropping outside [0, 1)."""
     for name, probability in probabilities.items():
         if not 0.0 <= probability < 1.0:
             raise ArgumentError(f"{name} must be in [0, 1), got {probability}")

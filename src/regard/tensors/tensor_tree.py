@@ -25,13 +25,7 @@ def tensors_mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensors_of_tree(*trees: Any) -> list[Tensor]:
-    """Every tensor in tuples and dataclasses.
-
-    >>> import torch
-    >>> from regard.call.masks.basic import lengths
-    >>> [tuple(one.shape) for one in tensors_of_tree((torch.ones(2, 3), lengths(torch.tensor([3, 1])), 1.0, None))]
-    [(2, 3), (2,)]
-    """
+    """Every tensor in tuples and dataclasses."""
     found: list[Tensor] = []
     waiting = [*reversed(trees)]  # A loop, for speed: each call of attention with a map comes here.
     while waiting:

@@ -15,7 +15,7 @@ from regard.tasks.registry import task_of
 from regard.tasks.text.pairs import read_judged, read_pairs, read_references
 from regard.tasks.translation.train import train_translation
 from tests.fuzz.commands import run
-from tests.tasks.small_runs import PAIRS, small_config, write_pairs
+from tests.tasks.small_runs import PAIRS, small_config, small_text_config, write_pairs
 
 WORDS = "a stranger's file, which nobody may change"
 Use = Callable[[Path], Any]
@@ -93,9 +93,8 @@ def _run(folder: Path) -> None:
 
 
 def _writer(folder: Path) -> None:
-    from tests.tasks import test_language_model
 
-    train_language_model(test_language_model.small_config(folder))
+    train_language_model(small_text_config(folder))
     (folder / "run/notes.txt").write_text(WORDS)
 
 

@@ -152,15 +152,9 @@ def room_for(width: int) -> Any:
 def rank(weights: int, width: int, top: int, keys: int, ranked: int, first_key: int, maxima: int, room: int) -> None:
     """Write the k largest weights of a row in order, the first of equal ones first.
 
-    Args:
-        weights: the address of the row's weights.
-        width: their number, in whole vectors.
-        top, keys: the addresses of (k,) elements, for the largest and their keys; if fewer are above 0, the
-            other entries stay.
-        ranked: k.
-        first_key: the key of the first weight.
-        maxima: the address of the largest weight of each lane.
-        room: the address of the memory of `room_for`.
+    `weights` is the address of `width` weights, in whole vectors, the first of which is that of `first_key`. `top` and
+    `keys` are the addresses of (k,) elements; if fewer are above 0, the others stay. `maxima` is the address of the
+    largest weight of each lane, `room` that of the memory of `room_for`.
     """
     few, places = room, room + 4 * (width + LANES)
     order = places + 4 * (width + LANES)

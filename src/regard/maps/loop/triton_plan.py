@@ -266,13 +266,8 @@ class LaunchPlan:
         return Launch(program, grid, named, tile.warps)
 
     def run(self, device: torch.device, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The answers (flat_heads, ...) by name.
-
-        Args:
-            device: that of the call.
-            given: query, key, the log-sum-exp to base 2 if it is known; first, stop, keep, slopes and sinks, if there
-                are such.
-        """
+        """The answers (flat_heads, ...) by name. `given` has query and key, the log-sum-exp to base 2 if it is known,
+        and first, stop, keep, slopes and sinks, if there are such."""
         answers, scratch = self.answers.made(device), self.scratch.made(device)
         # A program never reads a tensor that it is not told to read.
         anything = dict.fromkeys(_MAYBE, scratch["lse"])

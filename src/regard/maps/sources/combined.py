@@ -83,8 +83,6 @@ class SeveralSource(Source):
 
 @dataclass(frozen=True, eq=False)
 class JoinedSource(NamedSource, SeveralSource):
-    """The flat_heads of several sources, one source after the other, laid out as `layout`."""
-
     parts: tuple[Source, ...]
     layout: tuple[int, ...]
     names: Dimensions

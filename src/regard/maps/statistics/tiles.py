@@ -101,7 +101,6 @@ def explained(source: Source) -> tuple[str, dict[str, str]]:
 
 
 def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    """Every statistic's answers of shape (flat_heads, ...), from one pass over the tiles."""
     totals: list[Any] = [None] * len(statistics)
     has_graph = is_recorded()
     scratch = None if has_graph else Scratch()

@@ -117,8 +117,6 @@ def beam_search(
 
 
 class _Trace(NamedTuple):
-    """One step: the tokens of the M next rows, and the indices of their parents."""
-
     tokens: Integer[Tensor, " M"]
     parents: Integer[Tensor, " M"]
 

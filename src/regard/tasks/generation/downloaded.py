@@ -226,8 +226,6 @@ def _values(folder: Path) -> dict[str, Any]:
 
 
 class _Tokens(NamedTuple):
-    """The special tokens of a folder, none outside its vocabulary."""
-
     folder: Path
     values: dict[str, Any]
     vocab_size: int

@@ -30,11 +30,15 @@ class Recipe(Protocol):
         """The library's step before a text is cut; None if there is none."""
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Learn a vocabulary from texts, which are read once."""
+        """Learn a vocabulary from texts, which are read once.
+
+        Raises:
+            DataError: there is no text.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ByteLevelBPE:
+class ByteLevelBPE(Recipe):
     """Pieces learnt by merging frequent neighbours, starting with bytes. It can write any text without loss.
 
     >>> len(ByteLevelBPE(vocab_size=8000).train(["too little text for so large a vocabulary"])) < 8000
@@ -54,15 +58,9 @@ class ByteLevelBPE:
             )
 
     def normalizer(self) -> Any:
-        """Lower case, if that is wanted."""
         return _lowercase(self.lowercase)
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Learn the merges from texts, which are read once.
-
-        Raises:
-            DataError: there is no text.
-        """
         library = tokenizers_library()
         backend = library.Tokenizer(library.models.BPE())
         if self.lowercase:
@@ -82,7 +80,7 @@ class ByteLevelBPE:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Words:
+class Words(Recipe):
     """Words that are separated by spaces and punctuation. Several spaces count as one space.
 
     A word includes the space before it, so that decoding restores the punctuation. For scripts without spaces
@@ -110,11 +108,6 @@ class Words:
         return normalizers.Sequence([*cases, *spaces])
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Count the words of texts, which are read once.
-
-        Raises:
-            DataError: there is no text.
-        """
         library = tokenizers_library()
         decoders = library.decoders
         backend = _word_level(library, rf" ?\w[\w{MARKS}]*| ?[^\w\s]+")
@@ -126,7 +119,7 @@ class Words:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Characters:
+class Characters(Recipe):
     """One token for each character (a Unicode code point), including spaces.
 
     >>> tokenizer = Characters().train(["abc"])
@@ -143,15 +136,9 @@ class Characters:
         require_at_least(len(SPECIAL_TOKENS) + 1, vocab_size=self.vocab_size)
 
     def normalizer(self) -> Any:
-        """Lower case, if that is wanted."""
         return _lowercase(self.lowercase)
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Count the characters of texts, which are read once.
-
-        Raises:
-            DataError: there is no text.
-        """
         library = tokenizers_library()
         decoders = library.decoders
         backend = _word_level(library, r"[\s\S]")

@@ -117,7 +117,6 @@ class JointOptimizer(torch.optim.Optimizer):
         self._parts = [(part, len(part.param_groups)) for part in parts]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step with each of them; `closure`, if there is one, computes the loss and the gradients first."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -347,7 +347,6 @@ class TranslationOptions:
 
     @property
     def has_labels(self) -> bool:
-        """Whether tokens are labelled: asked for, or needed for alignments."""
         return self.labels or self.alignments is not None
 
     def settings(self) -> dict[str, Any]:

@@ -19,8 +19,6 @@ from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 
 
 class Rebuilt(NamedTuple):
-    """Rows of an output: from the weights of the map, and as the model got them."""
-
     rebuilt: Tensor
     output: Tensor
     values: Tensor

@@ -147,8 +147,6 @@ def reduced_dims(args: tuple[Any, ...], kwargs: dict[str, Any], dims: int) -> se
 
 @dataclass(slots=True, eq=False)
 class SoftmaxOrigin:
-    """A normalization the model wrote out: a softmax, or a division by the sum."""
-
     how: str
     shape: tuple[int, ...]
     axis: int

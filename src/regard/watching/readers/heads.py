@@ -34,30 +34,13 @@ class Folding(NamedTuple):
     """True if the heads of a sequence are adjacent (B * H), False if the sequences of a head are (H * B)."""
 
     def unfolded(self, tensor: Tensor) -> Tensor:
-        """A tensor (B * H, ...) as (B, H, ...).
-
-        >>> import torch
-        >>> Folding(2, heads_last=True).unfolded(torch.arange(6))
-        tensor([[0, 1],
-                [2, 3],
-                [4, 5]])
-        >>> Folding(2, heads_last=False).unfolded(torch.arange(6))
-        tensor([[0, 3],
-                [1, 4],
-                [2, 5]])
-        """
+        """A tensor (B * H, ...) as (B, H, ...)."""
         if self.heads_last:
             return tensor.unflatten(0, (-1, self.heads))
         return tensor.unflatten(0, (self.heads, -1)).transpose(0, 1)
 
     def folded(self, tensor: Tensor) -> Tensor:
-        """A tensor (B, H, ...) as (B * H, ...), or as (H * B, ...).
-
-        >>> import torch
-        >>> folding = Folding(2, heads_last=False)
-        >>> folding.folded(folding.unfolded(torch.arange(6)))
-        tensor([0, 1, 2, 3, 4, 5])
-        """
+        """A tensor (B, H, ...) as (B * H, ...), or as (H * B, ...)."""
         return (tensor if self.heads_last else tensor.transpose(0, 1)).flatten(0, 1)
 
     def __str__(self) -> str:
@@ -72,12 +55,7 @@ class MovedHeads(NamedTuple):
     """The place of the heads, from the end."""
 
     def unfolded(self, tensor: Tensor) -> Tensor:
-        """A tensor (B, H, ..., T, D) as (B, ..., H, T, D).
-
-        >>> import torch
-        >>> MovedHeads(-4).unfolded(torch.zeros(2, 3, 5, 7, 1)).shape
-        torch.Size([2, 5, 3, 7, 1])
-        """
+        """A tensor (B, H, ..., T, D) as (B, ..., H, T, D)."""
         return tensor.movedim(self.place, -3) if tensor.dim() >= -self.place else tensor
 
     def folded(self, tensor: Tensor) -> Tensor:

@@ -115,8 +115,6 @@ class Slopes(BlockBias):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelForm:
-    """The formula of a call, beside its vectors; a causal mask and a window are counted from the last query and key."""
-
     scale: float | None = None
     """None for 1 / sqrt(D)."""
     left: int | None = None

@@ -303,25 +303,6 @@ def test_scores_are_the_models_own(make: Callable[[], nn.Module], seed: int) -> 
 
 
 @every_model
-def test_reordering_a_state_reorders_the_answers(make: Callable[[], nn.Module]) -> None:
-    model = untrained(make, 5)
-    source, lengths = padded_sources()
-    tokens = torch.randint(3, VOCAB, (3, 5))
-    index = torch.tensor([4, 0, 0, 2])
-    with torch.no_grad():
-        state = model.start(source, lengths)
-        for row in tokens[:2]:
-            _, _, state = model.step(state, row)
-        picked = model.reorder(state, index)
-        expected, expected_map, _ = model.step(state, tokens[2])
-        again = model.reorder(picked, torch.tensor([0, 2, 1, 3]))  # rows 1 and 2 answer one source
-        for moved in (picked, again):
-            logits, weights, _ = model.step(moved, tokens[2][index])
-            torch.testing.assert_close(logits, expected[index], rtol=0, atol=1e-12)
-            torch.testing.assert_close(weights.dense(), expected_map.dense()[index], rtol=0, atol=1e-12)
-
-
-@every_model
 def test_reordering_within_a_source_copies_no_memory(make: Callable[[], nn.Module]) -> None:
     model = untrained(make, 5)
     with torch.no_grad():

@@ -123,7 +123,7 @@ class Shrinking:
             inner = getattr(default, name, None)
             if inner is not None and hasattr(inner, "to_dict"):
                 made[name] = {"model_type": inner.model_type, **self.settings(inner)}
-        keep = self._kept_layers(default, given)
+        keep = self._kept_layers(given)
         for name, value in given.items():
             if name in default.sub_configs or value is None or isinstance(value, bool):
                 continue
@@ -161,7 +161,7 @@ class Shrinking:
             return {}
         return {name: 4 * patch if isinstance(patch, int) and patch > 4 else min(size, 64)}
 
-    def _kept_layers(self, default: Any, given: dict[str, Any]) -> tuple[int, list[int]]:
+    def _kept_layers(self, given: dict[str, Any]) -> tuple[int, list[int]]:
         """How many layers there are by default, and which of them stay: one of each kind, and two at least."""
         kinds = given.get("layer_types") or given.get("layers_block_type") or given.get("attention_layers")
         if not isinstance(kinds, list):

@@ -157,18 +157,12 @@ def planted(root: Path, fault: Fault) -> Iterator[None]:
         path.write_bytes(sound)
 
 
-async def plant(root: Path, faults: Sequence[Fault], *, is_sound: bool = False) -> bool:
-    """Plant the faults in copies of a project, and print what becomes of each; False unless all are seen.
-
-    Args:
-        root: the project.
-        faults: what is planted.
-        is_sound: the tests are known to pass as the tree is, and need not be run first.
-    """
+async def plant(root: Path, faults: Sequence[Fault]) -> bool:
+    """Plant the faults in copies of a project, and print what becomes of each; False unless all are seen."""
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="regard-faults-") as place:
         trees = [Tree(root, Path(place, str(number))) for number in range(AT_ONCE)]
-        if not is_sound and not await _passes(trees, sorted({test for fault in faults for test in fault.tests})):
+        if not await _passes(trees, sorted({test for fault in faults for test in fault.tests})):
             return False
         waiting = deque(faults)
 
@@ -201,13 +195,12 @@ async def _passes(trees: Sequence[Tree], tests: Sequence[str]) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Plant faults in a copy of the project, and see the tests notice.")
     parser.add_argument("words", nargs="*", help="only faults whose name or file holds one of these words")
-    parser.add_argument("--sound", action="store_true", help="do not run the tests first as the tree is")
-    words, is_sound = (arguments := parser.parse_args()).words, arguments.sound
+    words = parser.parse_args().words
     chosen = [fault for fault in listed() if not words or any(w in fault.name or w in fault.file for w in words)]
     if not chosen:
         parser.error(f"no fault has {' or '.join(words)} in its name or file")
     try:
-        sys.exit(0 if asyncio.run(plant(ROOT, chosen, is_sound=is_sound)) else 1)
+        sys.exit(0 if asyncio.run(plant(ROOT, chosen)) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -54,7 +54,6 @@ def test_a_short_search_finds_nothing(ground: str, cases: int) -> None:
         ("core", 5),
         ("core", 8),
         ("maps", 2),
-        ("maps", 7),
         ("watch", 0),
         ("paths", 28),
         ("lifetimes", 0),

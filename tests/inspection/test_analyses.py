@@ -13,7 +13,6 @@ import regard
 from regard.errors import ArgumentError, ShapeError
 from regard.watching import compare, head_table, rollout
 from regard.watching.analysis.tables import HeadTable
-from regard.watching.watch import Seen
 from tests.largest import Largest
 from tests.modules import watching
 
@@ -124,37 +123,6 @@ def test_a_head_that_looks_up_what_came_last_time_has_an_induction_of_1() -> Non
     assert table["induction"].item() == pytest.approx(1.0, abs=1e-4)
     assert table["previous"].item() < 0.1
     assert head_table(weights, ids=torch.arange(40))["induction"].isnan().all()
-
-
-def watched(name: str) -> tuple[Seen, dict[str, Tensor]]:
-    pytest.importorskip("transformers")
-    from tests.inspection.huggingface_families import FAMILIES, tokens
-
-    model = FAMILIES[name].build()
-    inputs = tokens()
-    seen = watching(model)(**inputs)
-    return seen, inputs
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("name", ["gpt2", "gpt2, left", "bert"])
-def test_models_of_hugging_face(name: str) -> None:
-    seen, inputs = watched(name)
-    dense = [one.dense().double() for one in seen.maps]
-    expected = rolled_out(dense, 0.5, torch.ones(4).double())
-    torch.testing.assert_close(rollout(seen, [0, 6]).double(), expected[:, [0, 6]], rtol=0, atol=1e-6)
-    table = head_table(seen, ids=inputs["input_ids"])
-    assert table.layers == tuple(name for name, _ in seen)
-    assert table["entropy"].shape == (2, 4)
-    live = dense[1].sum(-1) > 0
-    close: dict[str, Any] = {"rtol": 0, "atol": 1e-5}
-    torch.testing.assert_close(
-        table["entropy"][1].double(), mean_over(torch.special.entr(dense[1]).sum(-1), live), **close
-    )
-    assert table.layers[0] in str(table)
-    apart = compare(seen, seen)
-    assert all((apart[name] == 0).all() for name in apart.columns)
-    assert (compare(seen.maps[:1], seen.maps[1:])["jensen-shannon"] > 0).all()
 
 
 def test_a_model_of_our_own_by_its_parts() -> None:

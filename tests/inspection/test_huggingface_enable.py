@@ -131,19 +131,6 @@ def test_bfloat16_autocast(name: str) -> None:
     assert (first.dtype, first.source.call.query.dtype) == (torch.float32, torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", able("llama", "t5", "gemma2", "gpt-oss"))
-def test_gradients_are_those_of_eager(name: str) -> None:
-    family = FAMILIES[name]
-    inputs = family.inputs()
-    model, eager = enabled(name), family.build("eager")
-    for m in (model, eager):
-        real(m(**inputs).logits, inputs).square().mean().backward()
-    for one, other in zip(model.parameters(), eager.parameters(), strict=True):
-        assert (one.grad is None) == (other.grad is None)
-        if one.grad is not None:
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
-
-
 def test_dropout_in_training_is_not_in_the_map() -> None:
     model = enabled("gpt2")
     with torch.no_grad():
@@ -377,9 +364,13 @@ def tiny(name: str, kind: str) -> tuple[Any, Any, dict[str, Any]]:
         ("git", "GitModel"),  # pads its mask with zeros, which are to mean "keep"
         ("bridgetower", "BridgeTowerModel"),  # gives no mask where it sees all keys
         ("deepseek_v32", "DeepseekV32Model"),  # gives the keys that an indexer has chosen
+        ("llama", "LlamaModel"),
+        ("t5", "T5Model"),
+        ("gemma2", "Gemma2Model"),
+        ("gpt_oss", "GptOssModel"),
     ],
 )
-def test_masks_and_keys_are_what_the_model_means_by_them(name: str, kind: str) -> None:
+def test_outputs_maps_and_gradients_are_those_of_eager(name: str, kind: str) -> None:
     model, of, inputs = tiny(name, kind)
     if is_older_than(5) and not hasattr(sys.modules[of.__module__], "ALL_ATTENTION_FUNCTIONS"):
         pytest.skip(f"transformers 4 does not dispatch the attention of {kind}")

@@ -15,6 +15,7 @@ from regard.watching import compare, head_table, relevance, rollout
 from regard.watching.readers.channel_calls import Convolution
 from regard.watching.report import beside_attention
 from tests.families.architectures import inputs_for, tiny
+from tests.inspection.test_recurrent_calls import home_of
 from tests.modules import module, same_bits, watching
 
 transformers = pytest.importorskip("transformers")
@@ -171,20 +172,13 @@ def test_a_choice_of_all_first_keys_is_no_finding() -> None:
 def test_mamba_against_its_hidden_attention() -> None:
     """Ali et al. 2024 (arXiv:2403.01590), equation 11: C_t (prod of exp(dt A)) dt_j B_j, for each channel."""
     mamba = sys.modules[transformers.MambaModel.__module__]
-
-    home: Any = ModuleType("home_of_scan")
-    home.mamba_selective_scan, sys.modules[home.__name__] = mamba.mamba_selective_scan, home
-
-    Scan = module(lambda m, **given: home.mamba_selective_scan(**given, return_last_state=True))
-
-    Scan.__module__ = home.__name__
     batch, channels, length, states = 2, 3, 9, 4
     x, dt, z = torch.randn(3, batch, channels, length, dtype=torch.float64).unbind()
     inner = {name: torch.randn(batch, states, length, dtype=torch.float64) for name in "BC"}
     rates, skip = -torch.rand(channels, states, dtype=torch.float64), torch.randn(channels, dtype=torch.float64)
-    with regard.watch(Scan(), verify=True) as seen:
-        seen.modules[""](hidden_states=x, dt=dt, A=rates, D=skip, z=z, delta_softplus=True, **inner)
-    del sys.modules[home.__name__]
+    given = {"hidden_states": x, "dt": dt, "A": rates, "D": skip, "z": z, "delta_softplus": True, **inner}
+    with home_of("mamba_selective_scan", mamba.mamba_selective_scan) as scan, regard.watch(scan, verify=True) as seen:
+        scan({**given, "return_last_state": True})
     step, weights = nn.functional.softplus(dt), torch.zeros(batch, channels, length, length, dtype=torch.float64)
     for t in range(length):
         for j in range(t + 1):

@@ -232,19 +232,14 @@ class Projected(nn.Module):
         return output
 
 
-def seen_of(model: nn.Module, x: Tensor, **how: Any) -> Any:
-    seen = watching(model, **how)(x)
-    return seen
-
-
 @pytest.mark.parametrize("length", [8, T, 300])
 @pytest.mark.parametrize(("is_causal", "scale"), [(True, None), (False, 0.2)])
 def test_maps_of_copies_are_exact(length: int, is_causal: bool, scale: float | None) -> None:
     model, x = Projected(is_causal=is_causal, scale=scale), torch.randn(2, length, H * D)
-    seen = seen_of(model, x)
+    seen = watching(model)(x)
     expected = dense(*model.given, is_causal=is_causal, scale=scale)
     torch.testing.assert_close(seen[""].dense().double(), expected, atol=1e-6, rtol=0)
-    assert seen_of(model, x, verify=True).calls[0].error < 1e-6
+    assert watching(model, verify=True)(x).calls[0].error < 1e-6
     assert seen.report().held_bytes == 4 * 2 * length * H * (2 * D + 1)
 
 
@@ -260,18 +255,18 @@ def test_settings_of_equal_shapes_are_told_apart() -> None:
     x = torch.randn(1, T, H * D)
     for scale in (0.2, 0.1, None):
         model = Projected(scale=scale)
-        found = seen_of(model, x)[""].dense().double()
+        found = watching(model)(x)[""].dense().double()
         torch.testing.assert_close(found, dense(*model.given, is_causal=True, scale=scale), atol=1e-6, rtol=0)
 
 
 def test_copies_are_kept_by_maps_alone_and_travel() -> None:
     model = Projected()
-    seen = seen_of(model, torch.randn(2, 200, H * D))
+    seen = watching(model)(torch.randn(2, 200, H * D))
     expected = dense(*model.given, is_causal=True)
     weights = seen[""]
     del seen
     again = pickle.loads(pickle.dumps(weights))
-    seen_of(model, torch.randn(2, 200, H * D))  # it must not take their memory
+    watching(model)(torch.randn(2, 200, H * D))  # it must not take their memory
     for one in (weights, again):
         torch.testing.assert_close(one.dense().double(), expected, atol=1e-6, rtol=0)
 

@@ -18,7 +18,6 @@ from tests.maps.dense_maps import answers_of
 
 pytest.importorskip("numba", reason="the loop comes with the extra 'fast'")
 
-PICTURES = ("pooled_mean", "pooled_sum", "pooled_max")
 USUAL = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
 Answered = list[bool]
 

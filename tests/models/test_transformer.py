@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError
-from regard.models import Seq2Seq, Transformer, TransformerConfig
+from regard.models import Transformer, TransformerConfig
 from tests.models.test_one_stack import copy_layer, shaken
 
 SOURCE_VOCAB, TARGET_VOCAB, PAD = 13, 17, 0
@@ -165,12 +165,6 @@ def test_fresh_logits_are_near_a_guess() -> None:
         assert guess - 1 < loss < guess + 1.5
 
 
-def test_is_a_seq2seq_with_or_without_a_longest_sequence() -> None:
-    assert isinstance(make(), Seq2Seq)
-    assert make().max_length is None
-    assert make(positions="learned", max_length=11).max_length == 11
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -203,6 +197,7 @@ def test_shared_embeddings_need_one_vocabulary() -> None:
 
 def test_learned_positions_have_an_end() -> None:
     model = make(positions="learned", max_length=6)
+    assert (model.max_length, make().max_length) == (6, None)
     source, lengths, target = inputs()
     with pytest.raises(ArgumentError, match="up to 6 tokens, got a sequence that reaches 7"):
         model(source, lengths, target)

@@ -15,6 +15,7 @@ from regard.tasks.registry import task_of
 from regard.tasks.text.pairs import read_judged, read_pairs, read_references
 from regard.tasks.translation.train import train_translation
 from tests.fuzz.commands import run
+from tests.maps.dense_maps import sums_asked
 from tests.tasks.small_runs import PAIRS, small_config, small_text_config, write_pairs
 
 WORDS = "a stranger's file, which nobody may change"
@@ -36,19 +37,8 @@ def _ask(weights: regard.AttentionMap) -> None:
     if not weights.source.has_blocks:
         assert weights.statistics
         return
-    for ask in QUESTIONS:
-        ask(weights)
-
-
-QUESTIONS: tuple[Callable[[regard.AttentionMap], Any], ...] = (
-    lambda m: m[..., :1, :2],
-    lambda m: m.entropy(),
-    lambda m: m.received(),
-    lambda m: m.top_keys(1).values[..., 0],
-    lambda m: m.pooled(4, 4),
-    lambda m: m.top_keys(1),
-    lambda m: m.summary("distance", "participation_ratio"),
-)
+    sums_asked(weights, 4, 4)
+    _ = weights[..., :1, :2], weights.top_keys(1), weights.summary("distance", "participation_ratio")
 
 
 def _maps(folder: Path) -> None:

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,10 @@ NAMES = {
     "three columns": ("a.tsv", "a.csv"),
 }
 """The names of files by their style; each may be that of another."""
-PACKED = {"plain": "", "gzip": ".gz", "bz2": ".bz2", "xz": ".xz"}
+PACKED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "plain": ("", bytes), "gzip": (".gz", gzip.compress), "bz2": (".bz2", bz2.compress), "xz": (".xz", lzma.compress),
+}  # fmt: skip
+"""The ending and the packing of each."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +104,10 @@ def draw_file(drawn: Drawn, folder: Path, columns: int) -> Drawing:
     style = drawn.of(["lines"] * 6 + ["csv", "json", "tmx", "three columns"])
     data = _styled(rows, style, separator, end).encode(encoding, errors=drawn.of(["ignore", "replace"]))
     packed = drawn.of(["plain"] * 6 + ["gzip", "bz2", "xz"])
-    name = drawn.of(NAMES[drawn.of([style] * 6 + list(NAMES))]) + PACKED[drawn.of([packed] * 6 + list(PACKED))]
+    name = drawn.of(NAMES[drawn.of([style] * 6 + list(NAMES))]) + PACKED[drawn.of([packed] * 6 + list(PACKED))][0]
     damage = drawn.of(["none"] * 6 + ["half a character", "a null", "random bytes", "one long line"])
     path = folder / name
-    path.write_bytes(_packed(_damaged(drawn, data, damage), packed))
+    path.write_bytes(PACKED[packed][1](_damaged(drawn, data, damage)))
     is_plain = (style, encoding, end, packed, damage) == ("lines", "utf-8", "\n", "plain", "none") and path.suffix in (
         "",
         ".en",
@@ -143,18 +147,6 @@ def _styled(rows: list[list[str]], style: str, separator: str, end: str) -> str:
             return "".join(separator.join([*row, "CC-BY 2.0 #1"]) + (end or "\n") for row in rows)
         case _:
             return "".join(separator.join(row) + end for row in rows)
-
-
-def _packed(data: bytes, packed: str) -> bytes:
-    match packed:
-        case "gzip":
-            return gzip.compress(data)
-        case "bz2":
-            return bz2.compress(data)
-        case "xz":
-            return lzma.compress(data)
-        case _:
-            return data
 
 
 def _damaged(drawn: Drawn, data: bytes, damage: str) -> bytes:

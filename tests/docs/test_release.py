@@ -38,7 +38,7 @@ def test_the_action_fails_the_job_for_a_wrong_mask(tmp_path: Path) -> None:
         "    return Model(), torch.randn(2, 6, 4)\n"
     )
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for causal, status, said in (("", 0, "nothing found"), ("false", 0, "nothing found"), ("true", 1, "error")):
+    for causal, status, said in (("", 2, "tell causal="), ("false", 0, "nothing found"), ("true", 1, "error")):
         done = subprocess.run(
             ("bash", "-eo", "pipefail", "-c", step["run"]), cwd=tmp_path, capture_output=True, text=True,
             env=os.environ | {"PATH": path, "MODEL": "theirs:small", "CAUSAL": causal},

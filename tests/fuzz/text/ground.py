@@ -47,7 +47,7 @@ def case(drawn: Drawn) -> None:
 def _translate(drawn: Drawn, translator: Path, folder: Path) -> None:
     drawing = _drawn(drawn, folder, 1)
     stopping = drawn.of(["stop", "skip"])
-    given = ("--input", drawing.path, "--beam", "1", "--bad-lines", stopping, *_engine(drawn))
+    given: tuple[str | Path, ...] = ("--input", drawing.path, "--beam", "1", "--bad-lines", stopping, *_engine(drawn))
     ran = run("translate", translator, *given, "--device", "cpu")
     _check(ran)
     if ran.status == 0 and drawing.is_plain:

@@ -56,12 +56,12 @@ def optional(one: Callable[..., Any]) -> list[inspect.Parameter]:
 
 @pytest.mark.parametrize("one", list(public(required)))
 @pytest.mark.usefixtures("as_installed")
-def test_wrong_kinds_are_refused(one: Callable[..., Any]) -> None:
+def test_wrong_kinds_are_refused(one: Callable[..., Any], tmp_path: Any) -> None:
     every = inspect.signature(one).parameters.values()
     keywords = [p.name for p in every if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     for wrong in WRONG.values():
         # Any other error fails; a name such as "x" may be right, or that of a file.
-        with contextlib.suppress(RegardError, FileNotFoundError):
+        with contextlib.suppress(RegardError, FileNotFoundError), contextlib.chdir(tmp_path):
             one(*[wrong] * len(required(one)), **dict.fromkeys(keywords, wrong))
 
 
@@ -87,14 +87,14 @@ OWN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("one", list(public(optional)))
 @pytest.mark.usefixtures("as_installed")
-def test_optional_arguments_of_wrong_kinds_are_refused(one: Callable[..., Any]) -> None:
+def test_optional_arguments_of_wrong_kinds_are_refused(one: Callable[..., Any], tmp_path: Any) -> None:
     right, positional = RIGHT | OWN.get(one.__name__, {}), [p.name for p in required(one)]
     keywords = {p.name: right[p.name] for p in parameters(one) if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
     for parameter in optional(one):
         # A class is a function, and a wrong one says so itself as it is called.
         wrong = [value for name, value in WRONG.items() if name != "a class" or "norm" not in parameter.name]
         for value in wrong:
-            with contextlib.suppress(RegardError):
+            with contextlib.suppress(RegardError), contextlib.chdir(tmp_path):
                 one(*(right.get(name) for name in positional), **keywords | {parameter.name: value})
 
 

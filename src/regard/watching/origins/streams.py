@@ -150,11 +150,11 @@ class Streams:
     def is_over_depth(self, query: Tensor, key: Tensor) -> bool:
         """True for the same learned queries at every position (B, T, Q, D), for keys that each position has of its own:
         outputs of layers. (Keys of several heads are channels of a projection.)"""
+        if not query.dim() == key.dim() == 4 or not 1 < query.shape[1] == key.shape[1]:
+            return False
         stream = self.stream(query)
         is_slots = is_learned(query) or (isinstance(stream, Stream) and stream.sort == "slots")
-        if not is_slots or not query.dim() == key.dim() == 4 or not 1 < query.shape[1] == key.shape[1]:
-            return False
-        return not query.stride(1) and bool(key.stride(1)) and not self.is_channel(key, 1)
+        return is_slots and not query.stride(1) and bool(key.stride(1)) and not self.is_channel(key, 1)
 
     def origins_of_inputs(self, query: Tensor, key: Tensor) -> Origins | None:
         self._continued(query), self._continued(key)

@@ -104,7 +104,6 @@ def attend(
 
 
 def into(model: Any, of: dict[str, list[Edit]]) -> Callable[..., Any]:
-    """Eager attention for transformers, in which the edits of each module (by path) are written."""
     by_module: dict[int, list[Edit]] = {
         id(module): of[path] for path, module in model.named_modules() if path in of
     }  # fmt: skip

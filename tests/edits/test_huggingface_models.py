@@ -124,7 +124,6 @@ def generated(model: Any, given: dict[str, Tensor], **settings: Any) -> Any:
     ],
 )
 def test_edits_hold_in_every_step_at_positions_of_the_whole_text(name: str, settings: Any, padded: bool) -> None:
-    """Every step of a generation with a cache against one eager run over all of the text, without one."""
     model = made(name)
     path = next(name for name, m in model.named_modules() if name.endswith((".attn", ".self_attn")))
     given = inputs(model, padded=padded)
@@ -192,7 +191,6 @@ def test_edits_of_an_enabled_model_reach_its_attentions() -> None:
 
 
 def test_weights_of_another_run_are_put_into_this_one() -> None:
-    """Patching: with all weights of the other run, and its own values, a head gives what it gave there."""
     model, path = made("gpt2"), "transformer.h.1.attn"
     clean, changed = inputs(model)["input_ids"], inputs(model)["input_ids"].flip(0)
     with torch.no_grad(), regard.watch(model) as seen:

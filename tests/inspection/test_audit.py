@@ -51,7 +51,6 @@ def call_of(mask: regard.Mask | Tensor, queries: int, keys: int, batch: int = B)
 
 
 def kind(mask: regard.Mask | Tensor | None, queries: int = T, keys: int = T, batch: int = B) -> str:
-    """The kind of a mask that was handed over as a dense tensor, which the watch may have read back or not."""
     dense = None
     if mask is not None:
         call = call_of(mask, queries, keys, batch)

@@ -314,6 +314,17 @@ def test_a_module_that_refuses_another_token_is_not_told_and_its_like_are() -> N
         measure_mixing(seen, failing)
 
 
+@parts(lambda: {"drop": nn.Dropout(0.0), "gru": nn.GRU(4, 4, batch_first=True)})
+def Twice(self: Any, x: Tensor) -> Tensor:
+    return self.gru(self.drop(torch.cat([self.drop(x), x], 1)).reshape(2, 10, 4))[0]
+
+
+def test_calls_of_one_module_are_told_apart() -> None:
+    model = Twice()
+    seen = watching(model)(x := torch.randn(2, 5, 4))
+    assert list(measure_mixing(seen, lambda: model(x))) == ["gru"]
+
+
 @parts(lambda width=8: {"made": nn.Linear(width, 3 * width)})
 def AttentionCore(self: Any, x: Tensor) -> Tensor:
     q, k, v = (part[:, None] for part in self.made(x).chunk(3, -1))

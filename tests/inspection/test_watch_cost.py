@@ -184,7 +184,6 @@ def test_a_plain_module_that_raises_hides_nothing() -> None:
 
 
 def test_plain_modules_are_looked_at_while_our_mode_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each question that is asked of a tensor under our mode goes through it."""
     seen_functions = list[str]()
     mode = type(this_thread().mode)
     real = mode.__torch_function__

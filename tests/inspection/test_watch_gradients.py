@@ -23,7 +23,6 @@ FLOAT64 = 1e-12
 
 
 def statistics(weights: Any) -> Tensor:
-    """A loss of a map, or of the tensor that it stands for, which reads every weight."""
     keys = weights.shape[-1]
     values = torch.randn(keys, 2, generator=torch.Generator().manual_seed(1)).to(weights.dtype)
     if isinstance(weights, AttentionMap):
@@ -154,7 +153,6 @@ def check_gradients(found: Any, weights: Tensor, gradient: Tensor, tolerance: fl
 
 
 def task(output: Tensor) -> Tensor:
-    """A loss in which every number of an output has a weight of its own."""
     return (output.tanh() * torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view(output.shape)).sum()
 
 

@@ -65,7 +65,6 @@ def test_a_map_keeps_the_projected_heads_and_not_the_weights_of_the_layer(need_w
 
 
 def test_weights_of_queries_and_keys_are_saved_once() -> None:
-    """A write to them that no version shows is refused, read by read."""
     module, x = nn.MultiheadAttention(E, H, batch_first=True).eval(), torch.randn(B, T, E)
     with regard.watch(module) as seen, torch.no_grad():
         module(x, x, x)

@@ -113,7 +113,6 @@ def test_rows_that_do_not_sum_to_one() -> None:
 
 
 def test_verify_catches_weights_that_are_not_those_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The softmax is kept in place of the operand, as it was once."""
     real = written_out.stored
 
     def planted(kept: Any, *rest: Any) -> Any:
@@ -133,7 +132,6 @@ def in_place(model: Written, scores: Tensor) -> Tensor:
 
 
 def slots(model: Written, scores: Tensor) -> Tensor:
-    """Slots compete for the keys, and are then normalised over them."""
     weights = scores.softmax(-2)
     return weights / weights.sum(-1, keepdim=True)
 
@@ -280,7 +278,6 @@ OneRowRouter = module(lambda m, x: x.sum(-1).softmax(-1) @ x)
 
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_softmax_of_one_dimension_is_named(context: Any) -> None:
-    """Not shown; but a learned mixture is no attention at all."""
     x = torch.randn(5, WIDTH)
     report = same_bits(OneRowRouter(), x, context=context).report()
     assert [what for _, what in report.others] == [

@@ -62,6 +62,7 @@ class FollowedRun:
     def __init__(self) -> None:
         self.running: list[NumberedCall] = []
         self._counts: Counter[str] = Counter()
+        self.begin_anew: Callable[[], object] = self._counts.clear
 
     @contextmanager
     def through(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
@@ -79,7 +80,7 @@ class FollowedRun:
 
     def _begin(self, path: str, _: nn.Module, args: Any, kwargs: Any) -> Any:
         if not self.running:
-            self._counts.clear()
+            self.begin_anew()
         self.running.append((path, self._counts[path]))
         self._counts[path] += 1
         return self.entered(self.running[-1], (args, kwargs))

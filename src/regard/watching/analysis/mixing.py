@@ -80,12 +80,9 @@ class _RecordedRun(FollowedRun):
     def __init__(self) -> None:
         super().__init__()
         self.given: dict[NumberedCall, tuple[list[Tensor], list[Tensor]]] = {}
+        self.begin_anew = lambda: None  # It is one run: where the model itself is not followed, calls count through it.
         self.lengths: set[int] = set()
         """The lengths of the model's inputs, after the batch."""
-
-    @property
-    def runs(self) -> str | None:
-        return self.running[-1][0] if self.running else None
 
     def entered(self, call: NumberedCall, inputs: Any) -> Any:
         self.given[call] = [t.detach().clone() for t in _tensors(inputs) if _is_float(t)], []
@@ -153,9 +150,9 @@ def _told_by(
             with changed.through(modules), evaluated(model):
                 run()
         except Exception:  # of any kind: it is that of a model which was given other numbers than its own
-            if changed.runs is None:
+            if not changed.running:
                 raise
-            modules = {path: one for path, one in modules.items() if path != changed.runs}
+            modules = {path: one for path, one in modules.items() if path != changed.running[-1][0]}
         else:
             return changed.mixes
 

@@ -237,11 +237,15 @@ def _by_autograd(score: Score, query: Tensor, key: Tensor, learned: Sequence[Ten
     return scores.detach().clone(), pull
 
 
+def require_for_heads(value: object) -> None:
+    require(value, (Real, Tensor), "a width or a temperature", "a number, or a tensor of one for each head")
+
+
 def per_head(value: float | Tensor, query: Tensor) -> Tensor:
     """Shape a scalar, or one for each head (H,), to multiply (..., H, T, D)."""
     # As float64, a Python number keeps all its digits up to the product.
     wide = widest_dtype(query.device)
-    require(value, (Real, Tensor), "a width or a temperature", "a number, or a tensor of one for each head")
+    require_for_heads(value)
     tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=wide, device=query.device)
     if tensor.dim() != 1:
         return tensor

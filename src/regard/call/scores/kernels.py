@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.call.scores.base import PreparedDot, Score, per_head, same_width
+from regard.call.scores.base import PreparedDot, Score, per_head, require_for_heads, same_width
 
 Width = float | Tensor
 
@@ -38,6 +38,9 @@ class Gaussian(PreparedDot):
 
     width: Width = 1.0
     """w: the standard deviation."""
+
+    def __post_init__(self) -> None:
+        require_for_heads(self.width)
 
     def prepare(self, query: Float[Tensor, "*queries T D"], key: Float[Tensor, "*keys S D"]) -> tuple[Tensor, Tensor]:
         query, key = same_width(self, query, key)
@@ -65,6 +68,9 @@ class DistanceKernel(Score):
 
     width: Width = 1.0
     """w: the distance at which u is 1."""
+
+    def __post_init__(self) -> None:
+        require_for_heads(self.width)
 
     def learned(self) -> tuple[Tensor, ...]:
         return (self.width,) if isinstance(self.width, Tensor) else ()

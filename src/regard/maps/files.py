@@ -7,7 +7,7 @@ tensors, and a few weights are computed in the corners of the map.
 import math
 from collections.abc import Callable
 from os import PathLike
-from os.path import realpath
+from os.path import isfile, realpath
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -183,6 +183,8 @@ def _require_format(path: str | PathLike[str], header: dict[str, str], expected:
 
 def _contents(path: str | PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
     require(path, (str, PathLike), "path", "the path of a file")
+    if not isfile(path):
+        raise DataError(f"expected a file of save(), got {path}, which is none")
     with open_tensors(path) as file:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 

@@ -82,7 +82,7 @@ class Summarize:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SummarySource(NamedSource):
-    """The saved statistics of a map, without weights. It answers these; top_keys(k) up to the saved k; top_weight() by
+    """The saved statistics of a map, without weights. It answers these; top_keys(k) up to the saved k; max(-1) by
     top_keys; and pictures on the saved grids: a sum from a mean, a mean from a sum, and any if a block is one
     weight."""
 

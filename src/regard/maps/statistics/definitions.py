@@ -182,7 +182,7 @@ class Largest(PerQuery):
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         return (piece.weights.amax(-1),)
 
-    said: ClassVar[str] = "top_weight()"
+    said: ClassVar[str] = "max(-1)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class ArgLargest(PerQuery):
         keys = indices + tile.columns.start
         return (keys if self.names_zeros else torch.where(values != 0, keys, -1),)
 
-    said: ClassVar[str] = "top_key()"
+    said: ClassVar[str] = "argmax(-1)"
 
 
 @dataclass(frozen=True, slots=True)

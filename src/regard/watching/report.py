@@ -160,7 +160,7 @@ def beside_attention(record: Record) -> dict[str, str]:
     convolutions = dict.fromkeys(call.name for call in record.calls if call.kind == "convolution")
     others = {call.name for call in record.calls if call.is_of_positions and call.kind != "convolution"}
     around = {
-        path: next((other for other in others if other and is_inside(path, other)), path.rpartition(".")[0])
+        path: max((one for one in others if one and is_inside(path, one)), key=len, default=path.rpartition(".")[0])
         for path in convolutions
     }
     inside = [(path, layer) for path, layer in around.items() if any(is_inside(other, layer) for other in others)]

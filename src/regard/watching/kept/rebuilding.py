@@ -136,6 +136,8 @@ def prove(rebuilding: Rebuilding, choose: Random) -> RowProof | None:
 def prove_all(rebuilding: Rebuilding) -> tuple[float, RowProof | None]:
     with undisturbed():
         whole = rebuilding.whole()
+        if not whole.output.numel():
+            return 0.0, None
         proof = _proof(rebuilding, whole, range(rebuilding.queries))
         if proof is not None:
             proof.compared()
@@ -144,7 +146,7 @@ def prove_all(rebuilding: Rebuilding) -> tuple[float, RowProof | None]:
 
 def _proof(rebuilding: Rebuilding, found: Rebuilt, rows: range) -> RowProof | None:
     output, tolerance = found.output, TOLERANCE.get(found.output.dtype, 1e-3)
-    if not has_values(output):
+    if not has_values(output) or not output.numel():
         return None
     output = output.to(found.rebuilt.dtype, copy=not can_look(output))
     if can_look(output):

@@ -21,7 +21,7 @@ from regard.call.masks.basic import lengths as lengths_mask
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes, as_autocast
-from regard.errors import OverwrittenError
+from regard.errors import OverwrittenError, ShapeError
 from regard.kernels.base import Call
 from regard.maps.sources.factors import Factors
 from regard.maps.sources.values import widened
@@ -191,6 +191,8 @@ class Projected(ObservedCall):
         keys = y.shape[length] if self.key.static is None else self.key.static.shape[1]
         keys += (self.key.row is not None) + self.key.zero
         lead = (x.shape[batch],) if is_batched else ()
+        if not x.shape[length] or not keys:
+            raise ShapeError(f"lengths must be at least 1, got {x.shape[length]} queries and {keys} keys")
         return Sizes(lead, self.num_heads, self.num_heads, x.shape[length], keys, has_heads=True)
 
     def mask(self, policy: RetentionPolicy, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:

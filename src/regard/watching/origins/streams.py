@@ -154,7 +154,8 @@ class Streams:
             return False
         stream = self.stream(query)
         is_slots = is_learned(query) or (isinstance(stream, Stream) and stream.sort == "slots")
-        return is_slots and not query.stride(1) and bool(key.stride(1)) and not self.is_channel(key, 1)
+        is_of_positions = isinstance(self.stream(key), Stream) and bool(key.stride(1)) and not self.is_channel(key, 1)
+        return is_slots and not query.stride(1) and is_of_positions
 
     def origins_of_inputs(self, query: Tensor, key: Tensor) -> Origins | None:
         self._continued(query), self._continued(key)

@@ -177,7 +177,6 @@ class SoftmaxOrigin:
 
     @property
     def keys(self) -> int:
-        """How many weights sum to 1."""
         return self.shape[self.axis]
 
     def sequences(self) -> Origins | None:

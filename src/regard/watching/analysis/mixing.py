@@ -80,9 +80,11 @@ class _RecordedRun(FollowedRun):
     def __init__(self) -> None:
         super().__init__()
         self.given: dict[NumberedCall, tuple[list[Tensor], list[Tensor]]] = {}
-        self.begin_anew = lambda: None  # It is one run: where the model itself is not followed, calls count through it.
         self.lengths: set[int] = set()
         """The lengths of the model's inputs, after the batch."""
+
+    def begin_anew(self) -> None:
+        """It is one run: where the model itself is not followed, calls count through it."""
 
     def entered(self, call: NumberedCall, inputs: Any) -> Any:
         self.given[call] = [t.detach().clone() for t in _tensors(inputs) if _is_float(t)], []

@@ -22,6 +22,7 @@ NumberedCall = tuple[str, int]
 """A module's path and the number of its call within a call of the model."""
 TensorPlace = tuple[NumberedCall, bool, str]
 """A call, whether the tensor is of its outputs, and the tensor's name: that of an argument, and its number within."""
+MODEL: NumberedCall = ("", 0)
 PositionAxes = Mapping[TensorPlace, Sequence[tuple[int, str]]]
 """The axes of positions of a tensor, each with the name of its sequence; and that of rows, `ROWS`."""
 
@@ -62,7 +63,6 @@ class FollowedRun:
     def __init__(self) -> None:
         self.running: list[NumberedCall] = []
         self._counts: Counter[str] = Counter()
-        self.begin_anew: Callable[[], object] = self._counts.clear
 
     @contextmanager
     def through(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
@@ -87,6 +87,9 @@ class FollowedRun:
 
     def _end(self, _: nn.Module, args: Any, output: Any) -> Any:
         return self.left(self.running.pop(), output)
+
+    def begin_anew(self) -> None:
+        self._counts.clear()
 
     def entered(self, call: NumberedCall, inputs: Any) -> Any:
         """The inputs in place of these, or None."""
@@ -154,9 +157,8 @@ class RunTrace(FollowedRun):
 
     def end(self, output: Any) -> None:
         """Keep the results of a run that called parts of the model alone."""
-        root = TracedCall(("", 0))
-        if self.calls.setdefault(root.at, root) is root:
-            root.outputs = self._marks(root.at, True, results_of(output).items())
+        if MODEL not in self.calls:
+            self.calls[MODEL] = TracedCall(MODEL, outputs=self._marks(MODEL, True, results_of(output).items()))
 
     def _begin_part(self, path: str, marks: TensorMarks) -> None:
         axes = [axis for mark in marks.values() for axis in mark.along]
@@ -196,7 +198,7 @@ class RunTrace(FollowedRun):
         if self.axes is None:
             return Mark(tuple(x.shape))
         axes = [(axis, of) for axis, of in self.axes.get(place, ()) if axis < x.dim()]
-        prints = Tensor.detach if place[1] and not place[0][0] else _product
+        prints = torch.clone if place[1] and not place[0][0] else _product  # (The next call may write to results.)
         along = tuple(one for axis, of in axes if of != ROWS for one in self._along(x, axis, of, prints))
         whole = None if along or x.numel() > MOST_VALUES else float(_product(x.reshape(1, -1)).sum())
         if not along and (0, ROWS) in axes and len(x) == self.rows and x.numel():
@@ -272,6 +274,13 @@ class Departed(NamedTuple):
     """By how much, as a share of the largest fingerprint."""
 
 
+def shares(one: Tensor, other: Tensor, of: Tensor) -> Tensor:
+    """The differences over the largest finite value of a tensor; inf for NaN, and 0 where both are the same infinity,
+    as logits that a model rules out."""
+    apart = (one - other).masked_fill(one == other, 0.0).abs().nan_to_num(torch.inf, torch.inf)
+    return apart / max(float(of.double().nan_to_num(0.0, 0.0, 0.0).abs().max()), 1e-30)
+
+
 class Comparison:
     """Two traces of the same model, and the positions of each that must agree, in pairs."""
 
@@ -284,11 +293,9 @@ class Comparison:
 
     def of_results(self) -> float | None:
         """By how much the results of the model itself are apart, as a share of the largest; None without any."""
-        found = []
-        for call in self.one.roots:
-            if not call.at[0] and call.at in self.other.calls:
-                found.append(self._apart(call.outputs, self.other.calls[call.at].outputs))
-        return max((one[0] for one in found if one is not None), default=None)
+        mine, theirs = (trace.calls[MODEL] for trace in (self.one, self.other))
+        found = self._apart(mine.outputs, theirs.outputs)
+        return None if found is None else found[0]
 
     def first_departure(self) -> Departed | None:
         """The first call, in call order, whose inputs agree and whose output departs: a module in which no part
@@ -341,10 +348,8 @@ class Comparison:
             a = one.values[at.cpu().to(one.values.device), row % one.values.shape[1]]
             b = other.values[its_at.cpu().to(other.values.device), its_row % other.values.shape[1]]
             a, b = (values.double().cpu().reshape(len(at), -1) for values in (a, b))
-            # (Where both are the same infinity, as logits that a model rules out, they do not differ.)
-            apart = (a - b).masked_fill(a == b, 0.0).abs().nan_to_num(torch.inf, torch.inf).amax(1)
-            largest = float(one.values.nan_to_num(0.0, 0.0, 0.0).abs().max())
-            found.append((float(apart.max()) / max(largest, 1e-30), int(apart.argmax())))
+            apart = shares(a, b, one.values).amax(1)
+            found.append((float(apart.max()), int(apart.argmax())))
         return max(found, default=None)
 
     @staticmethod

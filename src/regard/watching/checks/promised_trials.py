@@ -268,7 +268,6 @@ class PromisedTrials:
             self.found.append(Finding("labels", self.severity, TWICE.format(name)))
 
     def try_training(self) -> None:
-        """Training and evaluation, where nothing is dropped."""
         if self.has_norms or any(one.reason == "future" for one in self.found):
             return
         rows, is_fixed = [self.subject.rows.long], False

@@ -21,7 +21,7 @@ from regard.watching.checks.finding import AuditQuestion, Checked, FaultyWeight,
 from regard.watching.checks.made_up import made_up
 from regard.watching.checks.runs import output_of
 from regard.watching.checks.subject import Subject
-from regard.watching.interference import results_of
+from regard.watching.interference import results_of, shares
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 from regard.watching.watch import watch
 
@@ -172,8 +172,5 @@ def _apart(output: Any, expected: Any) -> float:
     """The largest difference of the first results of one shape, over the largest value; 0.0 without any."""
     for one, other in zip(results_of(output).values(), results_of(expected).values(), strict=False):
         if one.shape == other.shape and one.numel():
-            mine, theirs = one.double(), other.double()
-            # (Where both are the same infinity, as logits that a model rules out, they do not differ.)
-            apart = (mine - theirs).masked_fill(mine == theirs, 0.0).abs().max()
-            return float(apart / theirs[theirs.isfinite()].abs().max().clamp(min=1e-12))
+            return float(shares(one.double(), other.double(), other).max())
     return 0.0

@@ -35,7 +35,7 @@ from regard.watching.checks.runs import (
     padded,
 )
 from regard.watching.checks.told import ENDS, documents_among
-from regard.watching.interference import ROWS, Place, Places
+from regard.watching.interference import ROWS, Place, Places, results_of
 
 IGNORED = -100
 """The label of positions without a loss."""
@@ -113,7 +113,6 @@ class Subject:
         return tuple(sorted(self.arguments.groups, key=lambda name: name != self.ahead))
 
     def inputs_of(self, sequence: str) -> tuple[str, ...]:
-        """Those with its positions."""
         return tuple(name for name, of in self.arguments.group_of.items() if of == sequence)
 
     @property
@@ -221,7 +220,8 @@ class Subject:
         """Run a batch; rows that are shorter than the longest, or than `width`, are padded on a side, with other values
         by `filler`."""
         batch, keeps = self.together(rows, side, filler, width)
-        return SubjectRun(self.called(batch), self.places(len(rows), keeps, side))
+        results = {name: one.clone() for name, one in results_of(self.called(batch)).items()}  # (It may reuse them.)
+        return SubjectRun(results, self.places(len(rows), keeps, side))
 
     def places(self, rows: int, keeps: Mapping[str, Tensor], side: Side) -> list[Places]:
         """Those of each row; without a place of the row as a whole where padding may reach its pooled results: a model
@@ -283,7 +283,6 @@ class Subject:
         return None if bool(keep.all()) else keep
 
     def eager(self) -> AbstractContextManager[object]:
-        """Its attention written out."""
         if is_huggingface_model(self.model):
             return eager_attention(self.model)
         return sdpa_kernel([SDPBackend.MATH])
@@ -296,7 +295,6 @@ class Subject:
         return other
 
     def in_double(self) -> Self:
-        """The same with a copy of the model in float64."""
         other = copy.copy(self)
         own: Any = copy.deepcopy(self.model).double()
         other.model = own

@@ -82,7 +82,7 @@ class Trials(PromisedTrials):
             return
         self.is_inferred = self._most_are_causal(self.seen[0][0])
         if not self.is_inferred and not self.has_norms:
-            with suppress(Exception), watch(self.subject.model) as seen:
+            with suppress(Exception), (seen := watch(self.subject.model)):
                 as_they_are([self.subject.rows.long], around=in_training)(self.subject)
             self.is_inferred = self._most_are_causal(seen)
         self.subject.causal = self.is_inferred or None
@@ -175,7 +175,7 @@ class Trials(PromisedTrials):
         subject, row = self.subject, self.subject.rows.long
         if len({len(row[of]) for of in subject.sequences}) == len(subject.sequences):
             return ()
-        with suppress(Exception), watch(subject.model) as seen:  # of a model that runs on equal lengths alone
+        with suppress(Exception), (seen := watch(subject.model)):  # of a model that runs on equal lengths alone
             subject.fresh().run([subject.cut(row, slice(len(row[subject.sequences[0]]) - 1), subject.sequences[0])])
         read = [one for one in seen.calls if one.map is not None]
         return {(one.name, one.index) for one in read if one.sizes.queries != one.sizes.keys}

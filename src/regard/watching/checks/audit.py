@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import torch
 
-from regard.errors import ArgumentError, ShapeError
 from regard.watching.checks.audited_call import AuditedCall, AuditedRun, NotAsked, UserTold, run_of
 from regard.watching.checks.finding import AuditQuestion, Checked, Finding, by_module
 from regard.watching.checks.roles import UNKNOWN
@@ -39,21 +38,7 @@ RULES: Mapping[str, Rule] = {
 
 @torch.no_grad()
 def audit(record: Record, told: UserTold) -> Checked:
-    """Find the faults of the calls that a watch has seen, see `Seen.audit`.
-
-    Raises:
-        ShapeError: `padding` is no bool tensor (B, S), or `documents` no integer tensor (B, S).
-    """
-    keep, documents = told.keep, told.documents
-    if told.causal not in (None, True, False):
-        raise ArgumentError(f"causal= takes True, False or None, got {told.causal!r}")
-    if keep is not None and (keep.dtype != torch.bool or keep.dim() != 2):
-        raise ShapeError(f"padding= takes a bool tensor (B, S), True = a real token; got {keep.dtype} {keep.shape}")
-    if documents is not None and (documents.is_floating_point() or documents.dim() != 2):
-        raise ShapeError(
-            f"documents= takes an integer tensor (B, S), the document of each token; got {documents.dtype} "
-            f"{documents.shape}"
-        )
+    """Find the faults of the calls that a watch has seen, see `Seen.audit`."""
     run = run_of(record, told)
     found = list(_not_seen(record, run))
     whole = [call for call in run.calls if kernel.is_finite(call)]

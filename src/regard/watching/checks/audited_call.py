@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import RegardError
+from regard.errors import ArgumentError, RegardError, ShapeError
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.facts import Facts, allowed_pairs, facts_of
 from regard.watching.checks.roles import Role, config_of, is_of_decoder, reads_memory, role_of
@@ -39,6 +39,18 @@ class UserTold:
     """The document of each position, (B, S)."""
     crossing: Container[tuple[str, int]] = ()
     """Calls whose keys are of another sequence, by module and number."""
+
+    def __post_init__(self) -> None:
+        keep, documents = self.keep, self.documents
+        if not isinstance(self.causal, bool | None):
+            raise ArgumentError(f"causal= takes True, False or None, got {self.causal!r}")
+        if keep is not None and (keep.dtype != torch.bool or keep.dim() != 2):
+            raise ShapeError(f"padding= takes a bool tensor (B, S), True = a real token; got {keep.dtype} {keep.shape}")
+        if documents is not None and (documents.is_floating_point() or documents.dim() != 2):
+            raise ShapeError(
+                f"documents= takes an integer tensor (B, S), the document of each token; got {documents.dtype} "
+                f"{documents.shape}"
+            )
 
 
 @dataclass(eq=False)

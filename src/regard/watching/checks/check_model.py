@@ -1,5 +1,6 @@
 """`check`: run a model on generated sequences, under changes without effect on a sound model, and audit its kernels."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -79,8 +80,7 @@ def check(
     for one in (model, *([] if reference is None else [reference])):
         if not isinstance(one, nn.Module):
             raise ArgumentError(f"check() takes a torch.nn.Module, got {type(one).__name__}")
-    if causal not in (None, True, False):
-        raise ArgumentError(f"causal= takes True, False or None, got {causal!r}")
+    user = UserTold(causal, padding, documents)
     if batch is None and any(one is not None for one in (padding, documents)):
         raise ArgumentError("padding= and documents= describe a batch: check(model, batch, padding=...)")
     with evaluated(model):
@@ -94,7 +94,7 @@ def check(
         _run_trials(trials, batch)
         audits = [trials.audited(seen, keep) for seen, keep in trials.seen]
         if batch is not None:
-            user = UserTold(causal, padding, documents, crossing=trials.crossing)
+            user = replace(user, crossing=trials.crossing)
             torch.manual_seed(0)
             with watch(model) as seen:
                 output_of(model, batch)

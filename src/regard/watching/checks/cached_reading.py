@@ -121,7 +121,6 @@ def _cache_of(output: Any, name: str) -> Any:
 
 
 def _by_steps(subject: Subject, row: Sample, last: int) -> SubjectRun:
-    """By the methods of our own models."""
     model: Any = subject.model
     assert subject.ahead is not None
     tokens, others = row[subject.ahead], [n for n in subject.sequences if n != subject.ahead]

@@ -56,9 +56,8 @@ def _encoder_kind(modules: Mapping[str, nn.Module], path: str, config: Any) -> s
     if is_pair(config):
         return "the encoder of a pair" if is_of_decoder(modules, path) is False else ""
     if sees_both_sides(config):
-        outermost = [one for module in around(modules, path) if (one := getattr(module, "config", None)) is not None][
-            -1
-        ]
+        configs = (getattr(module, "config", None) for module in around(modules, path))
+        *_, outermost = (one for one in configs if one is not None)
         is_told = outermost is config and _turns_causality_off(config)
         return "a model whose config turns causality off: an encoder" if is_told else ""
     if is_masked_encoder(config):

@@ -44,6 +44,7 @@ MASKS: Mapping[str, Meaning] = {
     "memory_key_padding_mask": Meaning("source", is_real=False),
 }
 """Masks of padding (B, L) by name."""
+NUMBERED = [name for name, meaning in MASKS.items() if meaning == Meaning("own")]
 IDS: Mapping[str, SequencePart] = {
     **dict.fromkeys(("input_ids", "tokens", "ids", "token_ids", "idx", "x", "src", "source", "src_ids"), "own"),
     **dict.fromkeys(("decoder_input_ids", "tgt", "target", "trg", "target_input", "tgt_ids"), "target"),
@@ -140,7 +141,7 @@ def ids_of(call: Observed, part: SequencePart, length: int) -> Told | None:
 def documents_told(call: Observed, real: Tensor) -> Told | None:
     """The documents of the keys of a whole pass, of which `real` are no padding, bool (B, S)."""
     ends = (one for one in arguments(call) if one.name in ENDS)
-    flat = handed(call, (*DOCUMENTS, "position_ids", "attention_mask"), call.sizes.keys)
+    flat = handed(call, (*DOCUMENTS, "position_ids", *NUMBERED), call.sizes.keys)
     named = {one.name: one for one in reversed([*flat, *ends])}
     if (found := documents_among({name: one.values for name, one in named.items()}, real)) is None:
         return None
@@ -157,14 +158,13 @@ def documents_among(given: Mapping[str, Tensor], real: Tensor) -> tuple[str, Ten
         # Of old, segment_ids were the two kinds of BERT's tokens.
         if len(flat[name].unique()) > (2 if name == "segment_ids" else 1):
             return name, flat[name]
-    for name in (name for name in ENDS if name in given and len(real) == 1):
-        ends, steps = given[name], given[name].diff()
+    for name, ends in ((name, given[name]) for name in ENDS if name in given and len(real) == 1):
         is_whole = ends.dim() == 1 and len(ends) > 2 and (int(ends[0]), int(ends[-1])) == (0, real.shape[1])
-        if is_whole and bool((steps >= 0).all()):
+        if is_whole and bool(((steps := ends.diff()) >= 0).all()):
             return name, torch.arange(len(steps), device=ends.device).repeat_interleave(steps)[None]
     if "position_ids" in flat and (told := _restarts(flat["position_ids"], real)) is not None:
         return "position_ids", told
-    return next(((name, one) for name, one in flat.items() if name in MASKS and is_numbered(one)), None)
+    return next(((name, one) for name, one in flat.items() if name in NUMBERED and is_numbered(one)), None)
 
 
 def is_numbered(mask: Tensor) -> bool:
@@ -221,8 +221,6 @@ def is_of_flags(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PadToken:
-    """The token of padding."""
-
     id: int
     is_other: bool
     """True if the model uses it as another mark too, such as the end of a text."""
@@ -329,7 +327,7 @@ def _by_lengths(call: Any, one: Handed, words: WordsOf) -> Tensor | None:
 def _beside_patches(call: Any, one: Handed, words: WordsOf) -> Tensor | None:
     """By the mask of the words that one attention reads beside patches: they stand before the patches, unless the seen
     keys say that they stand behind."""
-    mask, beside = one.values, call.sizes.keys - one.values.shape[-1]
+    mask, beside = one.values, call.sizes.keys - one.values.size(-1) if one.values.dim() else 0
     is_of_words = one.name == "encoder_hidden_states_mask" and mask.dim() == 2 and len(mask) == call.sizes.flat_batch
     if call.offset != 0 or not is_of_words or not is_of_flags(mask) or beside <= 0:
         return None

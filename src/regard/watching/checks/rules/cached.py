@@ -25,7 +25,7 @@ def own_keys_rule(call: AuditedCall) -> Iterator[Finding]:
     new = f"{queries} quer{'y' if queries == 1 else 'ies'}"
     numbers = {"queries": float(queries), "keys": float(keys)}
     has_oldest = _has_oldest_keys(call)
-    if (has_oldest and queries == keys) or _is_from_first(call):
+    if (has_oldest and queries == keys and call.facts.mask.pattern == "causal") or _is_from_first(call):
         yield Finding(
             "causal from the first key", "error",
             f"the {new} follow a cache, and the kernel got the {keys} oldest keys of it" if has_oldest else
@@ -34,7 +34,7 @@ def own_keys_rule(call: AuditedCall) -> Iterator[Finding]:
             numbers=numbers, cause="is_causal, or a triangle, aligned the first query with the first key",
             remedy="align the last query with the last key: a mask of tril(keys - queries), or none for a single query",
         )  # fmt: skip
-    elif has_oldest:
+    elif has_oldest and queries < keys:
         yield Finding(
             "itself hidden", "error",
             f"its {keys} keys are the first of those that its call before had: none is of its {new}",
@@ -59,12 +59,13 @@ def _own_of_last(call: AuditedCall) -> Iterator[Finding]:
     seen = call.facts.seen
     own = torch.arange(call.sizes.queries, device=call.device) + call.facts.mask.offset
     short = seen.live & (seen.last < own)
-    count = int(short.sum())
+    batch = call.sizes.flat_batch
+    count = int(short.any(-1).unflatten(0, seen.shape).any(1).expand(batch).sum())
     is_last_alone = seen.all(seen.last <= own) and not bool(short[:, :-1].any())
     if call.facts.mask.pattern == "dense of no known kind" and count and is_last_alone:
         yield Finding(
-            "itself hidden", "warning", f"the last query of {count} of {len(short)} sequences does not see its own key",
-            numbers={"rows": float(count), "of": float(len(short))},
+            "itself hidden", "warning", f"the last query of {count} of {batch} sequences does not see its own key",
+            numbers={"rows": float(count), "of": float(batch)},
             cause="a token added at the end has no column of its own in the mask, or the mask is shifted",
             remedy="let each query see itself",
         )  # fmt: skip

@@ -49,14 +49,16 @@ def same_bits(
     run: Any, *given: Any, of: Any = None, context: Any = torch.no_grad, how: Any = None, **named: Any
 ) -> Seen:
     """The watch of a run, which gives the same bits before, during and after; of the model that runs or of another."""
-    watch = regard.watch(of or run, **how or {"verify": True})
+    watch = regard.watch(of or run, **{"verify": True, **(how or {})})
     found = []
     with context():
         for around in (nullcontext(), watch, nullcontext()):
             torch.manual_seed(4)
             with around:
                 found.append([one for one in tree_leaves(run(*given, **named)) if isinstance(one, Tensor)])
+    assert found[0], "no tensors are compared"
     for outputs in zip(*found, strict=True):
-        assert all(torch.equal(one.nan_to_num(), outputs[0].nan_to_num()) for one in outputs)
-        assert len({one.requires_grad for one in outputs}) == 1
+        assert len({(one.dtype, one.shape, one.requires_grad) for one in outputs}) == 1
+        bits = [one.detach().reshape(-1).contiguous().view(torch.uint8) for one in outputs]
+        assert all(torch.equal(one, bits[0]) for one in bits)
     return watch

@@ -138,8 +138,6 @@ def test_gradients_go_through_the_steps(family: str, kind: Any) -> None:
 
 
 class LowRank(nn.Module):
-    """A weight with an addition of rank 1, as adapters make it."""
-
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(9)
@@ -220,7 +218,6 @@ def test_every_mixer_with_a_cache_is_called(attend: Any) -> None:
     torch.testing.assert_close(torch.cat([first, last], 1), attend(x, mask=regard.causal()))
 
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 TEXT = torch.arange(4, 20).reshape(2, 8)
 LAYERS = 12
 MOST = 1.1
@@ -228,6 +225,7 @@ MOST = 1.1
 
 
 def llama() -> Any:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=32, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=2,
         eos_token_id=None, pad_token_id=0,

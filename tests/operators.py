@@ -21,7 +21,6 @@ class _Counting(TorchDispatchMode):
 
 
 def operators_of(run: Callable[[], object]) -> Counter[str]:
-    """How often a run calls each operator, views included."""
     with _Counting() as counting:
         run()
     return counting.seen

@@ -62,7 +62,6 @@ def fault(kind: str, *reasons: str) -> Callable[[Callable[[bool], Made]], Callab
 
 
 def own(kind: str, name: str, good: Any, bad: Any, given: Given = m.plain, *reasons: str, **options: Any) -> None:
-    """A fault of a model of one's own, by two functions of attention."""
     model = m.twin(good, bad, **options)
     add(kind, name, lambda is_faulty: (model(is_faulty), given()), reasons)
 

@@ -46,7 +46,6 @@ f.own(
     seed=5,
 )
 def Pooled(self: Any, features: Tensor, lengths: Tensor) -> Tensor:
-    """Pools features (B, T, D) of some lengths by one learned query."""
     hidden = None if self.is_faulty else torch.arange(features.shape[1]) >= lengths[:, None]
     return self.pool(self.query.expand(len(features), -1, -1), features, features, hidden)[0]
 

@@ -26,7 +26,6 @@ VISION: dict[str, Any] = families.VISION | {
 def huggingface(
     model: str, settings: dict[str, Any], *, kernel: str | None = None, options: Any = None, **more: Any
 ) -> Any:
-    """A model of transformers with random weights, the same each time."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -75,7 +74,6 @@ def paligemma() -> Any:
 
 
 def batch(side: str = "right", lengths: Iterable[int] = (11, 8, 5)) -> dict[str, Tensor]:
-    """Sequences of several lengths, padded on a side with 0, and their mask."""
     real = torch.tensor(list(lengths))[:, None]
     width = int(real.max())
     places = torch.arange(width)
@@ -219,7 +217,6 @@ def masked(mask: Callable[[Tensor, Tensor, Any], Tensor | None]) -> Callable[...
 
 @modules.parts(lambda mask: {"model": Text(causal), "mask": mask})
 def Told(self: Any, input_ids: Tensor, **told: Tensor) -> Tensor:
-    """A model of text under a mask that it makes of its other arguments."""
     mask = self.mask(**told)
     for layer in self.model.layers:
         layer.attend = masked(lambda *_: mask)

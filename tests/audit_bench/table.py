@@ -31,7 +31,6 @@ def run(model: nn.Module, given: Mapping[str, Any]) -> tuple[Checked, Tensor]:
 
 
 def first(output: Any) -> Tensor:
-    """The first floating-point tensor of an output, or its ids."""
     if isinstance(output, Tensor):
         return output.double()
     values = output.values() if isinstance(output, Mapping) else output

@@ -28,7 +28,6 @@ def fused(model: Any) -> Iterator[Any]:
 
 @contextmanager
 def scores_of(kind: Any) -> Iterator[list[Tensor]]:
-    """The scores that a press computes, in the order of the layers."""
     found: list[Tensor] = []
     score = kind.score
 

@@ -29,14 +29,12 @@ def rows(number: int = 32) -> Any:
 
 
 def across_documents(of: Any) -> Any:
-    """The model with its mask lost: every query sees every key."""
     for block in of.transformer.h:
         block.attn.is_causal = False
     return of
 
 
 def board(folder: Path, kind: str) -> dict[str, list[Any]]:
-    """The scalars or images that TensorBoard reads."""
     accumulator: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     found: dict[str, list[Any]] = {}
     for path in {file.parent for file in folder.rglob("events.out*")}:

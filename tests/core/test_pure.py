@@ -132,7 +132,6 @@ CASES = dict(cases())
 
 
 def outcome(case: Changed, inputs: list[Tensor], *, changes: bool, twice: bool = False, **more: Any) -> Any:
-    """The weights and the gradients; None where the call refuses."""
     torch.manual_seed(3)
     output, weights = regard.attention(*inputs, **case.options, **more, return_weights=True)
     read = weights.dense().detach() if not changes else None

@@ -29,7 +29,6 @@ def save_words(folder: Path) -> None:
 
 
 def save_sharp(model: Any, folder: Path) -> None:
-    """With weights so large that no two heads attend alike."""
     with torch.no_grad():
         for name, one in model.named_parameters():
             if one.dim() == 2 and "wpe" not in name:
@@ -100,7 +99,6 @@ def sharper(tmp_path_factory: pytest.TempPathFactory, gpt2: Path, docs: Path) ->
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
-    """The content of the files that must not depend on how they came about."""
     files = [path for part in ("heads", "totals", "examples") for path in (folder / part).iterdir()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 

@@ -43,7 +43,6 @@ def dense(folder: Path, text: str) -> tuple[list[int], list[Tensor]]:
 
 
 def by_loops(ids: list[int], weights: Tensor) -> dict[str, float]:
-    """The statistics of one head (T, T), by loops over queries and keys."""
     rows = range(len(ids))
     after = {i: [j for j in range(1, i) if ids[j - 1] == ids[i]] for i in rows}
     same = {i: [j for j in range(i) if ids[j] == ids[i]] for i in rows}

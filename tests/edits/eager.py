@@ -87,7 +87,6 @@ def weights_of(
     query: Tensor, key: Tensor, edits: Sequence[Edit], *, mask: Tensor | None = None, is_causal: bool = False,
     scale: float | None = None, first_query: int = 0,
 ) -> Tensor:  # fmt: skip
-    """The weights (B, H, T, S) after the edits."""
     weights = kernel_weights(query, key, mask, is_causal, scale)
     for edit in edits:
         weights = edited(weights, edit, first_query)

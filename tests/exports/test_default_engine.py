@@ -190,7 +190,6 @@ def test_a_model_that_is_more_than_its_weights_is_not_exported(name: str, run: P
 
 
 def stepped(model: Any) -> None:
-    """A fused optimizer, which no version counter sees."""
     weight = model.decoder[0].feed_forward.up.weight
     weight.requires_grad_().grad = torch.ones_like(weight)
     torch.optim.AdamW([weight], lr=0.1, fused=True).step()

@@ -60,7 +60,6 @@ def _child(key: str, writing: int, make: Callable[[str], Row]) -> None:
 
 
 def add_rows(path: Path, names: list[str], seconds: int = SECONDS, make: Callable[[str], Row] = examine) -> None:
-    """Rows of the named architectures, or of those that are not in the file yet."""
     library()
     known = {json.loads(line)["architecture"] for line in path.open()} if path.exists() else set()
     with path.open("a", encoding="utf-8") as rows:

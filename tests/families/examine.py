@@ -274,7 +274,6 @@ def real(x: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def relative(ours: list[Tensor], own: list[Tensor], keep: Tensor | None) -> float | str | None:
-    """The largest difference over the largest value, each tensor by itself."""
     worst: float | None = None
     for one, other in zip(ours, own, strict=True):
         one, other = real(one, keep), real(other, keep)

@@ -12,7 +12,6 @@ BATCH, LENGTH, DECODED, SPEECH = 2, 11, 7, 3200
 
 
 def attribute(config: Any, *names: str) -> Any:
-    """The first of these fields that a configuration, or one inside it, has."""
     for name in names:
         for inner in configs(config):
             if (value := getattr(inner, name, None)) is not None:
@@ -21,7 +20,6 @@ def attribute(config: Any, *names: str) -> Any:
 
 
 def configs(config: Any) -> Iterator[Any]:
-    """A configuration and those inside it, outermost first."""
     yield config
     for name in getattr(config, "sub_configs", {}):
         if (inner := getattr(config, name, None)) is not None:

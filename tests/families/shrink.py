@@ -15,7 +15,6 @@ FIRST_SPECIAL = 100
 
 
 def _ratio(values: list[Any], unit: int) -> list[Any]:
-    """A list of sizes in the same proportions, in units of `unit`."""
     step = gcd(*values)
     return [v // step * unit for v in values]
 

@@ -44,7 +44,6 @@ def rows() -> list[Row]:
 
 
 def number(x: float | str | None) -> str:
-    """Two digits, or the words that stand in a number's place."""
     return "" if x is None else x if isinstance(x, str) else f"{x:.0e}" if x else "0"
 
 

@@ -31,7 +31,6 @@ VIEWS = {
 
 
 def counted(ask: Callable[[], object]) -> Counter[str]:
-    """The operators of a call that launch something, once its plan is made."""
     ask()
     return Counter({name: count for name, count in operators_of(ask).items() if name not in VIEWS})
 

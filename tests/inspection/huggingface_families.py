@@ -33,14 +33,11 @@ def pixels(size: int = 16) -> dict[str, Tensor]:
 
 
 def greedy(steps: int = 5, **settings: Any) -> dict[str, Any]:
-    """The arguments of `generate` for so many tokens."""
     return {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, "pad_token_id": 0, **settings}
 
 
 @dataclass(frozen=True)
 class Family:
-    """How to build a model, what to feed it, and how it attends by default."""
-
     model: str
     settings: dict[str, Any]
     inputs: Callable[[], dict[str, Tensor]] = tokens
@@ -81,7 +78,6 @@ class Family:
 
 
 def built(model: str, settings: dict[str, Any], implementation: str = "sdpa", seed: int = 0) -> Any:
-    """A model in eval mode with the random weights that transformers gives it."""
     kind = getattr(_transformers(), model)
     torch.manual_seed(seed)
     return kind._from_config(kind.config_class(**settings), attn_implementation=implementation).eval()

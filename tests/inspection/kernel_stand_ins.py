@@ -81,7 +81,6 @@ def stand_in(name: str, run: Callable[[dict[str, Any]], Any], required: str, **d
 
 
 def flash(given: dict[str, Any]) -> Any:
-    """All functions of FlashAttention 2 and 3 without a cache."""
     form = {
         "scale": given["softmax_scale"], "causal": given["causal"], "window": given["window_size"],
         "cap": given["softcap"], "slopes": given.get("alibi_slopes"), "sink": given.get("s_aux"),
@@ -151,14 +150,11 @@ def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=N
 
 
 class DotProductAttention(nn.Module):
-    """TransformerEngine's, whose kernel may be FlashAttention's."""
-
     def forward(self, query_layer, key_layer, value_layer, attention_mask=None, qkv_format=None):
         return sys.modules["flash_attn"].flash_attn_func(query_layer, key_layer, value_layer)
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Put the packages into `sys.modules`, until the patch is undone."""
     CALLS.clear()
     two, three, engine = ModuleType("flash_attn"), ModuleType("flash_attn_interface"), ModuleType("transformer_engine")
     ops: Any = ModuleType("xformers.ops")

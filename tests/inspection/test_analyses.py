@@ -35,7 +35,6 @@ def maps_of(
 
 
 def rolled_out(dense: Sequence[Tensor], residual: float, shares: Any) -> Tensor:
-    """Abnar & Zuidema's, written out."""
     total = torch.eye(dense[0].shape[-1], dtype=dense[0].dtype)
     for weights in dense:
         mean = (weights * shares[:, None, None]).sum(-3) / shares.sum()

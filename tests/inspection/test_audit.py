@@ -25,7 +25,6 @@ B, H, T, D = 2, 3, 7, 5
 
 @parts(lambda *, written_out=False, heads=H: {"written_out": written_out, "heads": heads})
 def Attention(self: Any, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, **flags: Any) -> Tensor:
-    """Attention of given tensors, as a function of torch or written out."""
     memory = x if memory is None else memory
     query, key = (t[:, None].expand(-1, self.heads, -1, -1) for t in (x, memory))
     if not self.written_out:

@@ -25,8 +25,6 @@ def keep(side: str = "right") -> Tensor:
 
 
 class Model(nn.Module):
-    """Attention with a mask of one's own, for inputs under any names."""
-
     def __init__(self, mask: Tensor | None = None, **flags: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -222,8 +220,6 @@ def test_a_user_says_the_direction() -> None:
 
 
 class WrittenOut(Model):
-    """The same, written out, with a mask before or behind its softmax."""
-
     def __init__(self, mask: Tensor, *, is_behind: bool = False) -> None:
         super().__init__(mask)
         self.is_behind = is_behind
@@ -329,7 +325,6 @@ def test_the_picture_of_a_faulty_row() -> None:
 
 @parts(lambda *, hands_on: {"embedding": nn.Embedding(9, 4), "hands_on": hands_on}, seed=0)
 def Tokens(self: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-    """Attention over tokens with a padding mask, True for real tokens."""
     x = self.embedding(ids)[:, None]
     mask = attention_mask[:, None, None].bool() if self.hands_on else None
     return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)[:, 0]

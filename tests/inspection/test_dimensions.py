@@ -300,7 +300,6 @@ def folded(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def projecting(**methods: Any) -> Any:
-    """A module of one projection with these methods."""
     for name, method in methods.items():
         if method.__code__.co_name == "<lambda>":
             method.__code__ = method.__code__.replace(co_name=name)

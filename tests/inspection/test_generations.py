@@ -280,8 +280,6 @@ def test_two_segments_of_whisper_are_two_maps() -> None:
 
 
 class Rounded(transformers.DynamicCache):
-    """A cache that hands back keys in 8 bits, as quantised caches do."""
-
     def update(self, key_states: Tensor, value_states: Tensor, *rest: Any, **more: Any) -> tuple[Tensor, Tensor]:
         known = self.get_seq_length(rest[0])
         keys, values = super().update(key_states, value_states, *rest, **more)

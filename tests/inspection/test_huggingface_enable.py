@@ -32,7 +32,6 @@ MASKED_BY_ITSELF_BEFORE_5 = ("bart", "marian", "whisper", "clip")
 
 
 def able(*names: str) -> list[Any]:
-    """Families whose attention transformers dispatches, if this one does."""
     needs_5 = pytest.mark.skipif(is_older_than(5), reason="transformers 4 does not dispatch this attention")
     return [pytest.param(name, marks=needs_5) if name in SINCE_5 else name for name in names]
 

@@ -333,13 +333,11 @@ def AttentionCore(self: Any, x: Tensor) -> Tensor:
 
 @parts(lambda width=8: {"dense": nn.Linear(width, width), "norm": nn.LayerNorm(width)})
 def AttentionOutput(self: Any, x: Tensor, before: Tensor) -> Tensor:
-    """What LXMERT and others call the projection after attention."""
     return self.norm(self.dense(x) + before)
 
 
 @parts(lambda width=8: {"query": nn.Linear(width, width), "key": nn.Linear(width, width)})
 def UnseenAttention(self: Any, x: Tensor, before: Tensor) -> Tensor:
-    """Attention by a formula of its own: weights of 1 / (1 + distance)."""
     near = 1 / (1 + torch.cdist(self.query(x), self.key(x)))
     return (near[..., None] * before[:, None]).sum(2) / near.sum(-1, keepdim=True)
 

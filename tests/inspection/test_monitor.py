@@ -16,7 +16,6 @@ from tests.modules import module, parts, watching
 
 
 def ended(monitor: AttentionMonitor, model: Any, x: torch.Tensor, **told: Any) -> dict[str, float]:
-    """The scalars of one step."""
     monitor.begin(model, 1, **told)
     model(x)
     return monitor.end()
@@ -153,8 +152,6 @@ def test_a_long_map_is_pooled_to_the_size_of_a_picture() -> None:
 
 
 class Board:
-    """TensorBoard's writer, as far as it takes pictures."""
-
     def __init__(self) -> None:
         self.got: list[tuple[str, Any, int]] = []
 
@@ -164,8 +161,6 @@ class Board:
 
 
 class Images:
-    """Lightning's logger of W&B."""
-
     def __init__(self) -> None:
         self.got: list[tuple[str, Any, int]] = []
 
@@ -174,8 +169,6 @@ class Images:
 
 
 class Modules:
-    """The module of W&B, or of trackio."""
-
     def __init__(self) -> None:
         self.got: list[dict[str, Any]] = []
 

@@ -66,7 +66,6 @@ def _half(made: Case) -> Case:
 
 
 def _nested(module: nn.Module, times: int) -> Case:
-    """A call of fused layers with sequences of unlike lengths, without padding."""
     x = torch.nested.nested_tensor([torch.randn(1 + n % T, E) for n in range(B)])
     return module.eval(), (x,) * times, {}
 

@@ -48,7 +48,6 @@ def x() -> Tensor:
 
 
 def of_dense(weights: Tensor) -> dict[str, Tensor]:
-    """The same statistics, from all the weights in float64."""
     weights = weights.double()
     values, indices = weights.topk(3)
     sums = sums_written_out(weights, 4, 3)

@@ -94,7 +94,6 @@ class Model(nn.Module):
 
 
 def _blocks(y: Tensor, size: int, of: Callable[[Tensor], Tensor]) -> Tensor:
-    """Each complete block of positions by itself."""
     whole = y.shape[1] // size * size
     if not whole:
         return y
@@ -108,7 +107,6 @@ def _filtered(y: Tensor) -> Tensor:
 
 
 def _chosen(y: Tensor, most: int) -> Tensor:
-    """The largest tokens of a sequence alone, as of experts with a capacity."""
     norms = y.norm(dim=-1)
     return y * (norms >= norms.topk(min(most, y.shape[1]), 1).values[:, -1:])[..., None]
 

@@ -17,7 +17,6 @@ LENGTH, LAYERS, AT = 12, 3, 1
 
 
 def of_words(of: Callable[..., dict[str, Any]]) -> Callable[..., type[Any]]:
-    """A model of tokens: its parts stand beside an embedding and a head."""
     words = {"tokens": lambda: nn.Embedding(WORDS, WIDTH, padding_idx=0), "head": lambda: nn.Linear(WIDTH, WORDS)}
     return parts(lambda *given, **named: {n: f() for n, f in words.items()} | of(*given, **named), seed=0)
 

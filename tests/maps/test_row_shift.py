@@ -74,7 +74,6 @@ def test_every_reader_sees_the_weights_that_the_kernel_used(far: float, mask: re
 
 
 def in_window(dense: Tensor) -> Tensor:
-    """The mass of each row on the four keys up to its own."""
     before = torch.arange(T)[:, None] - torch.arange(S)
     return (dense * ((before >= 0) & (before < 4))).sum(-1)
 

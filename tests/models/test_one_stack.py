@@ -46,8 +46,6 @@ def some_text(count: int = 3) -> Tensor:
 
 
 def copy_layer(ours: Any, theirs: Any) -> None:
-    """The weights of one of our layers, into torch's of the same sizes."""
-
     def copy_attention(mine: Any, other: nn.MultiheadAttention) -> None:
         with torch.no_grad():
             other.in_proj_weight.copy_(mine.in_weights[0])

@@ -24,7 +24,6 @@ def make(config: TransformerConfig = TINY, **changes: Any) -> Transformer:
 
 
 def inputs() -> tuple[Tensor, Tensor, Tensor]:
-    """Source, its lengths, and target input; beyond a length stands anything."""
     return torch.randint(1, SOURCE_VOCAB, (BATCH, SOURCE)), LENGTHS, torch.randint(1, TARGET_VOCAB, (BATCH, TARGET))
 
 

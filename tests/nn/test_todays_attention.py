@@ -23,7 +23,6 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def _decoded(attend: Any, x: Tensor) -> Tensor:
-    """The output from a cache, three positions and then one at a time."""
     output, cache = attend.extend(x[:, :3], None)
     outputs = [output]
     for place in range(3, x.shape[1]):

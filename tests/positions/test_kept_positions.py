@@ -107,8 +107,6 @@ def test_a_transform_or_a_mode_keeps_nothing() -> None:
 
 @dataclass
 class Learning(Scaling):
-    """A scaling whose factor changes: it has no hash."""
-
     factor: list[float] = field(default_factory=lambda: [1.0])
 
     def frequencies(self, base: float, dim: int, length: Tensor) -> Tensor:
@@ -163,8 +161,6 @@ def test_settings_that_learn_are_asked_each_time(kind: Any) -> None:
 
 @dataclass
 class Mirrored(Layout):
-    """A user's layout, which has no hash and may change."""
-
     turned: bool = False
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:

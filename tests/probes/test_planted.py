@@ -205,7 +205,6 @@ class Translator(nn.Module):
 
 
 def translated(source: int, target: int) -> dict[str, Tensor]:
-    """A batch of pairs, with padding of another number of tokens on either side."""
     given: dict[str, Tensor] = {}
     for name, lengths in (("src", [source, source - 3]), ("tgt", [target, target - 1])):
         pads = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]

@@ -23,7 +23,6 @@ OF_KEYS = KEY_HEADS * SIZE
 
 
 def turned(x: Tensor, places: Tensor, *, halves: bool = True, base: float = 100.0) -> Tensor:
-    """Rotary positions, by the two layouts of pairs."""
     pairs = x.shape[-1] // 2
     angles = places[:, None] * base ** (-torch.arange(pairs, dtype=x.dtype) / pairs)
     cos, sin = angles.cos(), angles.sin()

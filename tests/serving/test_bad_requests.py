@@ -26,7 +26,6 @@ def _goes_on(server: Running) -> Any:
 
 
 def raw(server: Running, head: str, *, more: bytes = b"") -> bytes:
-    """The first bytes that come back for a request written by hand."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as one:
         one.sendall(head.replace("\n", "\r\n").encode("latin-1") + more)
         return one.recv(4_000)

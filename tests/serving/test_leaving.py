@@ -40,7 +40,6 @@ def begin(port: int, path: str, question: Any) -> http.client.HTTPConnection:
 
 
 def after(steps: Steps, left: int) -> int:
-    """How many steps came after a client had left, once no more come."""
     time.sleep(0.3)
     count = steps.count
     time.sleep(0.15)

@@ -16,7 +16,6 @@ from tests.tasks.small_runs import changed
 
 
 def damage(run: Path, name: str, drawn: Drawn) -> bool:
-    """Other bytes of a file; whether it is another one now."""
     before = (run / name).read_bytes()
     after = mutate_bytes(drawn, before)
     (run / name).write_bytes(after)

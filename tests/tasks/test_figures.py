@@ -182,7 +182,6 @@ SHORT, LONG = "we see one", "we see one red house and they see two and a cat a d
 
 @pytest.fixture
 def endless() -> Translator:
-    """It ends no translation."""
     translator = make(positions="sinusoidal", decoder_layers=1)
     favour(translator, EOS, -99.0)
     return translator

@@ -22,7 +22,6 @@ HOWS: dict[str, dict[str, Any]] = {"resume": {"resume": True}, "overwrite": {"ov
 
 @pytest.fixture
 def strangers(tmp_path: Path) -> Path:
-    """A folder of somebody's model, with names like those in ours."""
     folder = tmp_path / "strangers"
     (folder / "step-00000001").mkdir(parents=True)
     for name in ("model.safetensors", "model-00001-of-00002.safetensors", "model-12345678.safetensors", "tokens.npy",

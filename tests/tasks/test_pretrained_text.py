@@ -18,7 +18,6 @@ TEXT = ["a small cat sees the old house", "the house sees a cat", "Zürich sees 
 
 
 def make_gpt2(folder: Path) -> Path:
-    """Byte-level BPE; one token begins and ends texts, and no template adds it."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     backend = byte_level(TEXT, 280, "<|endoftext|>")

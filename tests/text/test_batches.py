@@ -142,7 +142,6 @@ def test_batches_of_nothing_or_of_unequal_sides_are_refused() -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sections of some 64 rows, in runs of 4."""
     monkeypatch.setattr(sections_module, "SECTION_ROWS", 64)
     monkeypatch.setattr(sections_module, "RUN_ROWS", 4)
 

@@ -38,8 +38,6 @@ class TiedModel(nn.Module):
 
 
 class SharedBatches(ToyBatches):
-    """The toy's nine rows among any number of ranks, unequally."""
-
     def epoch(self, epoch: int, start: int) -> Iterator[ToyBatch]:
         bounds = {1: [0, 9], 2: [0, 6, 9], 4: [0, 4, 6, 7, 9]}[self.world_size]
         mine = slice(bounds[self.rank], bounds[self.rank + 1])

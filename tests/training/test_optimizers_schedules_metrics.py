@@ -17,8 +17,6 @@ from tests.tasks.small_runs import small_config
 
 
 class Tied(nn.Module):
-    """A linear layer that comes before the embedding whose matrix it shares."""
-
     def __init__(self) -> None:
         super().__init__()
         self.out = nn.Linear(5, 7, bias=False)

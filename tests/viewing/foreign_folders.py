@@ -124,7 +124,6 @@ OF_BOTH = {"llava": save_llava, "llava_next": save_llava_next, "idefics3": save_
 
 
 def byte_level_tokenizer(folder: Path) -> None:
-    """GPT-2's kind of tokenizer: bytes, without merges but one."""
     own = {piece: n for n, piece in enumerate(["Ġ", "a", "Ġa", "Ċ", "ĉ", "Ã", "©", "b"])}
     backend = Tokenizer(models.BPE(own, [("Ġ", "a")]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -133,7 +132,6 @@ def byte_level_tokenizer(folder: Path) -> None:
 
 
 def metaspace_tokenizer(folder: Path) -> None:
-    """SentencePiece's kind of tokenizer, which falls back to bytes."""
     own = {piece: n for n, piece in enumerate(["<unk>", "▁a", "b", "<0xC3>", "<0xA9>", "<0x0A>", "▁", "a"])}
     backend = Tokenizer(models.BPE(own, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()

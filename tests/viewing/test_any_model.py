@@ -44,8 +44,6 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class View:
-    """`regard view` in this process, of models in folders."""
-
     def __init__(self, call: Call, media: Path, tmp: Path) -> None:
         self.call, self.media, self.tmp = call, media, tmp
         self.image, self.sound = ("--image", media / "cat.png"), ("--audio", media / "clip.wav")
@@ -402,7 +400,6 @@ def test_more_layers_than_memory_holds_are_refused_at_once(view: View) -> None:
 
 @pytest.fixture(params=COMMANDS)
 def begun(request: pytest.FixtureRequest, view: View, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
-    """A command that ends where its imports begin: its message about a folder."""
     name, more = request.param
     module = import_module(f"regard.cli.{name}")
     monkeypatch.setattr(module, "loading", lambda *_: (_ for _ in ()).throw(DataError("imports begin")))

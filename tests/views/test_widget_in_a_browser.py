@@ -40,7 +40,6 @@ def scaled(times: float = 1.0, length: int = 8) -> regard.AttentionMap:
 
 
 def row_of(notebook: Notebook, cell: str) -> dict[int, float]:
-    """The list of a reading: weights by place."""
     return {int(place): float(weight) for _, place, weight in notebook.run(f"return list({json.dumps(cell)});")}
 
 

@@ -178,7 +178,6 @@ def _positions(x: Float[Tensor, "*batch T D"], offset: Offset) -> Integer[Tensor
 
 
 def require_even(dim: int) -> None:
-    """Refuse an odd dim: sines and cosines come in pairs."""
     require_whole(dim=dim)
     if dim < 2 or dim % 2:
         raise ArgumentError(f"sinusoidal positions need an even dim of at least 2, got {dim}")

@@ -50,8 +50,6 @@ AUTOCASTS = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.am
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state in which one call runs."""
-
     is_recorded: bool
     runs_eagerly: bool = True
     """Plain code: no graph, trace, transform, tangents or dispatch modes, and plain tensors.
@@ -113,7 +111,6 @@ def is_autocasting(kind: str) -> bool:
 
 
 def autocasts() -> tuple[str, ...]:
-    """The device types for which autocast is on."""
     return tuple(filter(torch.is_autocast_enabled, AUTOCASTS))
 
 

@@ -28,7 +28,6 @@ def human(size: float) -> str:
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:
-    """The widest floating-point type of the device."""
     return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
 
 

@@ -25,7 +25,6 @@ def tensors_mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensors_of_tree(*trees: Any) -> list[Tensor]:
-    """Every tensor in tuples and dataclasses."""
     found: list[Tensor] = []
     waiting = [*reversed(trees)]  # A loop, for speed: each call of attention with a map comes here.
     while waiting:

@@ -40,7 +40,6 @@ def diverging(*, dark: bool = False, steps: int = STEPS + 1) -> list[Colour]:
 
 
 def hexadecimal(colour: Colour) -> str:
-    """A colour as "#rrggbb"."""
     return "#" + "".join(f"{round(255 * channel):02x}" for channel in colour)
 
 

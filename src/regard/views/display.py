@@ -253,7 +253,6 @@ FEW, LONGEST = 8, 120
 
 
 def table_html(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of texts."""
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

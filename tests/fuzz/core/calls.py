@@ -104,8 +104,6 @@ PARTS = ("score", "normalization", "bias")
 
 @dataclass
 class Dense:
-    """What a call must give, flat and in float64."""
-
     output: Tensor
     weights: Tensor
     allowed: Tensor
@@ -143,7 +141,6 @@ def random_sides(drawn: Drawn, *, longest: int = 40) -> Sides:
 
 
 def _strided(drawn: Drawn, tensor: Tensor) -> Tensor:
-    """The same numbers (or some of them again) with other strides."""
     match drawn.of(["contiguous", "contiguous", "transposed", "sliced", "heads last", "expanded"]):
         case "transposed":
             return tensor.mT.contiguous().mT

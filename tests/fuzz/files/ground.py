@@ -62,7 +62,6 @@ def case(drawn: Drawn) -> None:
 
 
 def _move_run(made: Path, folder: Path) -> None:
-    """The run's own record of where its data are points to the copy."""
     for name in ("config.json", "run.toml"):
         path = folder / "run" / name
         path.write_text(path.read_text(encoding="utf-8").replace(str(made), str(folder)), encoding="utf-8")

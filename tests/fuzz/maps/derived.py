@@ -128,7 +128,6 @@ def _elsewhere(drawn: Drawn, one: Mirror) -> Mirror:
 
 
 def _file(drawn: Drawn, one: Mirror) -> Mirror:
-    """Saved and loaded; a map that no file can hold says so."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "map.safetensors")
         try:

@@ -58,7 +58,6 @@ def _row(drawn: Drawn, one: Mirror) -> None:
 
 
 def _product(drawn: Drawn, one: Mirror) -> None:
-    """P x and P^T x, for one x and for an x of each head."""
     width = drawn.of([3, 1, 8, 40])
     lead = drawn.of([(), tuple(one.dense.shape[:-2])])
     is_transposed = drawn.chance()

@@ -210,7 +210,6 @@ def _laid(x: Tensor, batch_first: bool, is_batched: bool) -> Tensor:
 
 
 def _mask(drawn: Drawn, t: int, s: int) -> Tensor | None:
-    """A mask of pairs, True or -inf for a dropped pair; each query keeps a key."""
     i, j = torch.arange(t)[:, None], torch.arange(s)
     kinds = {
         "none": None, "causal": j > i, "upside down": j < i - max(t - s, 0), "window": (j > i) | (j <= i - 3),

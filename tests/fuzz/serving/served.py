@@ -21,7 +21,6 @@ LIMITS = RequestLimits(max_length=40)
 
 
 def written_model() -> LanguageModel:
-    """A model whose every weight and bias matters."""
     torch.manual_seed(1)
     tokenizer = Characters().train(["".join(f"{n} times {m} is {n * m}.\n" for n in range(9) for m in range(9))])
     sizes = DecoderOnlyConfig(dim=16, num_heads=2, num_layers=2, feed_forward_dim=24, max_length=24, dropout=0.0)

@@ -89,7 +89,6 @@ def _train_language_model(drawn: Drawn, translator: Path, folder: Path) -> None:
 
 
 def _train(drawn: Drawn, folder: Path, task: str, columns: int, use: str, *more: str) -> None:
-    """A run that ends well can be used; one that is refused leaves no folder."""
     drawing, out = _drawn(drawn, folder, columns), folder / "run"
     texts = ("--tokenizer", drawn.of(["bpe", "characters", "words"]), "--bad-lines", drawn.of(["stop", "skip"]))
     ran = run("train", task, "--data", drawing.path, "--out", out, *texts, "--vocab-size", "300", *SMALL, *more)

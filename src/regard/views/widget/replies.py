@@ -73,8 +73,6 @@ class Reply(NamedTuple):
 
 
 class Replier:
-    """Answers questions about the maps of some examples."""
-
     def __init__(self, examples: Sequence[Example]) -> None:
         self.maps: list[list[AttentionMap]] = []
         self._names: list[list[str]] = []

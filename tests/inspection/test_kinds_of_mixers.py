@@ -111,10 +111,12 @@ def test_the_keys_of_learned_queries_are_layers_of_each_position_or_heads(attend
         return attend(m.query.expand(2, 3, 2, 4), states, states)
 
     model = module(forward, lambda: {"query": nn.Parameter(torch.zeros(2, 4)), "project": nn.Linear(4, 12)})()
-    with regard.watch(model) as seen:
-        model(torch.randn(2, 3, 4))
+    seen = watching(model)(torch.randn(2, 3, 4))
     assert seen.report().kinds[""].removeprefix("cross-") == kind
     assert "mask: none" in str(seen.report()) or kind == "attention"
+    keys = torch.randn(2, 3, 5, 4)
+    seen = watching(module(lambda m, x: attend(model.query.expand(2, 3, 2, 4), x, x))())(keys)
+    assert seen.report().kinds[""] == "attention"
 
 
 def test_streams_and_cross_attention_have_their_kinds() -> None:

@@ -179,12 +179,12 @@ def test_the_ranges_are_the_mask(data: st.DataObject, queries: int, keys: int) -
 
 
 @pytest.mark.parametrize("name", ALWAYS)
-@given(data=st.data())
-def test_the_usual_masks_have_ranges_also_of_chosen_heads(name: str, data: st.DataObject) -> None:
+@given(data=st.data(), other=st.sampled_from(ALWAYS))
+def test_the_usual_masks_have_ranges_also_joined_of_chosen_heads(name: str, data: st.DataObject, other: str) -> None:
     sides = Sides((2,), 3, 3, 9, 11, 1, 1, True)
-    found = MASKS[name](Drawn(data.draw), sides, Positions(sides))
+    found, more = (MASKS[kind](Drawn(data.draw), sides, Positions(sides)) for kind in (name, other))
     sizes, one = Sizes((2,), 3, 3, 9, 11, True), Sizes((4,), 1, 1, 9, 11, False)
-    bound, allowed = found.mask.bind(sizes, CPU), found.allowed.expand(sides.full)
+    bound, allowed = (found.mask & more.mask).bind(sizes, CPU), (found.allowed & more.allowed).expand(sides.full)
     assert check(bound, allowed, sizes)
     batches, heads = torch.tensor([1, 0, 1, 1]), torch.tensor([2, 0, 1, 1])
     assert check(SelectedMask(bound, batches, heads), allowed[batches, heads][:, None], one)

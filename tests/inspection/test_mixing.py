@@ -6,9 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
 import regard
@@ -372,7 +369,8 @@ def Split(self: Any, x: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def two_ranks() -> Iterator[DeviceMesh]:
+def two_ranks() -> Iterator[Any]:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore  # torch's own ranks that say nothing
 
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -381,7 +379,9 @@ def two_ranks() -> Iterator[DeviceMesh]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_heads_of_one_rank_are_named_and_answer_for_themselves(two_ranks: DeviceMesh) -> None:
+def test_heads_of_one_rank_are_named_and_answer_for_themselves(two_ranks: Any) -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
     plan = {"0.q": ColwiseParallel(), "0.k": ColwiseParallel(), "0.v": ColwiseParallel(), "0.o": RowwiseParallel()}
     model = parallelize_module(nn.Sequential(Split()).eval(), two_ranks, plan)
     with regard.watch(model, values=True, gradients=True) as seen:
@@ -399,7 +399,9 @@ def test_heads_of_one_rank_are_named_and_answer_for_themselves(two_ranks: Device
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_parameters_that_are_gathered_to_run_give_all_heads(two_ranks: DeviceMesh) -> None:
+def test_parameters_that_are_gathered_to_run_give_all_heads(two_ranks: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
     model = nn.Sequential(Split()).eval()
     fully_shard(model[0], mesh=two_ranks)
     fully_shard(model, mesh=two_ranks)

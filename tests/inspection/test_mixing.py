@@ -350,8 +350,12 @@ def AttentionLayer(self: Any, x: Tensor) -> Tensor:
         (AttentionLayer(AttentionOutput()), []),
         (nn.Sequential(AttentionLayer(AttentionOutput())), []),
         (AttentionLayer(UnseenAttention()), ["after"]),
+        (
+            module(lambda m, x: m.after(m.core(x), x), lambda: {"core": AttentionCore(), "after": AttentionOutput()})(),
+            [],
+        ),
     ],
-    ids=["a projection", "within another module", "another attention"],
+    ids=["a projection", "within another module", "another attention", "no attention around"],
 )
 def test_beside_attention_that_was_seen_a_projection_is_no_gap(model: nn.Module, named: list[str]) -> None:
     seen = watching(model)(torch.randn(2, 5, 8))

@@ -497,6 +497,9 @@ def test_flex_attention(name: str) -> None:
     )  # fmt: skip
     assert seen.calls[0].error < 1e-6
     assert not seen.report().missed
+    with torch.no_grad(), regard.watch(model) as twice:
+        model(q, k, v), model(q, k, v)
+    assert len(twice) == 2
     if name == "causal":
         assert "causal" in str(weights.source)
     summary = same_bits(model, q, k, v, how={"keep": "summary"})[""]

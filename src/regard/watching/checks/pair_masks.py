@@ -1,4 +1,4 @@
-"""Masks of pairs that a caller hands over: what they hide, and what that says."""
+"""Masks of pairs that a caller hands over: the pairs that they hide, and their meaning."""
 
 import torch
 from torch import Tensor

@@ -185,7 +185,7 @@ class AnswerQuestion(Question):
 
 
 class AttentionQuestion(LookedAt):
-    """What is asked of the attention."""
+    """A question about the attention."""
 
     maps: Annotated[list[str], Meta(max_length=1_000)] | None = None
     """The names of maps; the one that is shown first without them."""

@@ -9,8 +9,8 @@ from regard.watching.checks.audited_call import AuditedCall, NotAsked, need, nee
 from regard.watching.checks.breach import breach, hidden_pairs
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.roles import around
+from regard.watching.checks.rules.layers import layer_kind, window_of
 from regard.watching.checks.rules.padding import TRUE
-from regard.watching.checks.rules.window import layer_kind, window_of
 
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted", "documents, causal")
 """Patterns that show each query nothing after its own position, or nothing before."""

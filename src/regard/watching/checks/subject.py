@@ -267,8 +267,7 @@ class Subject:
         return output_of(self.model, self.given(batch, **more), **more)
 
     def keep(self, rows: Sequence[Sample]) -> Tensor | None:
-        """The real positions of such a batch, bool (B, S), where no argument of the model tells them; None without
-        padding."""
+        """The real positions of such a batch, bool (B, S), that no argument of the model tells; None without any."""
         if not self.arguments.is_told or self.ahead is None:
             return None
         keep = self.together(rows, self.own_side)[1][self.ahead]

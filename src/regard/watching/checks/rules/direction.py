@@ -56,11 +56,8 @@ def future_rule(call: AuditedCall) -> Iterator[Finding]:
         severity, says = "info", f", in a model that should be causal ({role.why})"
         cause, remedy = "right for a prefix or an image, and wrong otherwise", ""
     else:
-        says, cause, remedy = (
-            f", in a model that should be causal ({role.why})",
-            _cause(call),
-            "hand the kernel a causal mask",
-        )
+        says, remedy = f", in a model that should be causal ({role.why})", "hand the kernel a causal mask"
+        cause = _cause(call)
     yield found.finding(call, reason, f"is on later positions{says}", severity=severity, cause=cause, remedy=remedy)
 
 
@@ -77,14 +74,12 @@ def _slip(call: AuditedCall) -> tuple[str, str, str] | None:
         )
     # (No row lacks a later key, and some lack earlier ones.)
     is_half = mask.ahead == queries - 1 and 1 < (mask.size or 0) - mask.ahead < queries
+    if not is_half:
+        return None
     return (
-        (
-            ": each query sees all of them, and few before it",
-            "a window (query - key < size) without the causal half (query >= key)",
-            "hide the later keys",
-        )
-        if is_half
-        else None
+        ": each query sees all of them, and few before it",
+        "a window (query - key < size) without the causal half (query >= key)",
+        "hide the later keys",
     )
 
 

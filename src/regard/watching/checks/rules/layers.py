@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from string import digits
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,14 +57,14 @@ def window_rule(call: AuditedCall) -> Iterator[Finding]:
         return (call.back(rows, offset) >= 0)[None] & ~beyond(rows) & call.real_keys[:, None]
 
     width = int((seen.last - seen.first + 1).masked_fill(~seen.live, 0).max())
-    given: dict[str, Any] = {"window": float(size or 0), "seen": float(width), "cause": _cause(width, size)}
-    found = None if size is None else breach(call, beyond, of="beyond the window")
+    found, says = None if size is None else breach(call, beyond, of="beyond the window"), "is beyond the window"
+    if found is None and call.documents is None and call.call.chooser is None:
+        found, says = hidden_pairs(call, within), "pairs within the window are hidden"
     if found is not None:
-        given["remedy"] = "hand this layer the mask of its window"
-        yield found.finding(call, "window", f"is beyond the window, where {said}", **given)
-    elif call.documents is None and call.call.chooser is None and (hidden := hidden_pairs(call, within)) is not None:
-        given["remedy"] = "hand this layer the mask that its config says"
-        yield hidden.finding(call, "window", f"pairs within the window are hidden, where {said}", **given)
+        yield found.finding(
+            call, "window", f"{says}, where {said}", cause=_cause(width, size),
+            remedy="hand this layer the mask that its config says", window=float(size or 0), seen=float(width),
+        )  # fmt: skip
 
 
 def _cause(width: int, size: int | None) -> str:

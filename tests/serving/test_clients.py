@@ -56,8 +56,8 @@ def test_text_that_the_vocabulary_lacks_is_told(server: Running, monkeypatch: py
     assert "unknown" not in server.json("/translate", question | {"q": SENTENCE})
     _, body, _ = server.ask("/regard/v1/answer", {"text": "1 \u0967 and", "model": WRITER, "max_tokens": 1})
     assert '"unknown":["\u0967"]' in body.decode().replace(": ", ":")
-    question = {"model": WRITER, "prompt": ["1 \u0967 and", "1 and"], "max_tokens": 1}
-    assert [one.get("unknown") for one in server.json("/v1/completions", question)["choices"]] == [["\u0967"], None]
+    asked: dict[str, Any] = {"model": WRITER, "prompt": ["1 \u0967 and", "1 and"], "max_tokens": 1}
+    assert [one.get("unknown") for one in server.json("/v1/completions", asked)["choices"]] == [["\u0967"], None]
 
 
 def client_of(server: Running, key: str = "none") -> openai.OpenAI:

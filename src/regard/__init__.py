@@ -1,6 +1,6 @@
 """Attention you can read, at full speed.
 
-Three entry points: `attention(...)` computes any attention with its exact weights, `watch(model)` gives those of any
+Three entry points: `attention(...)` computes any attention with its exact weights, `watch(model)` gives those of a
 PyTorch model, and the command line `regard` trains, translates and draws.
 
 `import regard` loads nothing: names and packages (`regard.nn`, `regard.models`, `regard.views` and the others) load on

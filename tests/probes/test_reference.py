@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from regard.errors import ArgumentError
 from regard.watching.checks import Checked, check
-from regard.watching.checks.departures import turns
+from regard.watching.checks.reference import turns
 from tests import each_once
 from tests.inspection.huggingface_families import LLAMA, built
 from tests.modules import parts, watching
@@ -218,8 +218,7 @@ def test_partial_turns_are_read_by_both_layouts(halves: bool) -> None:
     some = torch.cat([turned(x[..., :6], 0 * places + 2, halves=halves), x[..., 6:]], -1)
     found = turns(some, x)
     assert found is not None
-    assert found.of(0) == pytest.approx(2.0)
-    assert found.of(1) == pytest.approx(0.0, abs=1e-6)
+    assert found == pytest.approx((2.0, 0.0), abs=1e-6)
     assert turns(x.flip(-1), x) is None
 
 

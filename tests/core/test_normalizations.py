@@ -110,13 +110,8 @@ def test_gradients_of_scores_that_are_whole_numbers(name: str, backend: str | No
     bias, keep = rows.clone().requires_grad_(), torch.rand(rows.shape) > 0.3 * torch.arange(5).clamp(max=1)
     q, k = torch.zeros(1, 1, len(rows), 2, dtype=torch.float64), torch.zeros(1, 1, 5, 2, dtype=torch.float64)
     v = torch.randn(1, 1, 5, 3, dtype=torch.float64)
-    options: dict[str, Any] = {
-        "bias": bias[None, None],
-        "normalization": normalization,
-        "backend": backend,
-        "mask": keep,
-    }
-    output, weights = regard.attention(q, k, v, **options, return_weights=True)
+    options: dict[str, Any] = {"bias": bias[None, None], "normalization": normalization, "backend": backend}
+    output, weights = regard.attention(q, k, v, mask=keep, **options, return_weights=True)
     expected = by_hand(bias.masked_fill(~keep, -torch.inf))
     for ours, theirs in ((output, expected @ v), (weights.dense(), expected[None, None])):
         weigh = torch.randn_like(ours)

@@ -344,16 +344,16 @@ def AttentionLayer(self: Any, x: Tensor) -> Tensor:
     return self.after(self.core(x), x)
 
 
+Around = module(lambda m, x: m.after(m.core(x), x), lambda after: {"core": AttentionCore(), "after": after})
+
+
 @pytest.mark.parametrize(
     ("model", "named"),
     [
         (AttentionLayer(AttentionOutput()), []),
         (nn.Sequential(AttentionLayer(AttentionOutput())), []),
         (AttentionLayer(UnseenAttention()), ["after"]),
-        (
-            module(lambda m, x: m.after(m.core(x), x), lambda: {"core": AttentionCore(), "after": AttentionOutput()})(),
-            [],
-        ),
+        (Around(AttentionOutput()), []),
     ],
     ids=["a projection", "within another module", "another attention", "no attention around"],
 )

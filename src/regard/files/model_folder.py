@@ -16,7 +16,7 @@ from regard.files.untrusted import check_tensors
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 """The files of weights that are read, each in one or in the shards of its index."""
 OnProgress = Callable[[str, int, int | None], None]
-"""Is called with what is done, how much of it is done, and of how much (None if that is not known)."""
+"""Is called with the name of the work, the amount done, and the whole amount (None if it is not known)."""
 POINTER, MOST_POINTER_BYTES = b"version https://git-lfs", 1024
 
 

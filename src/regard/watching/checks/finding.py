@@ -1,5 +1,5 @@
 """Findings of an audit or a check, each with its reason, its severity, its measurements, its cause and the remedy; and
-the result: one object, with the questions, the findings, and what could not be asked.
+the result: one object, with the questions, the findings, and the questions not asked.
 """
 
 import json

@@ -20,6 +20,8 @@ from tests.families.examine import Row, told
 
 PACKED = "attention tells packed documents apart by position_ids, and the recurrence or convolution does not"
 STATES = "a right-padded prompt leaves a wrong state for the next step"
+UNREAD = "several tokens after a cache are scanned without its state (modeling_jamba.py:596-608, modeling_mamba.py:456)"
+POOLED = "by design: texts are padded to one length, and the last place is pooled (modeling_siglip.py:539)"
 # By hand, in float64 where it runs: other contents of a document, and a step after a padded prompt, move results by
 # 1 to 5, and by 1e-5 at most where nothing was padded.
 RECURRENT = (
@@ -64,6 +66,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     "rwkv": {"padding": "attention_mask is unused (modeling_rwkv.py:547)"},
     "sam3_lite_text": {"padding": "positions are stretched over the padded length (modeling_sam3_lite_text.py:82-85)"},
     "sam3_lite_text_text_model": {"padding": "unmasked convolutions (modeling_sam3_lite_text.py:97-110, 136-148)"},
+    **{key: {"padding": POOLED} for key in ("siglip", "siglip2")},
     "yoso": {
         "padding": "1 + mask / 10000 wants an additive mask and gets zeros and ones, which hide nothing "
         "(modeling_yoso.py:356, 684)"
@@ -98,8 +101,9 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     "recurrent_gemma": {"documents": PACKED, "padding": "its recurrence takes no mask of padding"},
     "jamba": {
         "documents": PACKED,
-        "cache": "several tokens after a cache are scanned without its state (modeling_jamba.py:596-608)",
+        "cache": UNREAD,
     },
+    **{key: {"cache": UNREAD} for key in ("mamba", "falcon_mamba")},
     "kyutai_speech_to_text": {"cache": "the cache has the window of the config, and the mask has none (:593, 605)"},
     "moshi": {"cache": "the cache has the window of the config, and the mask has none (modeling_moshi.py:775, 787)",
               "window": "the same"},

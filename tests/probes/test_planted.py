@@ -442,3 +442,19 @@ def test_ties_of_a_choice_and_noise_are_no_leaks() -> None:
 def test_a_model_whose_inputs_cannot_be_made_up_asks_for_a_batch(name: str, missing: str) -> None:
     with pytest.raises(ArgumentError, match=f"says no {missing}: give a batch"):
         check(tiny(name))
+
+
+def test_a_state_of_mamba_is_asked_about_by_the_name_of_its_cache() -> None:
+    model = sharp(tiny("mamba2"))
+    assert "a cache, of two sequences" in check(model).tried
+    layer = model.layers[1].mixer
+    layer.register_forward_hook(lambda _, args, y: y / 2 if y.shape[1] == 1 else y)
+    assert places(check(model), "cache") == {"layers.1.mixer"}
+
+
+def test_a_pooled_result_that_reads_padding_is_a_warning() -> None:
+    """Whole models of transformers pool so by design (SigLIP), and others by mistake."""
+    model = sharp(tiny("bert"))
+    assert not check(model)
+    model.pooler.forward = lambda states: states.mean(1)
+    assert [(one.path, one.reason, one.severity) for one in check(model)[:1]] == [("pooler", "padding", "warning")]

@@ -20,7 +20,9 @@ from regard.watching.checks.subject import Subject
 from regard.watching.checks.told import IDS
 from regard.watching.kept.arguments import CACHE_NAMES, cache_in
 
-TAKEN = (*CACHE_NAMES, "kv_cache", "past", "past_kv", "layer_past", "state", "states", "hidden")
+STATES = "cache_params"
+"""The cache of Mamba's models: a mask beside it is of the new positions."""
+TAKEN = (*CACHE_NAMES, STATES, "kv_cache", "past", "past_kv", "layer_past", "state", "states", "hidden")
 """The arguments of caches and states."""
 START = "start_pos"
 """The argument with the number of positions before, of models that keep their cache."""
@@ -86,7 +88,8 @@ def read_with_cache(
         given = dict(prompt)
         if cut.start:
             given |= {n: ends[n][:, cut.start - width : cut.stop - width] for n in own}
-            given |= {n: subject.tells[n].given(keep[:, : cut.stop]) for n in masks}
+            read = slice(cut.start if name == STATES else 0, cut.stop)
+            given |= {n: subject.tells[n].given(keep[:, read]) for n in masks}
         more: dict[str, Any] = {"use_cache": True} if "use_cache" in takes else {}
         if is_started:
             more[START] = cut.start

@@ -185,6 +185,18 @@ def test_a_kernel_with_another_scale_than_eager() -> None:
     assert found(check(model)) == {"kernel and eager"}
 
 
+def test_results_in_one_buffer_are_compared_as_they_were() -> None:
+    @parts(lambda beside=torch.zeros_like: {"beside": beside, "kept": {}})
+    def Reuses(self: Any, x: Tensor) -> Tensor:
+        found = sdpa(x, x, x, is_causal=True) + self.beside(x)
+        return self.kept.setdefault((found.shape, found.dtype), torch.empty_like(found)).copy_(found)
+
+    x = torch.randn(2, 9, 8)
+    assert not check(Reuses(), x, causal=True)
+    assert found(check(Reuses(lambda x: x.mean(1, keepdim=True)), x, causal=True)) == {"future"}
+    assert "random, so no results were compared" in str(check(Reuses(torch.randn_like), x, causal=True))
+
+
 def test_results_that_are_not_numbers() -> None:
     hidden = torch.ones(9, 9, dtype=torch.bool).tril(-1).logical_not()
     Sees = module(lambda m, x: (x @ x.mT).masked_fill(hidden[: x.shape[1], : x.shape[1]], -torch.inf).softmax(-1) @ x)

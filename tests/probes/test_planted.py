@@ -132,7 +132,7 @@ def test_the_mask_of_a_book_is_upside_down(kernel: bool) -> None:
     model = BookAttention(kernel=kernel, is_inverted=True)
     checked = check(model, x, causal=True)
     assert {"future", "inverted mask"} == found(checked), str(checked)
-    # Nobody needs to know that the model should be causal.
+    # The audit is not told that the model should be causal.
     assert found(check(model, x)) == {"inverted mask"}
     seen = watching(model)(x)
     assert [finding.reason for finding in seen.audit() if finding.severity == "error"] == ["inverted mask"]
@@ -165,6 +165,18 @@ def test_a_kernel_with_another_scale_than_eager() -> None:
 
     attention.forward = scaled
     assert found(check(model)) == {"kernel and eager"}
+
+
+def test_results_in_one_buffer_are_compared_as_they_were() -> None:
+    @parts(lambda beside=torch.zeros_like: {"beside": beside, "kept": {}})
+    def Reuses(self: Any, x: Tensor) -> Tensor:
+        found = sdpa(x, x, x, is_causal=True) + self.beside(x)
+        return self.kept.setdefault((found.shape, found.dtype), torch.empty_like(found)).copy_(found)
+
+    x = torch.randn(2, 9, 8)
+    assert not check(Reuses(), x, causal=True)
+    assert found(check(Reuses(lambda x: x.mean(1, keepdim=True)), x, causal=True)) == {"future"}
+    assert "random, so no results were compared" in str(check(Reuses(torch.randn_like), x, causal=True))
 
 
 def test_results_that_are_not_numbers() -> None:

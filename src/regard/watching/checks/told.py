@@ -1,8 +1,8 @@
-"""What the arguments of a model tell of its sequences: padding, documents, kinds of tokens.
+"""The facts of sequences that a model's arguments tell: padding, documents, kinds of tokens.
 
 Each argument is known by its published name, because values do not tell True for a word from True for padding.
-An argument is read where it was handed over first: a mask that was lost or turned on its way then differs from it. It
-may be wrong there too, so it is compared: with the tokens, and with the calls before.
+An argument is read where it was handed over first: a mask that was lost or transposed on its way then differs from it.
+It may be wrong there too, so it is compared: with the tokens, and with the calls before.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -75,9 +75,9 @@ class Handed(NamedTuple):
         source = f"{self.name} of {self.frame.path or 'the model'}"
         return Told(self.values if values is None else values, source)
 
-    def is_of(self, part: SequencePart, said: SequencePart) -> bool:
+    def is_of(self, part: SequencePart | None, said: SequencePart) -> bool:
         """True if it is of a sequence: in a pair, the encoder's arguments have the names of a model by itself."""
-        return part == ("source" if said == "own" and _is_pair(self.frame) else said)
+        return part == ("source" if said == "own" and is_pair_of(self.frame) else said)
 
 
 def arguments(call: Observed) -> Iterator[Handed]:
@@ -90,30 +90,13 @@ def arguments(call: Observed) -> Iterator[Handed]:
 
 
 def handed(call: Observed, names: Container[str], length: int) -> Iterator[Handed]:
-    """The arguments (B or 1, length), or (B or 1, 1, 1, length) for several queries, of some names, as (B, length)."""
+    """The arguments of these names as (B, length). Given as (B or 1, length), or (B or 1, 1, 1, length) if T > 1."""
     batch = call.sizes.flat_batch
     for one in arguments(call):
         shape = one.values.shape
         is_of_keys = len(shape) == 2 or (set(shape[1:-1]) == {1} and call.sizes.queries > 1)
         if one.name in names and is_of_keys and shape[-1] == length and shape[0] in (1, batch):
             yield one._replace(values=one.values.reshape(-1, length).expand(batch, length))
-
-
-def part_of(call: Observed, *, crosses: bool, module_is_decoder: bool | None) -> SequencePart | None:
-    """Which sequence the queries of a call are of, in a pair; "own" outside of one, and None if that is not known."""
-    pairs = [frame for frame in call.arguments if _is_pair(frame)]
-    if not pairs:
-        return "own"
-    if crosses:
-        return "target"
-    of_pair = list(_ids(pairs[-1]))
-    inner = call.arguments[call.arguments.index(pairs[-1]) + 1 :]
-    for ids in (tensor for frame in inner for _, tensor in _ids(frame)):
-        return "target" if any(part == "target" and torch.equal(ids, one) for part, one in of_pair) else "source"
-    if module_is_decoder is not None:
-        return "target" if module_is_decoder else "source"
-    fitting = {part for part, tensor in of_pair if tensor.shape[1] == call.sizes.queries}
-    return None if len(fitting) != 1 else "target" if "target" in fitting else "source"
 
 
 def masks_of(call: Observed, part: SequencePart, length: int) -> Iterator[Told]:
@@ -128,26 +111,6 @@ def is_of_keys(call: Observed, one: Handed, part: SequencePart, said: SequencePa
     """True for an argument of a sequence, as its name says; or of the other sequence that a module by itself reads."""
     reads_another = said == "own" and part == "source" and call.sizes.queries != call.sizes.keys
     return one.is_of(part, said) or reads_another
-
-
-def ids_of(call: Observed, part: SequencePart, length: int) -> Told | None:
-    """The ids of the tokens of one sequence, (B, L)."""
-    for one in handed(call, IDS, length):
-        if one.is_of(part, IDS[one.name]) and are_ids(one.values):
-            return one.told()
-    return None
-
-
-def documents_told(call: Observed, real: Tensor) -> Told | None:
-    """The documents of the keys of a whole pass, of which `real` are no padding, bool (B, S)."""
-    ends = (one for one in arguments(call) if one.name in ENDS)
-    flat = handed(call, (*DOCUMENTS, "position_ids", *NUMBERED), call.sizes.keys)
-    named = {one.name: one for one in reversed([*flat, *ends])}
-    if (found := documents_among({name: one.values for name, one in named.items()}, real)) is None:
-        return None
-    name, documents = found
-    told = named[name].told(documents)
-    return replace(told, source=f"the restarts of {told.source}") if name == "position_ids" else told
 
 
 def documents_among(given: Mapping[str, Tensor], real: Tensor) -> tuple[str, Tensor] | None:
@@ -172,22 +135,6 @@ def is_numbered(mask: Tensor) -> bool:
     return are_ids(mask) and bool((mask > 1).any())
 
 
-def prefix_of(call: Observed) -> Told | None:
-    """The tokens of the prefix, bool (B, S), by an argument with its length in each sequence."""
-    batch, keys = call.sizes.flat_batch, call.sizes.keys
-    for one in arguments(call):
-        lengths = one.values
-        is_of_lengths = "prefix" in one.name and lengths.shape == (batch,) and are_ids(lengths)
-        if is_of_lengths and 0 < int(lengths.max()) < keys and int(lengths.min()) >= 0:
-            return one.told(torch.arange(keys, device=lengths.device) < lengths[:, None])
-    return None
-
-
-def types_of(call: Observed) -> Told | None:
-    """The kinds of the tokens, (B, S)."""
-    return next((one.told() for one in handed(call, ("token_type_ids", "mm_token_type_ids"), call.sizes.keys)), None)
-
-
 def _restarts(positions: Tensor, real: Tensor) -> Tensor | None:
     """Number the documents of positions that rise by one, and fall or go back to the first one of their row."""
     first = positions.gather(1, real.long().argmax(-1, keepdim=True))
@@ -200,11 +147,11 @@ def _restarts(positions: Tensor, real: Tensor) -> Tensor | None:
     return torch.nn.functional.pad(begins.long().cumsum(-1), (1, 0))
 
 
-def _is_pair(frame: KeptArguments) -> bool:
+def is_pair_of(frame: KeptArguments) -> bool:
     return any(IDS.get(name) == "target" for name in frame.tensors)
 
 
-def _ids(frame: KeptArguments) -> Iterator[tuple[SequencePart, Tensor]]:
+def ids_in(frame: KeptArguments) -> Iterator[tuple[SequencePart, Tensor]]:
     found = ((name, frame.read(name)) for name in frame.tensors if name in IDS)
     return ((IDS[name], tensor) for name, tensor in found if tensor is not None and tensor.dim() == 2)
 
@@ -267,7 +214,7 @@ LONGEST = 3
 def padding_of(call: Any) -> Told | None:
     """The real tokens among the keys of an `AuditedCall`, bool (B, S); None if nothing tells of any padding."""
     part, keys = call.key_part, call.sizes.keys
-    ids = ids_of(call.call, part, keys)
+    ids = call.ids(part, keys)
     runs = None if ids is None else _runs(call, ids)
     words = _words_of if ids is None else lambda flags: None if runs is None else runs.values
     mask = next(masks_of(call.call, part, keys), None) or _by_arguments(call, words)
@@ -358,8 +305,7 @@ def _words_of(flags: Tensor) -> Tensor | None:
 
 
 def _contradicts(mask: Tensor, runs: Told) -> bool:
-    """True for a mask that calls runs of the padding token words: any that are padding for certain, or else all of
-    them."""
+    """True for a mask that calls runs of the padding token words: any that are certainly padding, or else all."""
     exposed = ~runs.values & mask
     if not bool(exposed.any()):
         return False

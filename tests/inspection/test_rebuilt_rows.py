@@ -295,6 +295,16 @@ def test_a_step_of_an_optimizer_changes_no_map(fused: bool, training: bool) -> N
         assert "not read" in str(seen.report())
 
 
+def test_a_learned_function_of_flex_that_an_optimizer_changed_is_refused() -> None:
+    model, given = Flex(), vectors(T)
+    bias = model.bias = nn.Parameter(torch.randn(T))
+    with regard.watch(model) as seen:
+        model(*given, score_mod=lambda s, b, h, i, j: s + bias[j]).square().sum().backward()
+    torch.optim.AdamW([bias], lr=1.0).step()
+    with pytest.raises(OverwrittenError, match="has changed since the attention call"):
+        seen[""].dense()
+
+
 @pytest.mark.slow
 def test_compiled_flex_is_decided_by_its_block_lists() -> None:
     size, block = 256, 128

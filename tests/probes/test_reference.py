@@ -179,11 +179,12 @@ def test_one_token_more_at_the_beginning_is_a_shift() -> None:
     assert (found.reason, found.path, found.numbers["by"]) == ("other positions", "model.blocks.0", -1)
 
 
-def test_an_output_that_differs_under_equal_maps_is_named() -> None:
-    model = Model()
+@pytest.mark.parametrize("factor", [1.1, torch.nan])
+def test_an_output_that_differs_under_equal_maps_is_named(factor: float) -> None:
+    reference = Model()
     with torch.no_grad():
-        model.blocks[LAYERS - 1].out.weight.mul_(1.1)
-    (found,) = of_reference(beside(model, Model()))
+        reference.blocks[LAYERS - 1].out.weight.mul_(factor)
+    (found,) = of_reference(beside(Model(), reference))
     assert (found.reason, found.path) == ("another output", "")
 
 

@@ -52,7 +52,7 @@ class TranslateCommand(SearchCommand):
     prefix: str = ""
     """what every translation must begin with."""
     prefix_column: bool = False
-    """each line has a sentence, a tab, and what its translation must begin with."""
+    """each line has a sentence, a tab, and the beginning of its translation."""
     max_length: int | None = None
     """the most tokens of a line, beyond which it is a bad line, and of its translation, which is cut off there; unless
     given, as many as the longest sentence had in training, and some more than twice those of the line."""

@@ -106,7 +106,7 @@ def measure_corpus(
         examples: the documents kept in examples/ for each head and statistic.
         max_errors: stop when more documents than that cannot be measured; None never stops.
         engine: "processes", or "ray": Ray shares out the shards, here or on the cluster of RAY_ADDRESS.
-        tell: is called after each shard with what is done, how many documents, and of how many.
+        tell: is called after each shard with the name of the work, the documents measured, and those in all.
 
     Returns:
         The counts of documents, tokens, rows and errors, those of earlier runs of the folder too.

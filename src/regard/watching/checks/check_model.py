@@ -49,8 +49,8 @@ def check(
         documents: the document of each token of the batch, integers (B, L), where no argument tells it.
         reference: a second implementation with the same weights, such as the one that was ported or optimized. Both run
             on the same inputs; their attention calls are paired in their order, and the first that departs is an error
-            that says how: another scale, order of heads, mask, or positions. This shows what no single run can, such
-            as a missing scale or rotary positions that are applied twice.
+            that says how: another scale, order of heads, mask, or positions. No single run shows a
+            missing scale or rotary positions that are applied twice.
 
     Returns:
         One object with the findings, the questions and the trials, as `Seen.audit` gives: false for a model without

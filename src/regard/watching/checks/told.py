@@ -74,7 +74,7 @@ class Handed(NamedTuple):
         source = f"{self.name} of {self.frame.path or 'the model'}"
         return Told(self.values if values is None else values, source)
 
-    def is_of(self, part: SequencePart, said: SequencePart) -> bool:
+    def is_of(self, part: SequencePart | None, said: SequencePart) -> bool:
         """True if it is of a sequence: in a pair, the encoder's arguments have the names of a model by itself."""
         return part == ("source" if said == "own" and is_pair_of(self.frame) else said)
 

@@ -219,9 +219,7 @@ def _told_apart(pair: PairedCalls, live: Tensor, worst: int, apart: float) -> Fi
 def other_heads(rows: SomeRows) -> Finding | None:
     """Heads in another order: each is one of the reference, in another place."""
     heads = rows.own.shape[1]
-    of = torch.stack(
-        [(rows.own[:, h, None] - rows.other).abs().sum(-1).amax((0, 2)).argmin() for h in range(heads)]
-    ).tolist()
+    of = [int((rows.own[:, h, None] - rows.other).abs().sum(-1).amax((0, 2)).argmin()) for h in range(heads)]
     if of == list(range(heads)) or not rows.leaves(rows.other[:, of]):
         return None
     return _other(

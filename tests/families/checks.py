@@ -100,6 +100,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "documents": PACKED,
         "cache": "several tokens after a cache are scanned without its state (modeling_jamba.py:596-608)",
     },
+    **{key: {"cache": f"several tokens are scanned from 0 (modeling_{key}.py)"} for key in ("mamba", "falcon_mamba")},
     "kyutai_speech_to_text": {"cache": "the cache has the window of the config, and the mask has none (:593, 605)"},
     "moshi": {"cache": "the cache has the window of the config, and the mask has none (modeling_moshi.py:775, 787)",
               "window": "the same"},

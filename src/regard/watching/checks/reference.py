@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from regard.errors import ArgumentError, RegardError
+from regard.errors import ArgumentError
 from regard.maps.sources.call import CallSource
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.tensors.undisturbed import evaluated
@@ -138,13 +138,9 @@ def _seen(of: Given, what: str) -> tuple[list[AuditedCall], Any]:
     with evaluated(of.model), watch(of.model, values=True) as seen:
         try:
             output = output_of(of.model, of.batch)
-        except RegardError:
-            raise
         except Exception as error:
-            name = type(of.model).__name__
-            raise ArgumentError(
-                f"{what}, {name}, does not run on the inputs: {type(error).__name__}: {error}"
-            ) from error
+            said = f"{type(of.model).__name__}, does not run on the inputs: {type(error).__name__}: {error}"
+            raise ArgumentError(f"{what}, {said}") from error
     return [call for call in run_of(seen.record, UserTold()).calls if call.is_attention], output
 
 

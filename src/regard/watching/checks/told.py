@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from regard.watching.checks.roles import config_of
 from regard.watching.kept.arguments import KeptArguments
 from regard.watching.observed import Observed
 
@@ -178,7 +177,7 @@ class PadToken:
         root: Any = modules.get("")
         owners = [getattr(root, name, None) for name in ("config", "generation_config")]
         owners += [get() for one in owners[:1] if (get := getattr(one, "get_text_config", None)) is not None]
-        owners = [one for one in (*owners, config_of(modules, "")) if one is not None] or _inner(modules.values())
+        owners = [one for one in owners if one is not None] or _inner(modules.values())
         for owner in owners:
             if isinstance(found := getattr(owner, "pad_token_id", None), int) and found >= 0:
                 marks = (getattr(one, name, None) for one in owners for name in MARKS)

@@ -20,7 +20,6 @@ from tests.families.examine import Row, told
 
 PACKED = "attention tells packed documents apart by position_ids, and the recurrence or convolution does not"
 STATES = "a right-padded prompt leaves a wrong state for the next step"
-UNREAD = "several tokens after a cache are scanned without its state (modeling_jamba.py:596-608, modeling_mamba.py:456)"
 POOLED = "by design: texts are padded to one length, and the last place is pooled (modeling_siglip.py:539)"
 # By hand, in float64 where it runs: other contents of a document, and a step after a padded prompt, move results by
 # 1 to 5, and by 1e-5 at most where nothing was padded.
@@ -101,9 +100,9 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     "recurrent_gemma": {"documents": PACKED, "padding": "its recurrence takes no mask of padding"},
     "jamba": {
         "documents": PACKED,
-        "cache": UNREAD,
+        "cache": "several tokens after a cache are scanned without its state (modeling_jamba.py:596-608)",
     },
-    **{key: {"cache": UNREAD} for key in ("mamba", "falcon_mamba")},
+    **{key: {"cache": f"several tokens are scanned from 0 (modeling_{key}.py)"} for key in ("mamba", "falcon_mamba")},
     "kyutai_speech_to_text": {"cache": "the cache has the window of the config, and the mask has none (:593, 605)"},
     "moshi": {"cache": "the cache has the window of the config, and the mask has none (modeling_moshi.py:775, 787)",
               "window": "the same"},

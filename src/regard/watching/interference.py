@@ -28,7 +28,8 @@ PositionAxes = Mapping[TensorPlace, Sequence[tuple[int, str]]]
 
 
 ROWS = ""
-ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", *CACHE_NAMES, "attentions", "hidden_states")
+STATES = (*CACHE_NAMES, "cache_params")
+ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", "attentions", "hidden_states", *STATES)
 """Outputs of transformers' models that mix the sequences of a batch by design, or repeat other outputs."""
 
 
@@ -275,9 +276,10 @@ class Departed(NamedTuple):
 
 
 def shares(one: Tensor, other: Tensor, of: Tensor) -> Tensor:
-    """The differences over the largest finite value of a tensor; inf for NaN, and 0 where both are the same infinity,
-    as logits that a model rules out."""
-    apart = (one - other).masked_fill(one == other, 0.0).abs().nan_to_num(torch.inf, torch.inf)
+    """The differences over the largest finite value of a tensor; inf for NaN in one, and 0 where both are NaN or the
+    same infinity, as logits that a model rules out."""
+    is_same = (one == other) | (one.isnan() & other.isnan())
+    apart = (one - other).masked_fill(is_same, 0.0).abs().nan_to_num(torch.inf, torch.inf)
     return apart / max(float(of.double().nan_to_num(0.0, 0.0, 0.0).abs().max()), 1e-30)
 
 

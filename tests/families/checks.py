@@ -83,8 +83,8 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     "colpali": AS_PALIGEMMA,
     "grounding-dino": DINO,
     "mm-grounding-dino": DINO,
-    "nemotron3_5_asr": dict.fromkeys(("kernel and eager", "future"), ADDITIVE),
-    "nemotron_asr_streaming": dict.fromkeys(("kernel and eager", "future"), ADDITIVE),
+    "nemotron3_5_asr": dict.fromkeys(("kernel and eager", "not finite"), ADDITIVE),
+    "nemotron_asr_streaming": dict.fromkeys(("kernel and eager", "not finite"), ADDITIVE),
     "nemotron_asr_streaming_encoder": {"kernel and eager": ADDITIVE},
     "paligemma": AS_PALIGEMMA,
     # A cache gives other results.

@@ -25,8 +25,6 @@ TAKEN = (*STATES, "kv_cache", "past", "past_kv", "layer_past", "state", "states"
 """The arguments of caches and states."""
 START = "start_pos"
 """The argument with the number of positions before, of models that keep their cache."""
-MakesCache = Callable[[Any, int], Any]
-"""An empty cache for a model and a number of positions."""
 
 
 def static_cache(model: Any, length: int) -> Any:
@@ -36,16 +34,12 @@ def static_cache(model: Any, length: int) -> Any:
         raise UnsupportedError("it takes no static cache")
     from transformers import StaticCache
 
-    return StaticCache(config=model.config, max_cache_len=length + FREE)
-
-
-FREE = 3
-"""The places of a static cache that stay free."""
+    return StaticCache(config=model.config, max_cache_len=length + 3)  # (Three places stay free.)
 
 
 def read_with_cache(
     subject: Subject, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False,
-    begin: MakesCache | None = None,
+    begin: Callable[[Any, int], Any] | None = None,
 ) -> SubjectRun:  # fmt: skip
     """Read rows with a cache: all but the `last` positions at once, padded on a side, and these `chunk` at a time;
     `turned` exchanges two rows of one length, and their caches, after the prompt."""

@@ -273,6 +273,17 @@ def test_results_of_pairs_of_rows_are_no_results_of_a_row() -> None:
     assert not regard.check(Scores().eval(), torch.randn(3, LENGTH, WIDTH), causal=False).faults
 
 
+@pytest.mark.parametrize("leaks", [False, True])
+def test_streams_behind_one_another_are_compared(leaks: bool) -> None:
+    @of_words(dict)
+    def Streams(self: Any, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        return torch.cat([x, x.cumsum(1) + leaks * x.sum(1, keepdim=True)], 1)
+
+    checked = regard.check(Streams().eval(), ids(), causal=True)
+    assert {one.reason for one in checked.errors} == ({"future"} if leaks else set()), str(checked)
+
+
 @of_words(lambda *, leaks: {"places": nn.Embedding(200, WIDTH), "leaks": leaks})
 def Pair(self: Any, src: Tensor, tgt: Tensor) -> Tensor:
     """A target over a source, each padded with token 0, and told by it; `leaks` looks ahead in the target."""

@@ -80,9 +80,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "(modeling_autoformer.py:561-570)"
     },
     "prophetnet": dict.fromkeys(
-        ("batch", "future", "cache"),
-        "n-grams: distances are looked up by position, n-gram and head, and read by n-gram, head and position "
-        "(modeling_prophetnet.py, get_predict_relative_pos_embeddings)",
+        ("batch", "future", "cache"), "n-grams take distances of other positions (get_predict_relative_pos_embeddings)"
     ),
     "udop": {"batch": "image patches stand behind the padding, and positions are columns (modeling_udop.py:247, 969)"},
     "colpali": AS_PALIGEMMA,

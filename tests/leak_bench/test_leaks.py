@@ -12,14 +12,11 @@ from tests.leak_bench import families
 from tests.leak_bench.leaks import LEAKS, Leak
 
 pytest.importorskip("transformers")
-
-LEAST = 0.95
 AnyLeak = Leak | families.FamilyLeak
 SAMPLE: list[AnyLeak] = [*LEAKS[:: len(LEAKS) // 12], *families.LEAKS[11::18]]
 
 
 def verdict(leak: AnyLeak) -> tuple[Checked, float, bool]:
-    """The findings, by how much the leak changes the output of its twin, and whether it is named at its module."""
     model, given = leak.make(True)
     found = regard.check(model, given, causal=leak.causal)
     with torch.no_grad():
@@ -51,6 +48,6 @@ def test_at_least_95_of_100_leaks_are_named_and_every_twin_is_clean(leaks: list[
     assert len(verdicts) >= 150
     assert min(differs for _, differs, _ in verdicts) > 1e-4
     missed = [leak for leak, (_, _, is_named) in zip(leaks, verdicts, strict=True) if not is_named]
-    assert len(missed) <= (1 - LEAST) * len(verdicts), missed
+    assert len(missed) <= 0.05 * len(verdicts), missed
     assert not [str(twin(leak)) for leak in leaks if twin(leak).errors]
     assert sum(bool(twin(leak)) for leak in leaks) <= 2

@@ -104,17 +104,14 @@ def test_a_fault_of_a_cache_of_ones_own_is_named_at_its_layer(kind: type[Cached]
     assert {(one.reason, one.path) for one in checked.faults} == {("cache", f"layers.{AT}")}, str(checked)
 
 
-def test_each_step_gets_the_mask_of_all_keys() -> None:
-    checked = regard.check(Named("").eval(), {"input_ids": ids(), "attention_mask": torch.ones(3, LENGTH).long()})
-    assert not checked, str(checked)
-    assert "a cache, three positions at a time" in checked.tried
-
-
 def test_a_batch_that_turns_the_cache_off_is_tried_without_one() -> None:
     model = Named("the oldest key lost").eval()
     checked = regard.check(model, {"input_ids": ids(), "use_cache": False})
     assert not checked, str(checked)
     assert not [one for one in checked.tried if "cache" in one]
+    checked = regard.check(Named("").eval(), {"input_ids": ids(), "attention_mask": torch.ones(3, LENGTH).long()})
+    assert not checked
+    assert "a cache, three positions at a time" in checked.tried
 
 
 def test_a_mask_that_training_alone_has_is_found_in_evaluation() -> None:

@@ -81,8 +81,8 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     "colpali": AS_PALIGEMMA,
     "grounding-dino": DINO,
     "mm-grounding-dino": DINO,
-    "nemotron3_5_asr": dict.fromkeys(("kernel and eager", "future"), ADDITIVE),
-    "nemotron_asr_streaming": dict.fromkeys(("kernel and eager", "future"), ADDITIVE),
+    "nemotron3_5_asr": dict.fromkeys(("kernel and eager", "not finite"), ADDITIVE),
+    "nemotron_asr_streaming": dict.fromkeys(("kernel and eager", "not finite"), ADDITIVE),
     "nemotron_asr_streaming_encoder": {"kernel and eager": ADDITIVE},
     "paligemma": AS_PALIGEMMA,
     # A cache gives other results.
@@ -100,6 +100,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "documents": PACKED,
         "cache": "several tokens after a cache are scanned without its state (modeling_jamba.py:596-608)",
     },
+    **{key: {"cache": f"several tokens are scanned from 0 (modeling_{key}.py)"} for key in ("mamba", "falcon_mamba")},
     "kyutai_speech_to_text": {"cache": "the cache has the window of the config, and the mask has none (:593, 605)"},
     "moshi": {"cache": "the cache has the window of the config, and the mask has none (modeling_moshi.py:775, 787)",
               "window": "the same"},

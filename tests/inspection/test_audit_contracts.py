@@ -1,4 +1,4 @@
-"""What arguments, configs and caches tell an audit, and the object that it gives."""
+"""The facts that arguments, configs and caches tell an audit, and the object that it gives."""
 
 import json
 from typing import Any

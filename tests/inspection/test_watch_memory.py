@@ -1,4 +1,4 @@
-"""What a watch holds, counted on the tensors that are alive: queries, keys and one number a row, and hardly more."""
+"""The memory of a watch, counted on the tensors that are alive: queries, keys and one number a row, and hardly more."""
 
 import gc
 from collections.abc import Callable

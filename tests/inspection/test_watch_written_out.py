@@ -1,4 +1,4 @@
-"""Watching attention that a model writes out: what multiplied the values is kept, however it is written."""
+"""Watching attention that a model writes out: the weights that multiplied the values are kept, in any notation."""
 
 import warnings
 from collections.abc import Callable

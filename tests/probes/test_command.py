@@ -1,4 +1,4 @@
-"""`regard check`: what it prints, its exit status, and what it loads."""
+"""`regard check`: its output, its exit status, and its imports."""
 
 import json
 import subprocess

@@ -82,7 +82,7 @@ class View:
         status, said, told = self(*arguments, "--out", out, "--device", "cpu")
         assert (status, said) == (0, f"{out}\n"), told
         # (Of a large folder it says that it reads it.)
-        said_of = ("a pickle", f"reading {arguments[0]}: ", "are numbers: their parts")
+        said_of: tuple[str, ...] = ("a pickle", f"reading {arguments[0]}: ", "are numbers: their parts")
         said_of += ("is it another model's?",) if small else ()
         assert all(any(one in line for one in said_of) for line in told.splitlines()), told
         (found,) = json.loads(out.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The kernel's side of `regard.view`: exact answers to any question, by torch and NumPy, and what is refused."""
+"""The kernel's side of `regard.view`: exact answers to any question, by torch and NumPy, and refusals."""
 
 import html
 import json

@@ -123,8 +123,7 @@ NO_TOKENIZER = (
 
 
 def check_texts(folder: Path, otherwise: str) -> None:
-    """Check that some file of a folder may be a tokenizer's, so that transformers can be asked; it says otherwise what
-    to do."""
+    """Check that some file of a folder may be a tokenizer's; `otherwise` tells the remedy if none is."""
     names = [path.name for path in folder.iterdir() if path.is_file()]
     if all(any(fnmatch(name, known) for known in NO_TOKENIZER) for name in names):
         raise RunFolderError(f"{folder} has no tokenizer: {otherwise}")

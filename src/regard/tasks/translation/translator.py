@@ -225,7 +225,7 @@ class Translator(TranslationModel):
 
     @torch.no_grad()
     def attend(self, sentence: str, *, target: str | None = None, beam: Beam = Beam()) -> Attention:
-        """Translate a sentence and look at what every layer and head attended to.
+        """Translate a sentence and look at the attention of every layer and head.
 
         Args:
             sentence: the source.

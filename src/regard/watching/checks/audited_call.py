@@ -142,10 +142,10 @@ class AuditedCall:
 
     def ids(self, part: SequencePart | None, length: int) -> Told | None:
         """The ids of the tokens of a sequence, (B, length)."""
-        for one in handed(self.call, IDS, length) if part is not None else ():
-            if one.is_of(part, IDS[one.name]) and are_ids(one.values):
-                return one.told()
-        return None
+        if part is None:
+            return None
+        found = (one for one in handed(self.call, IDS, length) if are_ids(one.values))
+        return next((one.told() for one in found if one.is_of(part, IDS[one.name])), None)
 
     @cached_property
     def offset(self) -> int | None:
@@ -329,10 +329,6 @@ class NotAsked(Exception):
 def need(holds: bool, why_not: str) -> None:
     if not holds:
         raise NotAsked(why_not)
-
-
-def need_attention(call: AuditedCall) -> None:
-    need(call.is_attention, "it is no attention over positions")
 
 
 def need_one_sequence(call: AuditedCall, *, has_own_keys: bool = False) -> None:

@@ -77,9 +77,6 @@ def check(
     >>> check(Port(), x, reference=Model()).errors[0].cause
     '1/sqrt(4) is missing, or applied twice in the reference'
     """
-    for one in (model, *([] if reference is None else [reference])):
-        if not isinstance(one, nn.Module):
-            raise ArgumentError(f"check() takes a torch.nn.Module, got {type(one).__name__}")
     user = UserTold(causal, padding, documents)
     if batch is None and any(one is not None for one in (padding, documents)):
         raise ArgumentError("padding= and documents= describe a batch: check(model, batch, padding=...)")

@@ -119,8 +119,7 @@ def by_module(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def grouped(findings: Iterable[Finding]) -> list[str]:
-    """The lines of each fault that modules have in common: the first of them, the number of the others, the cause and
-    the remedy."""
+    """The lines of each fault that modules share: the first of them, the count of the others, cause and remedy."""
     alike: dict[tuple[str, str, str, str], list[Finding]] = {}
     for one in findings:
         alike.setdefault((one.reason, one.severity, one.cause, one.remedy), []).append(one)

@@ -23,8 +23,6 @@ DECODED, FEW = 11, 6
 """and of the decoder's inputs."""
 MASKED = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 """The inputs of tokens, and the names of their masks."""
-MASKED_PIXELS = ("return_loss", "bool_masked_pos")
-"""Arguments of models that read pixels beside tokens."""
 LISTED = 20_000
 """The most tokens that are chosen from."""
 
@@ -96,7 +94,7 @@ def _row(model: Any, takes: Container[str], generator: torch.Generator, *, is_sh
     main = model.main_input_name if isinstance(model.main_input_name, str) else "input_ids"
     if main == "input_ids" or ("input_ids" in takes and main != "pixel_values"):
         row["input_ids"] = _tokens(model, generator, SHORT if is_short else LONG)
-    masks_pixels = "pixel_values" in takes and any(name in takes for name in MASKED_PIXELS)
+    masks_pixels = "pixel_values" in takes and ("return_loss" in takes or "bool_masked_pos" in takes)
     if main == "pixel_values" or (main == "input_ids" and masks_pixels):
         row["pixel_values"] = _pixels(model, generator)
     if main == "input_features":

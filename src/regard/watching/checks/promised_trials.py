@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -16,15 +16,14 @@ from regard.watching.checks.differences import (
     Around,
     Broken,
     Judge,
+    OneDraw,
     Promise,
     Same,
     Way,
     are_equal,
-    as_it_is,
     as_they_are,
     in_training,
     loss_of,
-    random_states,
 )
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.made_up import beyond, borders, cuts
@@ -141,7 +140,7 @@ class PromisedTrials:
         if not subject.causal or subject.ahead is None:
             return
         ways: list[tuple[str, Sequence[Sample], Side, Around]] = [
-            (f",{said}" if said else "", rows, side, as_it_is) for said, rows, side in self.forms()
+            (f",{said}" if said else "", rows, side, nullcontext) for said, rows, side in self.forms()
         ]
         if not self.has_norms:
             ways.append((", in training", [subject.rows.long], "right", in_training))
@@ -156,7 +155,7 @@ class PromisedTrials:
             self._prefix(subject.rows.long)
 
     def _looks_ahead(
-        self, rows: Sequence[Sample], place: int, says: str, side: Side = "right", around: Around = as_it_is
+        self, rows: Sequence[Sample], place: int, says: str, side: Side = "right", around: Around = nullcontext
     ) -> bool:
         changed = [self.subject.changed(rows[0], slice(place, None)), *rows[1:]]
         before, after = (as_they_are(one, side=side, around=around) for one in (rows, changed))
@@ -270,17 +269,14 @@ class PromisedTrials:
     def try_training(self) -> None:
         if self.has_norms or any(one.reason == "future" for one in self.found):
             return
-        rows, is_fixed = [self.subject.rows.long], False
+        rows, draws = [self.subject.rows.long], [OneDraw(0.0), OneDraw(1 - 2**-24)]
         with self.trying("training and evaluation"):
-            trained = as_they_are(rows, around=in_training)
+            trained, runs = as_they_are(rows, around=in_training), []
             with suppress(Exception):  # of a part that needs more than one short sequence in training
-                first = trained(self.subject)
-                torch.manual_seed(1)
-                before = random_states(self.subject)
-                is_same = are_equal(trained.run(self.subject), first)
-                # (A whole branch that is dropped seldom gives two equal results.)
-                is_fixed = is_same and all(map(torch.equal, before, random_states(self.subject)))
-            if not is_fixed:
+                for draw in draws:
+                    with draw:
+                        runs.append(trained(self.subject))
+            if len(runs) < 2 or any(draw.has_others for draw in draws) or not are_equal(*runs):
                 raise UnsupportedError("it drops at random, or does not train on one sequence")
             self.unless_rounding("training", TRAINING, Promise(as_they_are(rows), trained), severity="warning")
 
@@ -306,7 +302,7 @@ class PromisedTrials:
             with self.trying(f"a cache over {length} positions"):
                 border = max(passed, default=length // 2)
                 last = max(3, length - border + 1)
-                if not self._reads_apart([row], min(last, MOST_STEPS), 1, f"over {length} positions"):
+                if not self._reads_apart([row], min(last, 40), 1, f"over {length} positions"):
                     self._reads_apart([row], last, border // 2 + 1, f"over {length} positions, in parts")
 
     def _longest(self) -> Sample | None:
@@ -360,8 +356,11 @@ class PromisedTrials:
     @contextmanager
     def trying(self, what: str) -> Iterator[None]:
         self.tried.append(what)
+        self.judge.has_nan = False
         try:
             yield
+            if self.judge.has_nan and not any(one.reason == "not finite" for one in self.found):
+                self.found.append(Finding("not finite", "error", f"its output has NaN, in both runs: {what}"))
         except UnsupportedError:
             self.tried.remove(what)
         except Exception as error:
@@ -403,7 +402,3 @@ class PromisedTrials:
             return ""
         attends = kind == "attention"
         return "its attention needs a causal mask on this path" if attends else f"its {kind} reads later positions"
-
-
-MOST_STEPS = 40
-"""The most single steps with a cache over a long sequence."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from regard.errors import ArgumentError, RegardError
+from regard.errors import ArgumentError
 from regard.maps.sources.call import CallSource
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.tensors.undisturbed import evaluated
@@ -138,13 +138,9 @@ def _seen(of: Given, what: str) -> tuple[list[AuditedCall], Any]:
     with evaluated(of.model), watch(of.model, values=True) as seen:
         try:
             output = output_of(of.model, of.batch)
-        except RegardError:
-            raise
         except Exception as error:
-            name = type(of.model).__name__
-            raise ArgumentError(
-                f"{what}, {name}, does not run on the inputs: {type(error).__name__}: {error}"
-            ) from error
+            said = f"{type(of.model).__name__}, does not run on the inputs: {type(error).__name__}: {error}"
+            raise ArgumentError(f"{what}, {said}") from error
     return [call for call in run_of(seen.record, UserTold()).calls if call.is_attention], output
 
 
@@ -223,9 +219,7 @@ def _told_apart(pair: PairedCalls, live: Tensor, worst: int, apart: float) -> Fi
 def other_heads(rows: SomeRows) -> Finding | None:
     """Heads in another order: each is one of the reference, in another place."""
     heads = rows.own.shape[1]
-    of = torch.stack(
-        [(rows.own[:, h, None] - rows.other).abs().sum(-1).amax((0, 2)).argmin() for h in range(heads)]
-    ).tolist()
+    of = [int((rows.own[:, h, None] - rows.other).abs().sum(-1).amax((0, 2)).argmin()) for h in range(heads)]
     if of == list(range(heads)) or not rows.leaves(rows.other[:, of]):
         return None
     return _other(

@@ -279,16 +279,15 @@ class Subject:
         return sdpa_kernel([SDPBackend.MATH])
 
     def fresh(self) -> Self:
-        if not self.keeps_state:
-            return self
-        other = copy.copy(self)
-        other.model = copy.deepcopy(self.model)
-        return other
+        return self._of(copy.deepcopy(self.model)) if self.keeps_state else self
 
     def in_double(self) -> Self:
-        other = copy.copy(self)
         own: Any = copy.deepcopy(self.model).double()
-        other.model = own
         if hasattr(own, "set_experts_implementation"):
             own.set_experts_implementation("eager")
+        return self._of(own)
+
+    def _of(self, model: nn.Module) -> Self:
+        other = copy.copy(self)
+        other.model = model
         return other

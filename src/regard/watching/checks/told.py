@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from regard.watching.checks.roles import config_of
 from regard.watching.kept.arguments import KeptArguments
 from regard.watching.observed import Observed
 
@@ -178,7 +177,7 @@ class PadToken:
         root: Any = modules.get("")
         owners = [getattr(root, name, None) for name in ("config", "generation_config")]
         owners += [get() for one in owners[:1] if (get := getattr(one, "get_text_config", None)) is not None]
-        owners = [one for one in (*owners, config_of(modules, "")) if one is not None] or _inner(modules.values())
+        owners = [one for one in owners if one is not None] or _inner(modules.values())
         for owner in owners:
             if isinstance(found := getattr(owner, "pad_token_id", None), int) and found >= 0:
                 marks = (getattr(one, name, None) for one in owners for name in MARKS)
@@ -342,20 +341,19 @@ def _runs_at_ends(flags: Tensor) -> tuple[Tensor, Tensor]:
 
 def _by_the_calls_before(call: Any) -> Told | None:
     """The padding of keys that earlier calls made: of a cache, of the same memory, or of an encoder's output."""
-    before, keys = call.before, call.sizes.keys
+    before, step, keys, batch = call.before, call.step, call.sizes.keys, call.sizes.flat_batch
+    is_reordered = step is not None and step.origins is not None
+    known: Told | None
     if call.crosses:
-        is_reordered = call.grows or (call.step is not None and call.step.origins is not None)
-        shape = call.sizes.flat_batch, keys
-        if before is not None and not is_reordered and (before.sizes.flat_batch, before.sizes.keys) == shape:
-            keep: Told | None = before.keep
-            return keep
-        encoder = call.encoder
-        known = None if encoder is None or encoder.sizes.keys != keys else encoder.keep
-        return known if known is not None and len(known.values) == call.sizes.flat_batch else None
-    if before is None or not call.grows or call.step is None or call.step.origins is not None:
+        is_again = before is not None and not call.grows and not is_reordered
+        is_again = is_again and (before.sizes.flat_batch, before.sizes.keys) == (batch, keys)
+        maker = before if is_again else call.encoder
+        known = None if maker is None or maker.sizes.keys != keys else maker.keep
+        return known if known is not None and len(known.values) == batch else None
+    if before is None or not call.grows or step is None or is_reordered:
         return None
     known, new = before.keep, keys - before.sizes.keys
-    if known is None or new < 0 or call.step.start != (before.step.start if before.step is not None else 0):
+    if known is None or new < 0 or step.start != (before.step.start if before.step is not None else 0):
         return None
     return Told(pad(known.values, (0, new), value=True), known.source, known.is_sure)
 

@@ -1,7 +1,7 @@
 """The trials of a check: runs of a model whose results must agree, by what it promises, and their audits."""
 
 from collections.abc import Container
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, RegardError
 from regard.watching.checks.audit import CAUSAL_UNKNOWN, audit
 from regard.watching.checks.audited_call import UserTold, run_of
-from regard.watching.checks.differences import Promise, Same, Way, are_equal, as_it_is, as_they_are, in_training
+from regard.watching.checks.differences import Promise, Same, Way, are_equal, as_they_are, in_training
 from regard.watching.checks.finding import Checked, Finding
 from regard.watching.checks.made_up import text_config
 from regard.watching.checks.promised_trials import PromisedTrials
@@ -58,8 +58,7 @@ class Trials(PromisedTrials):
         if not are_equal(first, alone(subject)):
             self._stateful(alone)
         torch.manual_seed(1)
-        other = subject.run([rows.long])
-        if not are_equal(alone(subject), other) and not subject.keeps_state:
+        if not are_equal(subject.run([rows.long]), alone(subject)) and not subject.keeps_state:
             self.found.append(Finding("random", "info", "its output is random in evaluation mode too: not compared"))
             self.unknown.append("its output is random, so no results were compared: set dropout to 0 in evaluation")
         else:
@@ -142,7 +141,7 @@ class Trials(PromisedTrials):
 
     def _eager(self) -> None:
         for said, batch, side in self.forms():
-            kernel, written = (as_they_are(batch, side=side, around=one) for one in (as_it_is, Subject.eager))
+            kernel, written = (as_they_are(batch, side=side, around=one) for one in (nullcontext, Subject.eager))
             with self.trying(f"eager{said}"):
                 same = [Same(number, number) for number in range(len(batch))]
                 says = EAGER.format(said and f" of a batch{said}")

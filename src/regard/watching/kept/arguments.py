@@ -70,8 +70,14 @@ def is_small(name: str, tensor: Tensor) -> bool:
 
 
 def positional_names(module: nn.Module) -> tuple[str, ...]:
-    """The arguments of `forward` that may be given in their order; none where they are not known, as of TorchScript."""
-    own = module.__dict__.get("forward")  # (One that is put in its place, as by accelerate, takes no module.)
+    """The arguments of `forward` that may be given in their order; none where they are not known.
+
+    >>> wrapped = nn.Linear(2, 2)
+    >>> wrapped.forward = lambda input: input  # as accelerate does: it takes no module
+    >>> positional_names(nn.Linear(2, 2)), positional_names(wrapped)
+    (('input',), ('input',))
+    """
+    own = module.__dict__.get("forward")
     return _names(getattr(type(module), "forward", None))[1:] if own is None else _names(own)
 
 

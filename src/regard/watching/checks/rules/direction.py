@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.watching.checks.audited_call import AuditedCall, NotAsked, need, need_attention, need_one_sequence
+from regard.watching.checks.audited_call import AuditedCall, NotAsked, need, need_one_sequence
 from regard.watching.checks.breach import breach, hidden_pairs
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.roles import around
@@ -131,7 +131,7 @@ def _causal_by(call: AuditedCall) -> tuple[str, str]:
 
 
 def images_and_prefixes_rule(call: AuditedCall) -> Iterator[Finding]:
-    need_attention(call)
+    need(call.is_attention, "it is no attention over positions")
     told, found, window = call.types or call.prefix, two_way_blocks(call), window_of(call)
     if found is None:
         raise NotAsked("no token_type_ids were given, or they are no part of a mask, as far as is known")

@@ -78,7 +78,9 @@ def read_with_cache(
         given = dict(prompt)
         if cut.start:
             given |= {n: ends[n][:, cut.start - width : cut.stop - width] for n in own}
-            given |= {n: subject.tells[n].given(keep[:, : cut.stop]) for n in masks}
+            # (Beside the cache of Mamba's models, a mask is of the new positions.)
+            read = slice(cut.start if name == "cache_params" else 0, cut.stop)
+            given |= {n: subject.tells[n].given(keep[:, read]) for n in masks}
         more: dict[str, Any] = {"use_cache": True} if "use_cache" in takes else {}
         if is_started:
             more[START] = cut.start

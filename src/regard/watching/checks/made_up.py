@@ -209,7 +209,10 @@ def borders(model: nn.Module) -> list[int]:
     """The lengths that a model and its configs name, rising: at their multiples something may begin anew."""
     found = set[int]()
     for owner in _owners(model):
-        for name, value in list(vars(owner).items()):
+        # (Classes of configs hold the defaults of their settings.)
+        kinds = type(owner).__mro__ if isinstance(owner, nn.Module) else ()
+        of_class = {name: one for kind in reversed(kinds) for name, one in vars(kind).items()}
+        for name, value in {**of_class, **vars(owner)}.items():
             if name[:1] != "_" and any(one in name for one in NAMED) and not any(one in name for one in COUNTED):
                 several = value if isinstance(value, list | tuple) else (value,)
                 found |= {n for n in several if type(n) is int and 1 < n <= MOST}

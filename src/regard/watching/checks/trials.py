@@ -97,7 +97,7 @@ class Trials(PromisedTrials):
 
     def _compare(self) -> None:
         ahead, axes = self.subject.ahead, (self.judge.axes(False, parts) for parts in (False, True))
-        follows = (of for one in axes for place, found in one.items() if place[1] for _, of in found)
+        follows = (of for one in axes for place, found in one.items() if place[1] for _, of, *_ in found)
         if self.subject.causal and ahead is not None and ahead not in follows:
             self.unknown.append(NO_AXIS.format(ahead))
         self.try_batch()

@@ -279,8 +279,9 @@ class Subject:
         return sdpa_kernel([SDPBackend.MATH])
 
     def fresh(self) -> Self:
-        if not self.keeps_state:
-            return self
+        return self.copied() if self.keeps_state else self
+
+    def copied(self) -> Self:
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model)
         return other

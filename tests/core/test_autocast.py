@@ -12,7 +12,7 @@ from regard.call.scores.additive import Additive
 from regard.call.scores.base import Bilinear, Cosine, ScaledDot
 from regard.models import RNNConfig, RNNSeq2Seq
 from regard.watching.analysis.rollout import rollout
-from tests.modules import module
+from tests.modules import module, watching
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -100,8 +100,7 @@ def every_map() -> dict[str, AttentionMap]:
         "half": regard.map_of(query.bfloat16(), key.bfloat16()),
         "recurrence": regard.linear_attention(query.abs(), key.abs(), value, decay=decay, return_weights=True).weights,
     }
-    with torch.no_grad(), regard.watch(Attends()) as seen:
-        seen.modules[""](query, key, value)
+    seen = watching(Attends())(query, key, value)
     return found | {"watched": seen[""], "mean": found["causal"].average(), "keys first": found["causal"].mT}
 
 

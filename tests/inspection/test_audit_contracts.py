@@ -42,8 +42,7 @@ def ids(side: str = "right") -> Tensor:
 
 
 def audited(model: nn.Module, told: Any = None, **given: Any) -> Checked:
-    with torch.no_grad(), regard.watch(model.eval()) as seen:
-        model(**given)
+    seen = watching(model.eval())(**given)
     return seen.audit(**(told or {}))
 
 

@@ -395,3 +395,16 @@ def test_ties_of_a_choice_and_noise_are_no_leaks() -> None:
 def test_a_model_whose_inputs_cannot_be_made_up_asks_for_a_batch(name: str, missing: str) -> None:
     with pytest.raises(ArgumentError, match=f"says no {missing}: give a batch"):
         check(tiny(name))
+
+
+def test_a_mask_beside_the_states_of_mamba_is_of_the_new_positions() -> None:
+    given = {"input_ids": torch.randint(3, 61, (2, 9)), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
+    assert "a cache, three positions at a time" in check(sharp(tiny("mamba")), given).tried
+
+
+def test_a_pooled_result_that_reads_padding_is_a_warning() -> None:
+    """Whole models of transformers pool so by design (SigLIP), and others by mistake."""
+    model = sharp(tiny("bert"))
+    assert not check(model)
+    model.pooler.forward = lambda states: states.mean(1)
+    assert [(one.path, one.reason, one.severity) for one in check(model)[:1]] == [("pooler", "padding", "warning")]

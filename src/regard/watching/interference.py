@@ -176,9 +176,8 @@ class RunTrace(FollowedRun):
 
     def _joined(self, one: Mark, other: Mark) -> Mark | None:
         pairs = list(zip(one.along, other.along, strict=False))
-        if len(one.along) != len(other.along) or any(a.features != b.features for a, b in pairs):
-            return None
-        if any(a.values.shape[1] != b.values.shape[1] for a, b in pairs):
+        are_alike = all(a.features == b.features and a.values.shape[1] == b.values.shape[1] for a, b in pairs)
+        if len(one.along) != len(other.along) or not are_alike:
             return None
         along = [self._axis(*pair) for pair in pairs]
         found = tuple(axis for axis in along if axis is not None)
@@ -306,7 +305,7 @@ class Comparison:
         least_features: int = 1,
     ) -> None:  # fmt: skip
         self.one, self.other, self.pairs, self.tolerance = one, other, pairs, tolerance
-        self.least_features = least_features
+        self.least_features, self.has_nan = least_features, False
 
     def of_results(self) -> float | None:
         """By how much the results of the model itself are apart, as a share of the largest; None without any."""
@@ -365,6 +364,7 @@ class Comparison:
             a = one.values[at.cpu().to(one.values.device), row % one.values.shape[1]]
             b = other.values[its_at.cpu().to(other.values.device), its_row % other.values.shape[1]]
             a, b = (values.double().cpu().reshape(len(at), -1) for values in (a, b))
+            self.has_nan = self.has_nan or bool((a.isnan() & b.isnan()).any())
             apart = shares(a, b, one.values).amax(1)
             found.append((float(apart.max()), int(apart.argmax())))
         return max(found, default=None)

@@ -25,8 +25,6 @@ TAKEN = (*STATES, "kv_cache", "past", "past_kv", "layer_past", "state", "states"
 """The arguments of caches and states."""
 START = "start_pos"
 """The argument with the number of positions before, of models that keep their cache."""
-MakesCache = Callable[[Any, int], Any]
-"""An empty cache for a model and a number of positions."""
 
 
 def static_cache(model: Any, length: int) -> Any:
@@ -36,16 +34,12 @@ def static_cache(model: Any, length: int) -> Any:
         raise UnsupportedError("it takes no static cache")
     from transformers import StaticCache
 
-    return StaticCache(config=model.config, max_cache_len=length + FREE)
-
-
-FREE = 3
-"""The places of a static cache that stay free."""
+    return StaticCache(config=model.config, max_cache_len=length + 3)  # (Three places stay free.)
 
 
 def read_with_cache(
     subject: Subject, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False,
-    begin: MakesCache | None = None,
+    begin: Callable[[Any, int], Any] | None = None,
 ) -> SubjectRun:  # fmt: skip
     """Read rows with a cache: all but the `last` positions at once, padded on a side, and these `chunk` at a time;
     `turned` exchanges two rows of one length, and their caches, after the prompt."""
@@ -84,7 +78,9 @@ def read_with_cache(
         given = dict(prompt)
         if cut.start:
             given |= {n: ends[n][:, cut.start - width : cut.stop - width] for n in own}
-            given |= {n: subject.tells[n].given(keep[:, : cut.stop]) for n in masks}
+            # (Beside the cache of Mamba's models, a mask is of the new positions.)
+            read = slice(cut.start if name == "cache_params" else 0, cut.stop)
+            given |= {n: subject.tells[n].given(keep[:, read]) for n in masks}
         more: dict[str, Any] = {"use_cache": True} if "use_cache" in takes else {}
         if is_started:
             more[START] = cut.start

@@ -96,10 +96,27 @@ def are_equal(one: SubjectRun, other: SubjectRun) -> bool:
     return mine.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in mine.items())
 
 
-def random_states(subject: Subject) -> list[Tensor]:
+class OneDraw(TorchFunctionMode):
+    """`torch.rand` draws one number alone. What 0 and nearly 1 leave unchanged is decided by no draw."""
+
+    has_others = False
+    """True if a function drew in another way."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.number = number
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before, found = random_states(), func(*args, **(kwargs or {}))
+        if func in (torch.rand, torch.rand_like):
+            return found.fill_(self.number)
+        self.has_others = self.has_others or not all(map(torch.equal, before, random_states()))
+        return found
+
+
+def random_states() -> list[Tensor]:
     """Those of torch's generators, which a draw moves on."""
-    devices = {one.device for one in subject.model.parameters() if one.is_cuda}
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(one) for one in devices)]
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
 
 
 def loss_of(subject: Subject, row: Sample) -> float:
@@ -156,13 +173,15 @@ class Judge:
     """Decides between rounding and fault; makes at most one copy of the model, in float64, and locates faults."""
 
     def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+        self.subject, self.has_nan = subject, False
         self._axes: dict[tuple[bool, bool], PositionAxes] = {}
 
     def difference(self, promise: Promise) -> float | None:
-        """The largest difference of the results at the positions of a promise, over the largest result; inf if either
-        has NaN, None without a result to compare."""
-        return self._compared(promise, is_double=False, parts=False).of_results()
+        """The largest difference of the results at the positions of a promise, over the largest result; inf if one of
+        them has NaN, None without a result to compare."""
+        compared = self._compared(promise, is_double=False, parts=False)
+        found, self.has_nan = compared.of_results(), compared.has_nan or self.has_nan
+        return found
 
     def broken(self, promise: Promise, least: float | None = None) -> Broken | None:
         """The measured difference, if it stays in float64, and the module where it begins; or None. NaN is always

@@ -216,10 +216,9 @@ class Subject:
         return SubjectRun(results, self.places(len(rows), keeps, side))
 
     def places(self, rows: int, keeps: Mapping[str, Tensor], side: Side) -> list[Places]:
-        """Those of each row; without a place of the row as a whole where padding may reach its pooled results: a model
-        of transformers may take one from a place that is padding, by design, as SigLIP."""
-        is_pooled = side == self.own_side and not is_huggingface_model(self.model)
-        is_pooled = is_pooled or all(bool(keep.all()) for keep in keeps.values())
+        """Those of each row; without a place of the row as a whole where its padding stands on the other side than the
+        caller's, where a pooled result may be that of the first token."""
+        is_pooled = side == self.own_side or all(bool(keep.all()) for keep in keeps.values())
         whole = {ROWS: torch.zeros(1, dtype=torch.long)} if is_pooled else {}
         at = [{**whole, **{of: keep[row].nonzero()[:, 0] for of, keep in keeps.items()}} for row in range(rows)]
         return [{of: Place(row, index) for of, index in one.items()} for row, one in enumerate(at)]
@@ -282,14 +281,15 @@ class Subject:
         return self.copied() if self.keeps_state else self
 
     def copied(self) -> Self:
-        other = copy.copy(self)
-        other.model = copy.deepcopy(self.model)
-        return other
+        return self._of(copy.deepcopy(self.model))
 
     def in_double(self) -> Self:
-        other = copy.copy(self)
         own: Any = copy.deepcopy(self.model).double()
-        other.model = own
         if hasattr(own, "set_experts_implementation"):
             own.set_experts_implementation("eager")
+        return self._of(own)
+
+    def _of(self, model: nn.Module) -> Self:
+        other = copy.copy(self)
+        other.model = model
         return other

@@ -79,6 +79,9 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "batch": "delays are tiled over heads first, values over sequences first: a sequence gets those of another "
         "(modeling_autoformer.py:561-570)"
     },
+    "prophetnet": dict.fromkeys(
+        ("batch", "future", "cache"), "n-grams take distances of other positions (get_predict_relative_pos_embeddings)"
+    ),
     "udop": {"batch": "image patches stand behind the padding, and positions are columns (modeling_udop.py:247, 969)"},
     "colpali": AS_PALIGEMMA,
     "grounding-dino": DINO,

@@ -69,7 +69,7 @@ false one: of ties, of a canvas that is read both ways, of float64 alone."""
     "name",
     [
         *Random(7).sample([row["architecture"] for row in table.rows() if "why" not in row], CHECKED),
-        *("bamba", "convbert", "moshi", "deepseek_v32", "diffusion_gemma", "shieldgemma2"),
+        *("bamba", "convbert", "moshi", "deepseek_v32", "diffusion_gemma", "shieldgemma2", "prophetnet"),
     ],
 )
 def test_a_check_of_an_architecture_finds_what_is_known_of_it(name: str) -> None:

@@ -104,17 +104,14 @@ def test_a_fault_of_a_cache_of_ones_own_is_named_at_its_layer(kind: type[Cached]
     assert {(one.reason, one.path) for one in checked.faults} == {("cache", f"layers.{AT}")}, str(checked)
 
 
-def test_each_step_gets_the_mask_of_all_keys() -> None:
-    checked = regard.check(Named("").eval(), {"input_ids": ids(), "attention_mask": torch.ones(3, LENGTH).long()})
-    assert not checked, str(checked)
-    assert "a cache, three positions at a time" in checked.tried
-
-
 def test_a_batch_that_turns_the_cache_off_is_tried_without_one() -> None:
     model = Named("the oldest key lost").eval()
     checked = regard.check(model, {"input_ids": ids(), "use_cache": False})
     assert not checked, str(checked)
     assert not [one for one in checked.tried if "cache" in one]
+    checked = regard.check(Named("").eval(), {"input_ids": ids(), "attention_mask": torch.ones(3, LENGTH).long()})
+    assert not checked
+    assert "a cache, three positions at a time" in checked.tried
 
 
 def test_a_mask_that_training_alone_has_is_found_in_evaluation() -> None:
@@ -271,6 +268,17 @@ def test_results_of_pairs_of_rows_are_no_results_of_a_row() -> None:
         return pooled @ pooled.mT
 
     assert not regard.check(Scores().eval(), torch.randn(3, LENGTH, WIDTH), causal=False).faults
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_streams_behind_one_another_are_compared(leaks: bool) -> None:
+    @of_words(dict)
+    def Streams(self: Any, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        return torch.cat([x, x.cumsum(1) + leaks * x.sum(1, keepdim=True)], 1)
+
+    checked = regard.check(Streams().eval(), ids(), causal=True)
+    assert {one.reason for one in checked.errors} == ({"future"} if leaks else set()), str(checked)
 
 
 @of_words(lambda *, leaks: {"places": nn.Embedding(200, WIDTH), "leaks": leaks})

@@ -23,8 +23,9 @@ NumberedCall = tuple[str, int]
 TensorPlace = tuple[NumberedCall, bool, str]
 """A call, whether the tensor is of its outputs, and the tensor's name: that of an argument, and its number within."""
 MODEL: NumberedCall = ("", 0)
-PositionAxes = Mapping[TensorPlace, Sequence[tuple[int, str]]]
-"""The axes of positions of a tensor, each with the name of its sequence; and that of rows, `ROWS`."""
+PositionAxes = Mapping[TensorPlace, Sequence[tuple[int, str, int]]]
+"""The axes of positions of a tensor, each with the name of its sequence and its number of streams, such as n-grams; and
+that of rows, `ROWS`."""
 
 
 ROWS = ""
@@ -197,17 +198,22 @@ class RunTrace(FollowedRun):
     def _mark(self, x: Tensor, place: TensorPlace) -> Mark:
         if self.axes is None:
             return Mark(tuple(x.shape))
-        axes = [(axis, of) for axis, of in self.axes.get(place, ()) if axis < x.dim()]
+        axes = [axis for axis in self.axes.get(place, ()) if axis[0] < x.dim()]
         prints = torch.clone if place[1] and not place[0][0] else _product  # (The next call may write to results.)
-        along = tuple(one for axis, of in axes if of != ROWS for one in self._along(x, axis, of, prints))
-        whole = None if along or x.numel() > MOST_VALUES else float(_product(x.reshape(1, -1)).sum())
-        if not along and (0, ROWS) in axes and len(x) == self.rows and x.numel():
+        along = tuple(one for of in axes if of[1] != ROWS for one in self._along(x, *of, prints))
+        whole = None if along or x.numel() > 1 << 20 else float(_product(x.reshape(1, -1)).sum())
+        if not along and (0, ROWS, 1) in axes and len(x) == self.rows and x.numel():
             rows = x.reshape(1, self.rows, -1)
             along = (AxisPrints(ROWS, prints(rows), rows.shape[-1]),)
         return Mark(tuple(x.shape), along, whole)
 
-    def _along(self, x: Tensor, axis: int, sequence: str, prints: Callable[[Tensor], Tensor]) -> list[AxisPrints]:
-        """Two readings of a first axis: it may hold each row's positions, or each position's rows."""
+    def _along(
+        self, x: Tensor, axis: int, sequence: str, streams: int, prints: Callable[[Tensor], Tensor]
+    ) -> list[AxisPrints]:
+        """Two readings of a first axis: it may hold each row's positions, or each position's rows; and of streams."""
+        if streams > 1 and x.shape[1] % streams == 0:
+            read = [x.unflatten(1, (streams, -1)).transpose(1, 2), x.unflatten(1, (-1, streams))]
+            return [axis for one in read for axis in self._along(one, 1, sequence, 1, prints)]
         moved = x.movedim(axis, 0)
         rest = moved.shape[1:]
         if axis == 1 and rest[0] == self.rows:
@@ -224,8 +230,7 @@ class RunTrace(FollowedRun):
 
 
 HIDDEN = 1e30
-MOST_VALUES = 1 << 20
-"""The most values of a tensor without positions that are compared."""
+"""From here on, a number in a mask stands for infinity."""
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -260,9 +265,12 @@ def proved_axes(runs: Mapping[str, tuple[RunTrace, RunTrace, int]]) -> PositionA
         for place, shape in _shapes(trace):
             less = shapes.get(place, ())
             pairs = zip(shape, less, strict=False) if len(less) == len(shape) else ()
-            axes = [axis for axis, pair in enumerate(pairs) if pair == (size, size - 1)]
-            if sequence != ROWS or axes == [0]:
-                found.setdefault(place, []).extend((axis, sequence) for axis in axes)
+            axes = [
+                (axis, sequence, of) for axis, pair in enumerate(pairs)
+                for of in range(1, 5 if axis == 1 and sequence != ROWS else 2) if pair == (of * size, of * (size - 1))
+            ]  # fmt: skip
+            if sequence != ROWS or axes == [(0, ROWS, 1)]:
+                found.setdefault(place, []).extend(axes)
     return found
 
 
@@ -372,8 +380,5 @@ class Comparison:
     @staticmethod
     def _changed_wholes(ones: TensorMarks, others: TensorMarks) -> set[float]:
         pairs = [(ones[name], others[name]) for name in ones.keys() & others.keys()]
-        return {
-            one.whole for one, other in pairs
-            if one.whole is not None and other.whole is not None and one.shape == other.shape
-            and one.whole != other.whole
-        }  # fmt: skip
+        moved = [pair for pair in pairs if pair[0].shape == pair[1].shape and pair[0].whole != pair[1].whole]
+        return {one.whole for one, other in moved if one.whole is not None and other.whole is not None}

@@ -23,8 +23,6 @@ DECODED, FEW = 11, 6
 """and of the decoder's inputs."""
 MASKED = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 """The inputs of tokens, and the names of their masks."""
-LISTED = 20_000
-"""The most tokens that are chosen from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ def _tokens(model: Any, generator: torch.Generator, length: int) -> Tensor:
     text, length = text_config(model), min(length, longest(model))
     size = int(_setting(model, "vocab_size", text, model.config))
     special = special_tokens(model.config)
-    usual = [token for token in range(3, min(size, LISTED)) if token not in special] or list(range(size))
+    usual = [token for token in range(3, min(size, 20_000)) if token not in special] or list(range(size))
     return torch.tensor(usual)[torch.randint(len(usual), (length,), generator=generator)]
 
 

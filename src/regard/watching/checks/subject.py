@@ -32,8 +32,6 @@ from regard.watching.interference import ROWS, Place, Places, results_of
 
 IGNORED = -100
 """The label of positions without a loss."""
-LEAST_PADDED = 6
-"""The least length of a row of which a part can be padding."""
 
 
 class Subject:
@@ -88,7 +86,7 @@ class Subject:
     def _shortened(self, row: Sample) -> Sample | None:
         sequences = {one.of for one in self.tells.values()}
         lengths = {len(row[of]) for of in sequences}
-        if len(lengths) != 1 or max(lengths) < LEAST_PADDED:
+        if len(lengths) != 1 or max(lengths) < 6:
             return None
         for of in sequences:
             row = self.cut(row, slice(max(lengths) * 2 // 3), of)

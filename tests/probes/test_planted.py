@@ -179,6 +179,28 @@ def test_results_in_one_buffer_are_compared_as_they_were() -> None:
     assert "random, so no results were compared" in str(check(Reuses(torch.randn_like), x, causal=True))
 
 
+class Moving(nn.Linear):
+    """A linear module that divides by a mean of what it has read, which moves in training, or always."""
+
+    def __init__(self, *, always: bool) -> None:
+        super().__init__(8, 8)
+        self.always, self.read = always, [1.0]
+
+    def forward(self, x: Tensor, *_: Tensor, need_weights: bool = False) -> Any:
+        scale = sum(self.read) / len(self.read)
+        if self.always or self.training:
+            self.read.append(1 + 9 * float(x.abs().mean()))
+        return super().forward(x) / scale, None
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_state_that_is_kept_between_calls(always: bool) -> None:
+    model = sharp(Ahead(Moving(always=always)))
+    checked = check(model, {"input_ids": torch.randint(0, 50, (2, 12))}, causal=True)
+    assert (found(checked), places(checked, "cache")) == (({"cache"}, {"mix"}) if always else (set(), set()))
+    assert always or model.mix.read == [1.0]
+
+
 def test_results_that_are_not_numbers() -> None:
     hidden = torch.ones(9, 9, dtype=torch.bool).tril(-1).logical_not()
     Sees = module(lambda m, x: (x @ x.mT).masked_fill(hidden[: x.shape[1], : x.shape[1]], -torch.inf).softmax(-1) @ x)

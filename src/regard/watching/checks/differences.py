@@ -43,28 +43,37 @@ EVERY = slice(None)
 class Way(NamedTuple):
     run: Callable[[Subject], SubjectRun]
     rows: int = 1
+    begin: Callable[[Subject], Subject] = Subject.fresh
+    """The subject that runs, as it is before: nothing of this is compared."""
 
     def __call__(self, subject: Subject) -> SubjectRun:
+        own = self.begin(subject)
         torch.manual_seed(SEED)
-        return self.run(subject.fresh())
+        return self.run(own)
 
 
-Around = Callable[[Subject], AbstractContextManager[object]]
-"""A state of a subject, such as its attention written out."""
+class Around(NamedTuple):
+    """A state of a subject, such as its attention written out."""
+
+    state: Callable[[Subject], AbstractContextManager[object]] = nullcontext
+    begin: Callable[[Subject], Subject] = Subject.fresh
+
+
+as_it_is, written_out = Around(), Around(Subject.eager)
 
 
 def as_they_are(
-    rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0, around: Around = nullcontext
+    rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0, around: Around = as_it_is
 ) -> Way:
     def run(subject: Subject) -> SubjectRun:
-        with around(subject):
+        with around.state(subject):
             return subject.run(rows, side=side, filler=filler, width=width)
 
-    return Way(run, len(rows))
+    return Way(run, len(rows), around.begin)
 
 
 @contextmanager
-def in_training(subject: Subject) -> Iterator[None]:
+def _trained(subject: Subject) -> Iterator[None]:
     """The model in training mode, whose code path may differ. Nothing is dropped: of a mixture of experts, each gets as
     many random numbers as it has tokens, and other last tokens go to other experts."""
     subject.model.train()
@@ -77,6 +86,7 @@ def in_training(subject: Subject) -> Iterator[None]:
         subject.model.eval()
 
 
+in_training = Around(_trained, Subject.copied)  # Training moves statistics, which are to stay as they are.
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -232,7 +242,7 @@ class Judge:
 def _traced(
     way: Way, subject: Subject, axes: PositionAxes | None = None, *, parts: bool
 ) -> tuple[RunTrace, SubjectRun]:
-    other = subject.fresh()
+    other = way.begin(subject)
     torch.manual_seed(SEED)
     trace = RunTrace(way.rows, axes)
     modules = dict(other.model.named_modules()) if parts else {"": other.model}

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -22,9 +22,11 @@ from regard.watching.checks.differences import (
     Same,
     Way,
     are_equal,
+    as_it_is,
     as_they_are,
     in_training,
     loss_of,
+    written_out,
 )
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.made_up import beyond, borders, cuts
@@ -148,11 +150,11 @@ class PromisedTrials:
         if not subject.causal or subject.ahead is None:
             return
         ways: list[tuple[str, Sequence[Sample], Side, Around]] = [
-            (f",{said}" if said else "", rows, side, nullcontext) for said, rows, side in self.forms()
+            (f",{said}" if said else "", rows, side, as_it_is) for said, rows, side in self.forms()
         ]
         if not self.has_norms:
             ways.append((", in training", [subject.rows.long], "right", in_training))
-        ways.append((", eager", [subject.rows.long], "right", Subject.eager))
+        ways.append((", eager", [subject.rows.long], "right", written_out))
         for said, rows, side, around in ways:
             with self.trying(f"the last positions replaced{said}"):
                 length = len(rows[0][subject.ahead])
@@ -163,7 +165,7 @@ class PromisedTrials:
             self._prefix(subject.rows.long)
 
     def _looks_ahead(
-        self, rows: Sequence[Sample], place: int, says: str, side: Side = "right", around: Around = nullcontext
+        self, rows: Sequence[Sample], place: int, says: str, side: Side = "right", around: Around = as_it_is
     ) -> bool:
         changed = [self.subject.changed(rows[0], slice(place, None)), *rows[1:]]
         before, after = (as_they_are(one, side=side, around=around) for one in (rows, changed))

@@ -24,7 +24,7 @@ from regard.watching.checks.finding import AuditQuestion, Checked, FaultyWeight,
 from regard.watching.checks.made_up import made_up
 from regard.watching.checks.runs import output_of
 from regard.watching.checks.subject import Subject
-from regard.watching.interference import results_of, shares
+from regard.watching.interference import largest_difference
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 from regard.watching.watch import watch
 
@@ -122,7 +122,7 @@ def _compared(model: Given, reference: Given) -> Checked:
             "other calls", "info", f"the model made {len(mine)} attention calls, and the reference {len(theirs)}: they "
             "were compared in their order, as far as both go",
         ))  # fmt: skip
-    elif found is None and not (apart := _apart(output, expected)) <= TOLERANCE:
+    elif found is None and not (apart := largest_difference(output, expected)) <= TOLERANCE:
         findings.append(Finding(
             "another output", "error", f"all {len(mine)} maps are those of the reference, and the output differs by "
             f"{apart:.1e} of its largest value", numbers={"difference": apart},
@@ -142,14 +142,6 @@ def _seen(of: Given, what: str) -> tuple[list[AuditedCall], Any]:
             said = f"{type(of.model).__name__}, does not run on the inputs: {type(error).__name__}: {error}"
             raise ArgumentError(f"{what}, {said}") from error
     return [call for call in run_of(seen.record, UserTold()).calls if call.is_attention], output
-
-
-def _apart(output: Any, expected: Any) -> float:
-    """The largest difference of the first results of one shape, over the largest value; 0.0 without any."""
-    for one, other in zip(results_of(output).values(), results_of(expected).values(), strict=False):
-        if one.shape == other.shape and one.numel():
-            return float(shares(one.double(), other.double(), other).max())
-    return 0.0
 
 
 def _departure(pair: PairedCalls, before: int) -> Finding | None:

@@ -289,7 +289,10 @@ class Subject:
         return sdpa_kernel([SDPBackend.MATH])
 
     def fresh(self) -> Self:
-        return self._of(copy.deepcopy(self.model)) if self.keeps_state else self
+        return self.copied() if self.keeps_state else self
+
+    def copied(self) -> Self:
+        return self._of(copy.deepcopy(self.model))
 
     def in_double(self) -> Self:
         own: Any = copy.deepcopy(self.model).double()

@@ -104,14 +104,15 @@ class PromisedTrials:
     # -- the promises ------------------------------------------------------------------------------------
 
     def try_batch(self) -> None:
-        """Two sequences, the other one as often as in the batch, together and alone; and other contents of it."""
+        """Two sequences together and alone, and as many as in the batch; and other contents of one of them."""
         rows, subject = self.subject.rows, self.subject
-        beside = max(1, len(next(iter(subject.arguments.tensors.values()))) - 1)
+        both, beside = [rows.long, rows.other], len(next(iter(subject.arguments.tensors.values()))) - 1
         with self.trying("two together"):
-            together = as_they_are([rows.long, *[rows.other] * beside])
-            alone = [Promise(together, as_they_are([row]), [Same(number, 0)]) for number, row in enumerate(rows[:2])]
+            together, many = as_they_are(both), as_they_are([rows.long, *[rows.other] * beside])
+            alone = [Promise(together, as_they_are([row]), [Same(number, 0)]) for number, row in enumerate(both)]
+            alone += [Promise(many, as_they_are([rows.long]))] if beside > 1 else []
             if not self.unless_rounding("batch", BESIDE, *alone) and subject.ahead is not None:
-                changed = as_they_are([rows.long, *[subject.changed(rows.other, EVERY)] * beside])
+                changed = as_they_are([rows.long, subject.changed(rows.other, EVERY)])
                 self.unless_rounding("batch", NEIGHBOUR, Promise(together, changed, is_exact=True))
 
     def try_padding(self, side: Side) -> None:
@@ -127,20 +128,20 @@ class PromisedTrials:
             # (Padding on the left may move real tokens to other positions where the model takes none.)
             is_moved = side == "left" and "position_ids" not in rows.long
             turned = as_they_are([short, rows.long], side=side)  # (Rows that are sorted by length may not come back.)
-            alone = [Promise(together, as_they_are([rows.long])), Promise(together, lone, [Same(1, 0)])]
-            alone.append(Promise(turned, lone))
-            broken = [one for promise in alone if (one := self.judge.broken(promise)) is not None]
+            ways = [Promise(together, as_they_are([rows.long])), Promise(together, lone, [Same(1, 0)])]
+            ways += [Promise(turned, lone)]
+            broken = [one for promise in ways if (one := self.judge.broken(promise)) is not None]
             # A model may know padding by its token: other tokens there may change results, if those are right with it.
             fillers = [as_they_are(both, side=side, filler=n) for n in (1, 2)] if broken or is_moved else []
             contents = [Promise(together, one, [Same(0, 0), Same(1, 1)], is_exact=True) for one in fillers]
             # A model of transformers may pool a place that is padding by design, as the text tower of SigLIP.
             tokens = [self.judge.difference(one._replace(same=[Same(1, 1, of=of)])) or 0 for one in contents]
-            is_pooled = is_huggingface_model(self.subject.model) and max(tokens, default=1) <= LEAK
-            severity: Severity = "warning" if is_pooled else "error"
+            is_of_tokens = not is_huggingface_model(self.subject.model) or max(tokens, default=1) > LEAK
+            severity: Severity = "error" if is_of_tokens else "warning"
             if self.unless_rounding("padding", PADDING.format(side), *contents, severity=severity):
                 return
             if broken:
-                self.report("batch", broken[0], PADDED.format(side), severity="info" if is_moved else severity)
+                self.report("batch", broken[0], PADDED.format(side), severity="info" if is_moved else "error")
             elif not is_moved:
                 self.unless_rounding("padding", PADDED_ALONE.format(side), Promise(padded, lone))
 

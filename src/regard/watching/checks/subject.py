@@ -40,6 +40,8 @@ class Subject:
 
     keeps_state = False
     """True if a call changes the results of the next one: each run is that of a copy."""
+    sides: tuple[Side, ...]
+    """Where it can pad."""
 
     def __init__(
         self, model: nn.Module, batch: Any, *, causal: bool | None = None, padding: Tensor | None = None,
@@ -85,8 +87,7 @@ class Subject:
         self.rows = Samples(long, same[0] if same else turned, None if told.squares else short)
         part = next((row for keep in told.keeps.values() for row in keep if not bool(row.all())), None)
         self.own_side: Side = "left" if part is not None and bool(part[-1]) and not bool(part[0]) else "right"
-        self.sides: tuple[Side, ...] = () if self.rows.short is None else (self.own_side,)
-        """Where it can pad."""
+        self.sides = () if self.rows.short is None else (self.own_side,)
 
     def _runs_shorter(self, name: str) -> bool:
         """True if the model also runs without the last position of a sequence, which proves the axis of positions."""

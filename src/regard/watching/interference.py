@@ -259,7 +259,7 @@ def proved_axes(runs: Mapping[str, tuple[RunTrace, RunTrace, int]]) -> PositionA
     """The axes of positions and rows, by two runs for each sequence and for `ROWS`: the size in the first one is given,
     and the second one has one position less, or one row. Two axes of rows hold pairs of them, as of texts and videos:
     they are no result of one."""
-    found: dict[TensorPlace, list[tuple[int, str]]] = {}
+    found: dict[TensorPlace, list[tuple[int, str, int]]] = {}
     for sequence, (trace, shorter, size) in runs.items():
         shapes = dict(_shapes(shorter))
         for place, shape in _shapes(trace):

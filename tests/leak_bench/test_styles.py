@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
+from regard.testing import assert_sound
 from tests.leak_bench.leaks import FUTURE, HEADS, WIDTH, WORDS, Model
 from tests.modules import module, parts
 
@@ -104,6 +105,14 @@ def test_a_fault_of_a_cache_of_ones_own_is_named_at_its_layer(kind: type[Cached]
     assert {(one.reason, one.path) for one in checked.faults} == {("cache", f"layers.{AT}")}, str(checked)
 
 
+@pytest.mark.parametrize("counts", [False, True])
+def test_steps_after_a_padded_prompt_count_no_padding(counts: bool) -> None:
+    mask, model = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [8], [5]])).long(), Named("").eval()
+    model.places.weight.data *= counts
+    checked = regard.check(model, {"input_ids": ids(), "attention_mask": mask})
+    assert [(one.severity, one.reason) for one in checked.faults] == [("warning", "cache")] * counts, str(checked)
+
+
 def test_a_batch_that_turns_the_cache_off_is_tried_without_one() -> None:
     model = Named("the oldest key lost").eval()
     checked = regard.check(model, {"input_ids": ids(), "use_cache": False})
@@ -152,6 +161,22 @@ def test_a_recurrence_is_causal_if_its_model_says_so(says: str) -> None:
 def Mean(self: Any, x: Tensor, pads: Tensor) -> Tensor:
     words = (~pads | self.leaks)[..., None].to(x)
     return (x * words).sum(1) / words.sum(1)
+
+
+@parts(lambda fault: {"fault": fault, "table": nn.Embedding(WORDS, WIDTH), "pool": Mean(leaks=fault == "padding")})
+def Flagged(self: Any, tokens: Tensor, flags: Tensor) -> Tensor:
+    x = self.table(tokens)
+    x = x[(-flags.sum(1)).argsort(stable=True)] if self.fault == "rows sorted by length" else x
+    x = x - x.mean(0) if self.fault == "four rows" and len(x) > 3 else x
+    return x + self.pool(x, ~flags)[:, None]
+
+
+@pytest.mark.parametrize("fault", ["", "padding", "rows sorted by length", "four rows"])
+def test_flags_of_any_name_and_rows_in_any_order_and_number(fault: str) -> None:
+    flags = torch.arange(LENGTH) < torch.tensor([[LENGTH], [7], [LENGTH], [5]])
+    given = {"tokens": ids()[[0, 1, 2, 1]].masked_fill(~flags, 0), "flags": flags}
+    found = {one.reason for one in regard.check(Flagged(fault).eval(), given, causal=False).faults}
+    assert found == {{"": "", "padding": "padding"}.get(fault, "batch")} - {""}
 
 
 @of_words(
@@ -261,6 +286,26 @@ def test_frames_before_rows_are_read_as_they_are(leaks: bool) -> None:
     assert {one.reason for one in checked.errors} == ({"batch"} if leaks else set()), str(checked)
 
 
+@parts(lambda *, leaks: {"body": nn.Conv1d(WIDTH, WIDTH, 3), "leaks": leaks})
+def Waves(self: Any, x: Tensor) -> Tensor:
+    return self.body(F.pad(x, (1, 1) if self.leaks else (2, 0)))
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_positions_stand_on_the_axis_that_may_be_shorter(leaks: bool) -> None:
+    checked = regard.check(Waves(leaks=leaks).eval(), torch.randn(2, WIDTH, LENGTH), causal=True)
+    assert {one.reason for one in checked.faults} == ({"future"} if leaks else set()), str(checked)
+    assert not checked.unknown or leaks, str(checked)
+
+
+def test_a_model_of_one_length_is_not_called_clean() -> None:
+    model = module(lambda m, x: x.cumsum(1) * torch.ones(LENGTH, WIDTH))()
+    checked = regard.check(model.eval(), torch.randn(2, LENGTH, WIDTH), causal=True)
+    assert "no position was compared" in repr(checked), str(checked)
+    with pytest.raises(AssertionError, match="no position was compared"):
+        assert_sound(model, torch.randn(2, LENGTH, WIDTH), causal=True)
+
+
 def test_results_of_pairs_of_rows_are_no_results_of_a_row() -> None:
     @parts(lambda: {"body": nn.Linear(WIDTH, WIDTH)})
     def Scores(self: Any, frames: Tensor) -> Tensor:
@@ -289,6 +334,16 @@ def Pair(self: Any, src: Tensor, tgt: Tensor) -> Tensor:
     b = b + F.scaled_dot_product_attention(b, b, b, attn_mask=seen)
     scores = (b @ a.mT).masked_fill((src == 0)[:, None], -torch.inf)
     return self.head(b + scores.softmax(-1) @ a)
+
+
+def test_a_memory_that_reads_later_targets_is_named() -> None:
+    @of_words(lambda: {"bridge": module(lambda m, a, b: a + b.mean(1, keepdim=True))()})
+    def Bridged(self: Any, src: Tensor, tgt: Tensor) -> Tensor:
+        b, memory = self.tokens(tgt), self.bridge(self.tokens(src), self.tokens(tgt))
+        return self.head(b + (b @ memory.mT).softmax(-1) @ memory)
+
+    checked = regard.check(Bridged().eval(), {"src": ids(), "tgt": ids()[:, :8]}, causal=True)
+    assert {one.path for one in checked.faults} == {"bridge"}, str(checked)
 
 
 @pytest.mark.parametrize("leaks", [False, True])

@@ -6,7 +6,7 @@ sequences is known by its shape.
 """
 
 import inspect
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError
 from regard.watching.checks.roles import is_causal_model, is_huggingface_model, is_pair, says_causal, sees_both_sides
-from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS, Meaning, PadToken, is_numbered
+from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS, Meaning, PadToken, agreeing_masks, is_numbered
 from regard.watching.kept.arguments import positional_names
 from regard.watching.report import is_inside
 
@@ -54,13 +54,14 @@ class Arguments:
 
     def __init__(
         self, model: nn.Module, batch: Any, padding: Tensor | None, documents: Tensor | None,
-        positioned: Container[str] | None,
+        positioned: Container[str] | None, turned: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self.model = model
+        self.model, self.turned = model, turned
         self.by_name = isinstance(batch, Mapping)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         named = dict(batch) if isinstance(batch, Mapping) else _by_signature(model, batch)
         self.named = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in named.items()}
+        self.named |= {name: self.named[name].mT for name in turned}
         self.shared = _shared(self.named)
         """Those without a dimension for the batch."""
         self.tensors = {name: one for name, one in self.named.items() if name not in self.shared}
@@ -73,6 +74,8 @@ class Arguments:
         self._masks = {
             n: MASKS[n] for n, one in self.tensors.items() if n in MASKS and one.dim() == 2 and not is_numbered(one)
         }
+        self._token = PadToken.of(dict(model.named_modules()))
+        self._masks |= agreeing_masks({n: one for n, one in self.tensors.items() if n not in FIXED}, self._token)
         self.squares = [name for name, one in self.tensors.items() if is_square(one)]
         self.labels = [n for n in self.tensors if n in LABELS and _is_optional(model, n)]
         apart = (*self._masks, *self.squares, *self.labels)
@@ -170,7 +173,7 @@ class Arguments:
             self.tells[by] = TellsPadding(of, None, self.tensors[by].dtype)
             return torch.arange(ids.shape[1], device=ids.device) < self.tensors[by][:, None]
         are_tokens = not ids.is_floating_point() and (of == self.ahead or of in IDS)
-        token = PadToken.of(dict(self.model.named_modules())) if are_tokens else None
+        token = self._token if are_tokens else None
         runs, is_sure = (None, False) if token is None else token.found(ids)
         if runs is not None and is_sure and not bool(runs.all(-1).any()):
             self.is_by_token = True

@@ -66,13 +66,15 @@ def read_with_cache(
     whole = [subject.cut(row, slice(n, None)) for row, n in zip(rows, starts, strict=True)]
     (prompt, keeps), (ends, _) = subject.together(prompts, side), subject.together(whole, side)
     keep = torch.cat([keeps[ahead], keeps[ahead].new_ones(len(rows), last)], 1)
-    if "position_ids" not in prompt and not bool(keep.all()):
+    masks = [n for n, tells in subject.tells.items() if tells.of == ahead and n in prompt]
+    # (A model of one's own counts them by the mask of the caller's padding.)
+    counts = masks and not is_huggingface_model(model) and not bool(subject.arguments.keeps[ahead].all())
+    if "position_ids" not in prompt and not (counts and side == "right") and not bool(keep.all()):
         raise UnsupportedError("the positions of its padded rows cannot be given")
     own = [n for n in subject.inputs_of(ahead) if n in ends]
     width = max(starts)
     if turned:
         ends = {n: one.flip(0) if n in own else one for n, one in ends.items()}
-    masks = [n for n, tells in subject.tells.items() if tells.of == ahead and n in prompt]
 
     def step(cut: slice, past: Any) -> Any:
         given = dict(prompt)

@@ -104,14 +104,14 @@ class PromisedTrials:
     # -- the promises ------------------------------------------------------------------------------------
 
     def try_batch(self) -> None:
-        """Two sequences together and alone; and other contents of one of them."""
+        """Two sequences, the other one as often as in the batch, together and alone; and other contents of it."""
         rows, subject = self.subject.rows, self.subject
-        both = [rows.long, rows.other]
+        beside = max(1, len(next(iter(subject.arguments.tensors.values()))) - 1)
         with self.trying("two together"):
-            together = as_they_are(both)
-            alone = [Promise(together, as_they_are([row]), [Same(number, 0)]) for number, row in enumerate(both)]
+            together = as_they_are([rows.long, *[rows.other] * beside])
+            alone = [Promise(together, as_they_are([row]), [Same(number, 0)]) for number, row in enumerate(rows[:2])]
             if not self.unless_rounding("batch", BESIDE, *alone) and subject.ahead is not None:
-                changed = as_they_are([rows.long, subject.changed(rows.other, EVERY)])
+                changed = as_they_are([rows.long, *[subject.changed(rows.other, EVERY)] * beside])
                 self.unless_rounding("batch", NEIGHBOUR, Promise(together, changed, is_exact=True))
 
     def try_padding(self, side: Side) -> None:
@@ -126,7 +126,9 @@ class PromisedTrials:
             self.watched(both, side)
             # (Padding on the left may move real tokens to other positions where the model takes none.)
             is_moved = side == "left" and "position_ids" not in rows.long
-            alone = Promise(together, as_they_are([rows.long])), Promise(together, lone, [Same(1, 0)])
+            turned = as_they_are([short, rows.long], side=side)  # (Rows that are sorted by length may not come back.)
+            alone = [Promise(together, as_they_are([rows.long])), Promise(together, lone, [Same(1, 0)])]
+            alone.append(Promise(turned, lone))
             broken = [one for promise in alone if (one := self.judge.broken(promise)) is not None]
             # A model may know padding by its token: other tokens there may change results, if those are right with it.
             fillers = [as_they_are(both, side=side, filler=n) for n in (1, 2)] if broken or is_moved else []
@@ -168,7 +170,9 @@ class PromisedTrials:
         changed = [self.subject.changed(rows[0], slice(place, None)), *rows[1:]]
         before, after = (as_they_are(one, side=side, around=around) for one in (rows, changed))
         told = f"{' and '.join(self.subject.contents)} from position {place} on"
-        promise = Promise(before, after, [Same(at=slice(place), of=self.subject.ahead)], is_exact=True)
+        ahead, *others = self.subject.sequences
+        same = [Same(at=slice(place), of=ahead), *(Same(of=of) for of in others)]
+        promise = Promise(before, after, same, is_exact=True)
         return self.unless_rounding("future", says, promise, severity=self.severity, told=told)
 
     def _prefix(self, row: Sample) -> None:
@@ -238,12 +242,15 @@ class PromisedTrials:
 
     def _reads_apart(self, rows: Sequence[Sample], last: int, chunk: int, said: str, **how: Any) -> bool:
         steps = Way(lambda subject: read_with_cache(subject, rows, last, chunk, **how), len(rows))
-        # Windows count the padding that stands between a prompt and its steps: only states are asked about it.
-        sure = self._states() if how.get("side") == "right" else None
+        # Windows count the padding that stands between a prompt and its steps: only states are asked about it. A model
+        # of one's own may count its positions so too, and never step after such a prompt.
+        is_told = is_huggingface_model(self.subject.model) or "side" not in how
+        sure = self._states() if how.get("side") == "right" and is_told else None
         alone = [as_they_are([row]) for row in (reversed(rows) if how.get("turned") else rows)]
         at, of = slice(-last, None), self.subject.ahead
         promises = [Promise(one, steps, [Same(0, number, at, of)]) for number, one in enumerate(alone)]
-        return self.unless_rounding("cache", CACHE.format(said), *promises, sure=sure)
+        severity: Severity = "error" if is_told else "warning"
+        return self.unless_rounding("cache", CACHE.format(said), *promises, sure=sure, severity=severity)
 
     def _states(self) -> set[str]:
         seen = self.seen[0][0]

@@ -7,7 +7,7 @@ where each row is.
 import copy
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Self
 
 import torch
@@ -49,16 +49,23 @@ class Subject:
         if self.made_up is not None:
             batch, padding = self.made_up.batch, self.made_up.padding
         positioned = None if self.made_up is None else self.made_up.positioned
-        self.arguments = Arguments(model, batch, padding, documents, positioned)
-        self.ahead, self.tells, self.shared = self.arguments.ahead, self.arguments.tells, self.arguments.shared
+        self._read(Arguments(model, batch, padding, documents, positioned))
+        for name in list(self.arguments.group_of) if self.made_up is None else ():
+            before = self.arguments
+            # (Features may stand before positions: (B, C, T).)
+            if before.tensors[name].dim() == 3 and before.is_content(name) and not self._runs_shorter(name):
+                self._read(Arguments(model, batch, padding, documents, positioned, (*before.turned, name)))
+                if not self._runs_shorter(name):
+                    self._read(before)
         self.causal = self.arguments.causality if causal is None else causal
         if self.causal is None and self.made_up is not None:
             self.causal = bool(self.made_up.causal)
         self.told_causal = causal or (not is_huggingface_model(model) and self.causal) or None
-        self._make_rows()
+        if self.made_up is not None:
+            self.sides = self.made_up.sides(causal=bool(self.causal))
 
-    def _make_rows(self) -> None:
-        told = self.arguments
+    def _read(self, told: Arguments) -> None:
+        self.arguments, self.ahead, self.tells, self.shared = told, told.ahead, told.tells, told.shared
         of = told.group_of
         rows = [
             {
@@ -80,8 +87,13 @@ class Subject:
         self.own_side: Side = "left" if part is not None and bool(part[-1]) and not bool(part[0]) else "right"
         self.sides: tuple[Side, ...] = () if self.rows.short is None else (self.own_side,)
         """Where it can pad."""
-        if self.made_up is not None:
-            self.sides = self.made_up.sides(causal=bool(self.causal))
+
+    def _runs_shorter(self, name: str) -> bool:
+        """True if the model also runs without the last position of a sequence, which proves the axis of positions."""
+        row, of = self.rows.long, self.arguments.group_of[name]
+        with suppress(Exception):
+            return all(self.run([one]) for one in (row, self.cut(row, slice(len(row[name]) - 1), of)))
+        return False
 
     def _shortened(self, row: Sample) -> Sample | None:
         sequences = {one.of for one in self.tells.values()}
@@ -258,6 +270,7 @@ class Subject:
         if self.made_up is not None:
             known |= self.made_up.settings
         known = {name: one for name, one in known.items() if name not in more}
+        known |= {n: known[n].mT.contiguous() for n in self.arguments.turned if n in known}
         return known if self.arguments.by_name else [known[name] for name in order]
 
     def called(self, batch: Mapping[str, Any], **more: Any) -> Any:

@@ -335,6 +335,18 @@ def _alike_at_the_ends(ids: Tensor) -> Tensor:
     return none
 
 
+def agreeing_masks(given: Mapping[str, Tensor], token: PadToken | None) -> dict[str, Meaning]:
+    """Flags of any name that are the runs of one token at the ends of ids; or all the rest."""
+    found = dict[str, Meaning]()
+    for of in IDS.keys() & given.keys():
+        runs = _alike_at_the_ends(given[of]) if token is None else token.found(given[of])[0]
+        for name, flags in given.items() if bool(runs.any()) else ():
+            if name not in IDS and flags.shape == runs.shape and is_of_flags(flags) and not bool((flags > 1).any()):
+                both = (Meaning(IDS[of], is_real) for is_real in (True, False))
+                found.update((name, one) for one in both if torch.equal(one.real(flags), ~runs))
+    return found
+
+
 def _runs_at_ends(flags: Tensor) -> tuple[Tensor, Tensor]:
     return flags.long().cumprod(-1).bool(), flags.flip(-1).long().cumprod(-1).flip(-1).bool()
 

@@ -38,6 +38,7 @@ ROTARY = (
     "the config says rotary positions, which are relative, and a shift of all of them changes the results: look at "
     "queries and keys that are not both turned, at values that are, and at positions that are cut off"
 )
+NO_AXIS = "no position was compared: no result follows the length of {}; give (B, T, ...) or (B, C, T) of any T"
 SHIFT = 2
 """By how much all positions are moved: a table has room for a few more than the sequence."""
 MOVED = 1e-2
@@ -110,6 +111,10 @@ class Trials(PromisedTrials):
         return bool(causal) and len(causal) * 3 >= len(own) * 2
 
     def _compare(self) -> None:
+        ahead, axes = self.subject.ahead, (self.judge.axes(False, parts) for parts in (False, True))
+        follows = (of for one in axes for place, found in one.items() if place[1] for _, of, *_ in found)
+        if self.subject.causal and ahead is not None and ahead not in follows:
+            self.unknown.append(NO_AXIS.format(ahead))
         self.try_batch()
         for side in self.subject.sides:
             self.try_padding(side)

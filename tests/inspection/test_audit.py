@@ -12,9 +12,9 @@ import regard
 from regard.call.masks.patterns import Window
 from regard.call.shapes import Sizes
 from regard.functional import make_call
-from regard.watching.checks import facts
-from regard.watching.checks.facts import facts_of, spans_of_call
+from regard.watching import facts
 from regard.watching.checks.finding import Finding
+from regard.watching.facts import facts_of, spans_of_call
 from regard.watching.kept.mask_kind import kind_of
 from regard.watching.kept.mask_reading import read_mask
 from regard.watching.watch import Seen

@@ -17,7 +17,7 @@ from regard.kernels import row_state
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.summary import SummarySource
 from regard.maps.statistics.definitions import TopKeys
-from regard.watching.checks.facts import facts_of
+from regard.watching.facts import facts_of
 from tests import by_day
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
 

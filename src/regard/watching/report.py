@@ -244,7 +244,7 @@ def is_inside(path: str, other: str) -> bool:
 
 def _table(calls: list[Observed]) -> list[str]:
     # Imported here, because `import regard` stays light.
-    from regard.watching.checks.facts import facts_by_mask
+    from regard.watching.facts import facts_by_mask
 
     lines = []
     for name in dict.fromkeys(call.name for call in calls):

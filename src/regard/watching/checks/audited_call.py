@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RegardError, ShapeError
 from regard.tensors.tile_sizes import fitting, ranges
-from regard.watching.checks.facts import Facts, allowed_pairs, facts_of
 from regard.watching.checks.roles import Role, config_of, is_of_decoder, reads_memory, role_of
 from regard.watching.checks.told import (
     DOCUMENTS,
@@ -29,6 +28,7 @@ from regard.watching.checks.told import (
     masks_of,
     padding_of,
 )
+from regard.watching.facts import Facts, allowed_pairs, facts_of
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 from regard.watching.kept.sequences import SequenceStep
 from regard.watching.observed import EmbeddedIds, Observed, Record

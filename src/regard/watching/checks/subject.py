@@ -228,8 +228,10 @@ class Subject:
 
     def places(self, rows: int, keeps: Mapping[str, Tensor], side: Side) -> list[Places]:
         """Those of each row; without a place of the row as a whole where its padding stands on the other side than the
-        caller's, where a pooled result may be that of the first token."""
-        is_pooled = side == self.own_side or all(bool(keep.all()) for keep in keeps.values())
+        caller's, where a pooled result may be that of the first token, or in a pair of transformers, whose states may
+        be of other lengths."""
+        is_pooled = side == self.own_side and (len(keeps) == 1 or not is_huggingface_model(self.model))
+        is_pooled = is_pooled or all(bool(keep.all()) for keep in keeps.values())
         whole = {ROWS: torch.zeros(1, dtype=torch.long)} if is_pooled else {}
         at = [{**whole, **{of: keep[row].nonzero()[:, 0] for of, keep in keeps.items()}} for row in range(rows)]
         return [{of: Place(row, index) for of, index in one.items()} for row, one in enumerate(at)]

@@ -201,6 +201,15 @@ def test_a_state_that_is_kept_between_calls(always: bool) -> None:
     assert always or model.mix.read == [1.0]
 
 
+def test_a_model_without_numbers_in_float64_is_judged_in_its_own_dtype() -> None:
+    @parts(lambda: {"embedding": nn.Embedding(50, 8)})
+    def Single(self: Any, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        return x.flip(1).cumsum(1).flip(1) * (torch.nan if x.dtype == torch.float64 else 1.0)
+
+    assert found(check(sharp(Single()), {"input_ids": torch.randint(0, 50, (2, 12))}, causal=True)) == {"future"}
+
+
 def test_results_that_are_not_numbers() -> None:
     hidden = torch.ones(9, 9, dtype=torch.bool).tril(-1).logical_not()
     Sees = module(lambda m, x: (x @ x.mT).masked_fill(hidden[: x.shape[1], : x.shape[1]], -torch.inf).softmax(-1) @ x)

@@ -198,6 +198,8 @@ class Judge:
             except Exception:  # of a model without float64, or one that does not run under traces
                 continue
             departed, again = compared.first_departure(), compared.of_results() if is_double else found
+            if is_double and compared.has_nan and not self.has_nan:
+                continue  # The least number of float64, added to itself in a mask, is infinite.
             if found is not None or departed is None:
                 break
         if found is None:

@@ -66,7 +66,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     "rwkv": {"padding": "attention_mask is unused (modeling_rwkv.py:547)"},
     "sam3_lite_text": {"padding": "positions are stretched over the padded length (modeling_sam3_lite_text.py:82-85)"},
     "sam3_lite_text_text_model": {"padding": "unmasked convolutions (modeling_sam3_lite_text.py:97-110, 136-148)"},
-    **{key: {"padding": POOLED} for key in ("siglip", "siglip2")},
+    "siglip": {"padding": POOLED},
     "yoso": {
         "padding": "1 + mask / 10000 wants an additive mask and gets zeros and ones, which hide nothing "
         "(modeling_yoso.py:356, 684)"

@@ -48,7 +48,7 @@ DINO = {
 KNOWN: Mapping[str, Mapping[str, str]] = {
     # What stands in the padding changes results.
     "canine": {"padding": "unmasked convolutions over characters (modeling_canine.py:204, 262)"},
-    "owlv2": {"padding": "its text is pooled at the largest token, which the padding may hold (modeling_owlv2.py:711)"},
+    "owlv2": {"padding": "its text is pooled at the largest token, which the padding may hold (modeling_owlv2.py:600)"},
     "convbert": {"padding": "an unmasked convolution beside attention (modeling_convbert.py:202-220)"},
     "deepseek_v4": dict.fromkeys(
         ("padding", "documents"),

@@ -1,6 +1,6 @@
 """Questions about attention by three ways: all weights kept, a hook that reduces them layer by layer, and a watch.
 
-    python -m benchmarks baseline              # every case, ten minutes
+    python -m benchmarks baseline              # every case
     python -m benchmarks.baseline sources      # one case, and writes nothing
     python -m benchmarks.baseline gpt2 1024    # at this length
 

@@ -217,7 +217,7 @@ def _serve(connection: socket.socket, imported: Sequence[str]) -> None:
     for name in imported:
         import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the watchers
     while header := connection.recv(4, socket.MSG_WAITALL):
         request = json.loads(connection.recv(int.from_bytes(header), socket.MSG_WAITALL))
         _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)

@@ -29,7 +29,7 @@ class Fault:
 
 PADS, CROSS = "padding attended", "padding attended across"
 UPSIDE, AXIS = "padding mask upside down", "padding mask along the wrong axis"
-FUTURE, OFF, TURNED = "causal mask lost", "causal mask off by one", "causal mask turned"
+FUTURE, OFF, TURNED = "causal mask lost", "causal mask off by one", "causal mask transposed or inverted"
 CORNER, LATE = "wrong corner with a cache", "causal mask lost with a cache"
 PLACES, BOTH = "positions with a cache", "encoder became causal"
 PACKED, BLOCKS, WINDOW = "packed documents", "images and prefixes", "windows"

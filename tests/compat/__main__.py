@@ -209,7 +209,7 @@ def machine() -> str:
 HEAD = """# Versions that the tests have run on
 
 `make compat` writes this page: an environment of its own for each row, without a GPU. What is promised:
-[docs/versions.md](../docs/versions.md). "passed" counts tests. These ran; earlier rows ran the files of their day:
+[docs/versions.md](../docs/versions.md). "passed" counts tests. Older rows ran other files; these are the present ones:
 
 """
 

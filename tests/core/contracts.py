@@ -1,4 +1,4 @@
-"""The contracts of docs/architecture.md as functions of one call, and all of them for what somebody adds.
+"""The contracts of docs/architecture.md as functions of one call, and all of them for an added part.
 
 `check_score`, `check_mask` and `check_backend` ask every contract of a new score, mask or backend, over random calls.
 CONTRIBUTING.md shows how; its recipes are run by tests/docs/test_contributing.py.

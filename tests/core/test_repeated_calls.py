@@ -157,7 +157,7 @@ def test_a_checkpoint_computes_the_same_again() -> None:
 
 
 def test_nothing_holds_queries_and_keys_but_what_is_saved() -> None:
-    """Whoever takes saved tensors away, to another memory or to a file, has taken all of them."""
+    """Hooks that move saved tensors, to another memory or to a file, move all of them."""
     q = torch.randn(1, 2, 6, 8, dtype=torch.float64)
     regard.attention(q, q, q)
     leaf = q.clone().requires_grad_()

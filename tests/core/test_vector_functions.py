@@ -1,8 +1,7 @@
-"""Whoever computes with regard has had each vector function called by one thread before.
+"""Each vector function is called by one thread before regard computes with several.
 
-That the first calls of two threads go wrong shows in one of a hundred processes only; what is tested is that there are
-no such first calls. It was seen by hand: 8 of 900 processes had a wrong map without those calls, and none of 1,400 had
-one with them.
+First calls by two threads at once go wrong in one of a hundred processes, so that the test looks for such calls
+themselves. By hand, 8 of 900 processes had a wrong map without the early calls, and none of 1,400 with them.
 """
 
 import ast

@@ -3,7 +3,7 @@
 No GPU is needed to see whether we call a kernel as it wants to be called. Each operator here refuses what the kernel
 refuses, and does in silence the wrong thing that the kernel does in silence: flash aligns its causal flag with the last
 key, and reads the log-sum-exp of its backward from a pointer; so does the memory-efficient kernel with the output.
-Numbers that nobody may rely on are NaN.
+Undefined numbers are NaN.
 
 Sources: torch 2.15, kernel_forward.h and kernel_backward.h of ATen/native/transformers/cuda/mem_eff_attention, and
 flash_api.cpp of ATen/native/transformers/cuda/flash_attn.
@@ -144,7 +144,7 @@ class Operators:
         scores = _scores(q, k, scale, bias, _upper_left(q, k) if is_causal else None)
         dead = (scores == -torch.inf).all(-1)
         output, lse = _attend(scores, v)
-        # Nobody may read the output of a row with no key.
+        # The output of a row with no key is not to be read.
         output = output.masked_fill(dead[..., None], torch.nan).transpose(1, 2).contiguous().transpose(1, 2)
         rows = q.shape[-2]
         lse = torch.nn.functional.pad(lse.masked_fill(dead, 0.0), (0, -rows % 32), value=torch.inf)

@@ -282,7 +282,7 @@ def test_what_was_not_seen_is_said() -> None:
 OddAttention = module(
     lambda m, x: torch.sigmoid(x @ x.mT * m.scale) @ x, lambda: {"scale": nn.Parameter(torch.ones(()))}
 )
-"""Attends by a formula that nobody observes."""
+"""Attends by a formula that no reader observes."""
 
 
 def test_a_module_that_attends_out_of_sight_is_reported() -> None:

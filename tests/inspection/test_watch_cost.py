@@ -85,7 +85,7 @@ def _under_the_math_kernel(call: Callable[[], Any]) -> Any:
 def _under_a_mode(call: Callable[[], Any]) -> Any:
     with _Names() as names:
         result = call()
-    assert ATTEND in names.seen  # whoever looks sees what the model called
+    assert ATTEND in names.seen  # a mode sees the function that the model called
     return result
 
 
@@ -227,7 +227,7 @@ class Projected(nn.Module):
         )  # fmt: skip
         output = ATTEND(query, key, value, **self.settings)
         self.given = [query.clone(), key.clone()]
-        query.zero_(), key.zero_()  # whoever holds a view has nothing
+        query.zero_(), key.zero_()  # a view of them is lost
         return output
 
 

@@ -374,7 +374,7 @@ def test_operators_of_others_are_named_with_their_count() -> None:
 
 
 class Picked(torch.autograd.Function):
-    """x[index] as an operator, which under `torch.vmap` nobody can look into: transformers 4.57 masks padding so."""
+    """x[index] as an operator, whose elements cannot be read under `torch.vmap`: transformers 4.57 masks padding so."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""Maps on disk that somebody damaged are refused in one line, or answer every question; what is on disk stays whole."""
+"""Damaged maps on disk are refused in one line, or answer every question; what is on disk stays whole."""
 
 import json
 import os

@@ -88,7 +88,7 @@ def test_a_file_that_is_not_one_is_named(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     path = tmp_path / "map.safetensors"
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(DataError, match="there is none at"):
         regard.AttentionMap.load(path)
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(DataError, match="not a whole safetensors file"):

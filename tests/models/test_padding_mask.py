@@ -1,4 +1,4 @@
-"""Models whose sequences are all whole mask nothing, and nobody can tell but by the time."""
+"""Models whose sequences are all whole mask nothing: only the time tells the difference."""
 
 from collections.abc import Callable
 from typing import Any

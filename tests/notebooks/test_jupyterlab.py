@@ -189,7 +189,7 @@ def test_a_notebook_from_its_first_run_to_its_opening_without_a_kernel(lab: Lab)
         assert "as last seen" in "".join(still["data"]["text/html"])
         assert "data:image/png;base64," in "".join(still["data"]["text/html"])
 
-    # Opened without a kernel, and as somebody else's notebook, the pictures are there.
+    # Opened without a kernel, and as another user's notebook, the pictures are there.
     kernels = json.load(urllib.request.urlopen(f"{lab.address}/api/kernels"))
     for kernel in kernels:
         urllib.request.urlopen(urllib.request.Request(f"{lab.address}/api/kernels/{kernel['id']}", method="DELETE"))

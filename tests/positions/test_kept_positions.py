@@ -144,7 +144,7 @@ def test_settings_that_learn_are_asked_each_time(kind: Any) -> None:
     factor, x = torch.full((), 2.0, dtype=torch.float64), torch.randn(1, 2, 5, 8)
     rotary = OfItsOwn(8) if kind is OfItsOwn else Rotary(8, scaling=kind(factor))
     factor = GAIN if kind is OfItsOwn else factor
-    with torch.no_grad():  # Somebody looks first, and trains then.
+    with torch.no_grad():  # Looked at first, and trained then.
         first = rotary.rotate(x)
     try:
         factor.requires_grad_()

@@ -150,7 +150,7 @@ def test_the_mask_of_a_book_is_upside_down(kernel: bool) -> None:
     model = BookAttention(kernel=kernel, is_inverted=True)
     checked = check(model, x, causal=True)
     assert {"future", "inverted mask"} == found(checked), str(checked)
-    # Nobody needs to know that the model should be causal.
+    # The audit is not told that the model should be causal.
     assert found(check(model, x)) == {"inverted mask"}
     seen = watching(model)(x)
     assert [finding.reason for finding in seen.audit() if finding.severity == "error"] == ["inverted mask"]

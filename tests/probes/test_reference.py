@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from regard.errors import ArgumentError
 from regard.watching.checks import Checked, check
-from regard.watching.checks.departures import turns
+from regard.watching.checks.reference import turns
 from tests import each_once
 from tests.inspection.huggingface_families import LLAMA, built
 from tests.modules import parts, watching

@@ -103,7 +103,7 @@ def test_what_a_kill_left_is_swept_away(begun_copy: Path) -> None:
 
 
 def test_a_kill_before_anything_was_written(tmp_path: Path) -> None:
-    """An empty folder, or one with half of a first file, is as good as none; anything else is someone's."""
+    """An empty folder, or one with half of a first file, is as good as none; any other file is the user's."""
     config = small_config(tmp_path, steps=1)
     config.out.mkdir()
     (config.out / ".run.toml.77.tmp").write_text("{")

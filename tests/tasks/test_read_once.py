@@ -106,7 +106,7 @@ def fed(pipe: Path, content: bytes) -> Iterator[None]:
     def feed() -> None:
         pipe.write_bytes(content)
         while not is_over.wait(0.01):
-            with suppress(OSError):  # nobody reads
+            with suppress(OSError):  # no process reads
                 os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
     thread = threading.Thread(target=feed, daemon=True)

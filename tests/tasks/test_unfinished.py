@@ -180,7 +180,7 @@ def test_what_does_not_belong_together_is_refused(
     record.unlink()
     partial_file.write_bytes(before)
     refused("is missing", RunFolderError)
-    refused("is missing", RunFolderError, resume=False, overwrite=True)  # whose it is, nobody knows
+    refused("is missing", RunFolderError, resume=False, overwrite=True)  # its owner is not known
     partial_file.unlink()
     run(translator, source, target, overwrite=True)
     assert target.read_bytes() == whole

@@ -148,7 +148,7 @@ def test_checkpoints_are_not_written_between_a_bad_batch_and_the_next_step(tmp_p
 
 
 def test_two_ranks_pass_over_together(tmp_path: Path) -> None:
-    """One rank's bad batch is everybody's: else their parameters would part."""
+    """A bad batch of one rank is skipped by all: else their parameters would differ."""
     arguments = (str(tmp_path), "--dropout", "0", "--steps", "12", "--poison-rank", "1")
     ranks = run_ranks(2, *arguments, function="tests.training.toy_training:main")
     assert [rank.returncode for rank in ranks] == [0, 0], ranks

@@ -56,10 +56,10 @@ class Sizes:
 
 
 DimensionName = Literal["batch", "window", "head", "unknown"]
-"""What a dimension before queries and keys counts: sequences, parts of a sequence, or heads."""
+"""The unit of a dimension before queries and keys: sequences, parts of a sequence, or heads."""
 Sort = Literal["positions", "patches", "layers", "slots", "blocks", "positions and blocks", "unknown"]
-"""What queries or keys are: positions of a sequence, patches of an image, outputs of layers, learned vectors, or blocks
-of positions that a compressor made one key."""
+"""The kind of queries or keys: positions of a sequence, patches of an image, outputs of layers, learned vectors, or
+blocks of positions that a compressor made one key."""
 
 BATCH: tuple[DimensionName, ...] = ("batch",)
 UNKNOWN: tuple[DimensionName, ...] = ("unknown",)

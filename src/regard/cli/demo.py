@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DemoCommand(Command):
-    """Learn to read dates in 25 languages, before your eyes, and show what was looked at."""
+    """Learn to read dates in 25 languages, before your eyes, and show the attention."""
 
     _: KW_ONLY
     out: Path = Path("demo")

@@ -39,7 +39,7 @@ class ViewCommand(Command):
 
     run: AnyModel
     sentences: tyro.conf.Positional[tuple[str, ...]]
-    """what to read and draw. A translator translates it, unless --target says what it writes."""
+    """the texts to read and draw. A translator translates it, unless --target says what it writes."""
     _: KW_ONLY
     input: Path | None = None
     """a file with one text of any length; - is standard input, which is read too if no other input is given."""
@@ -63,8 +63,7 @@ class ViewCommand(Command):
     """folder for the two files, the model's unless given; or one file that ends in .png, .svg, .pdf, .html, or .json
     (the weights as numbers)."""
     terminal: bool = False
-    """print the maps in place of writing files, in colours, or as plain tables if the output is a pipe or NO_COLOR is
-    set."""
+    """print the maps, and write no files: in colours, or as plain tables for a pipe and where NO_COLOR is set."""
     scale: Literal["sqrt", "linear", "log", "row"] = "sqrt"
     """which colour a weight gets in the picture and in the terminal; row: each row by its largest weight."""
     device: Device = "auto"

@@ -292,7 +292,7 @@ def _in_workers(
             "a worker was killed, perhaps because the memory was full: go on with --resume, and fewer --workers"
         ) from None
     finally:
-        # After an error nobody waits for the shards that are being measured.
+        # After an error the rest returns without waiting for the shards that are being measured.
         for process in set(multiprocessing.active_children()) - before:
             process.terminate()
         pool.shutdown(cancel_futures=True)

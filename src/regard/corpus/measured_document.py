@@ -26,7 +26,7 @@ class MeasuredDocument(NamedTuple):
 
 @displayed
 class CorpusCounts(NamedTuple):
-    """What was measured of a shard, or of a whole corpus."""
+    """The counts of a shard, or of a whole corpus."""
 
     documents: int = 0
     tokens: int = 0

@@ -65,8 +65,7 @@ class Buffer:
 def by_chunks(
     chunks: Iterator[range], count: int, render: Callable[[range], Tensor | None], buffer: Buffer | None
 ) -> AdditiveMask:
-    """The additive mask of `count` queries, from the masks (..., t, s) of some of them; None from `render` is
-    zeros."""
+    """The additive mask of `count` queries, from masks (..., t, s) of some of them; None from `render` is zeros."""
     whole: Tensor | None = None
     live = torch.ones(1, 1, count, dtype=torch.bool)
     for rows in chunks:

@@ -91,8 +91,7 @@ class Chunks:
     written: Tensor
     """(N, n, C, D): the keys, carried on to the state after the chunk."""
     onward: Tensor
-    """(N, n, D, D): from the state before a chunk to the one after it; without removal its diagonal, (N, n, 1, D or 1).
-    """
+    """(N, n, D, D): from the state before a chunk to that after it; without removal its diagonal, (N, n, 1, D or 1)."""
     has_removal: bool
     queries: int
     """T."""

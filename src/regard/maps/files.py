@@ -184,7 +184,7 @@ def _require_format(path: str | PathLike[str], header: dict[str, str], expected:
 def _contents(path: str | PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
     require(path, (str, PathLike), "path", "the path of a file")
     if not isfile(path):
-        raise DataError(f"expected a file of save(), got {path}, which is none")
+        raise DataError(f"expected a file that save() wrote; there is none at {path}")
     with open_tensors(path) as file:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 

@@ -228,10 +228,7 @@ class _Form:
         done = [one for one in events if isinstance(one, Done)]
         for one in done:
             self._count(one)
-        choices = [
-            CompletionChoice(text=self._echo(one.place) + one.text, index=one.place, finish_reason=_reason(one))
-            for one in done
-        ]
+        choices = [_choice(self._echo(one.place) + one.text, one) for one in done]
         return json_answer(self._completion(choices, self._usage))
 
     def events(self, event: AnswerPiece | Done) -> list[bytes]:
@@ -240,15 +237,17 @@ class _Form:
             return sse(self._completion([CompletionChoice(text=text + event.text, index=event.place)]))
         self._count(event)
         self._ended += 1
-        found = sse(self._completion([CompletionChoice(text=text, index=event.place, finish_reason=_reason(event))]))
+        found = sse(self._completion([_choice(text, event)]))
         options = self._asked.stream_options
         if options is not None and options.include_usage and self._ended == len(self._prompts) * (self._asked.n or 1):
             found += sse(self._completion([], self._usage))
         return found
 
 
-def _reason(done: Done) -> Any:
-    return "length" if done.is_cut else "stop"
+def _choice(text: str, done: Done) -> CompletionChoice:
+    reason: Any = "length" if done.is_cut else "stop"
+    unknown = [*done.unknown] or msgspec.UNSET
+    return CompletionChoice(text=text, index=done.place, finish_reason=reason, unknown=unknown)
 
 
 class OwnApi:

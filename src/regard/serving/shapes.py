@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 Texts = str | Annotated[list[str], Meta(max_length=1_000)]
@@ -94,6 +94,8 @@ class CompletionChoice(Struct, kw_only=True):
     index: int = 0
     logprobs: None = None
     finish_reason: Literal["stop", "length"] | None = None
+    unknown: list[str] | UnsetType = UNSET
+    """Ours: the stretches of the prompt that the vocabulary lacks, where there are any."""
 
 
 class Usage(Struct, kw_only=True):
@@ -185,7 +187,7 @@ class AnswerQuestion(Question):
 
 
 class AttentionQuestion(LookedAt):
-    """What is asked of the attention."""
+    """A question about the attention."""
 
     maps: Annotated[list[str], Meta(max_length=1_000)] | None = None
     """The names of maps; the one that is shown first without them."""

@@ -46,7 +46,7 @@ class DemoResult(NamedTuple):
     shown: list[tuple[Pair, str]]
     """A dozen held-out pairs with the model's answers."""
     files: list[Path]
-    """The pictures of what the model attended to in these dozen."""
+    """The pictures of the model's attention over these dozen."""
     run: Path
 
 

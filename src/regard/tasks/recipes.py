@@ -16,7 +16,7 @@ class TrainingRecipe:
     task: str
     purpose: str
     measured: str
-    """What was reached, on which data; `benchmarks/RESULTS.md` has the commands."""
+    """The score that it reached, and on which data; `benchmarks/RESULTS.md` has the commands."""
     settings: Mapping[str, Any]
     """The settings by name, as a run's config.json and run.toml nest them; all others have their defaults."""
 
@@ -25,7 +25,7 @@ _TRANSLATION: Mapping[str, Any] = {"shared_vocabulary": True, "vocab_size": 6_00
 _SMALL: Mapping[str, Any] = {
     "num_heads": 4, "activation_dropout": 0.0, "shared_embeddings": True, "embedding_gain": 1.0,
 }  # fmt: skip
-"""What the small Transformers have in common. At their learning rates a gain of 3 leads for a thousand updates only."""
+"""The settings of all small Transformers. At their learning rates a gain of 3 leads for a thousand updates only."""
 
 
 def _transformer(layers: int, *, dim: int, feed_forward_dim: int, dropout: float) -> dict[str, Any]:
@@ -111,7 +111,7 @@ TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
 
 
 def recipes_told() -> str:
-    """What each recipe is for and what it reached, for the help of the command line.
+    """The purpose and the score of each recipe, for the help of the command line.
 
     >>> recipes_told().partition(".")[0]
     'small-data: some ten thousand pairs of sentences (Transformer-tiny)'

@@ -33,8 +33,7 @@ class Fresh:
         return tensor
 
     def keep(self, name: str, tensor: Tensor) -> Tensor:
-        """Hold a tensor without its graph: a copy of a buffer and of a view of far larger memory, and others as they
-        are."""
+        """Hold a tensor without its graph: a buffer or a view of far larger memory as a copy, others as they are."""
         if may_be_overwritten(tensor) or holds_much_more(tensor):
             return self.own(name, copied(tensor))
         return self.add(name, tensor.detach(), tensor)

@@ -24,7 +24,7 @@ from regard.version import __version__
 
 M = TypeVar("M", bound=nn.Module)
 
-OLDEST, NEWEST = "2.8", "2.15"
+OLDEST, NEWEST = "2.8", "2.14"
 """The tested versions of torch: benchmarks/COMPAT.md."""
 
 PRIVATE = {

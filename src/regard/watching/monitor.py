@@ -139,8 +139,8 @@ def writers_of_lightning(trainer: Any) -> Iterator[Any]:
 
 
 def write_picture(worst: WorstHead, writers: Iterator[Any], step: int) -> int:
-    """A writer is known by what it offers: `add_image` (TensorBoard), `log_image` (Lightning's W&B logger), or a
-    module with `Image` and `log` (W&B, trackio). The result is their number; 0 without matplotlib."""
+    """Return the number of writers that took it; 0 without matplotlib. A writer has `add_image` (TensorBoard),
+    `log_image` (Lightning's W&B logger), or is a module with `Image` and `log` (W&B, trackio)."""
     taking = [one for one in writers if any(hasattr(one, name) for name in ("add_image", "log_image", "Image"))]
     pixels = worst.pixels() if taking else None
     if pixels is None:

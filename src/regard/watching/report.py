@@ -123,8 +123,8 @@ def in_threads(record: Record) -> list[str]:
 
 
 def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
-    """The modules that no map shows, all of them chosen by `skip`, and those of attention over depth. Others, which
-    attended unread or mix positions by other means, are refused by the name of `what` needs them."""
+    """The modules outside the maps that `skip` names, and those of attention over depth. NotSeenError for other modules
+    that attended unread or mix positions by other means; `what` names the caller."""
     record = getattr(watched, "record", None)
     if not isinstance(record, Record):
         return ()

@@ -342,7 +342,7 @@ class Seen(Displayed):
         documents: Tensor | None = None,
         skip: Names = (),
     ) -> "Checked":
-        """Look for faults of the masks at the kernels: lost, turned, upside down, off by one, not handed on.
+        """Look for faults of the masks at the kernels: lost, transposed, inverted, off by one, not handed on.
 
         The arguments of the model tell which keys a row may see: masks of padding and runs of the padding token,
         positions that begin anew and ends of packed documents, kinds of tokens, the keys of a cache; its config tells

@@ -18,7 +18,7 @@ from tests.fuzz.commands import run
 from tests.maps.dense_maps import sums_asked
 from tests.tasks.small_runs import PAIRS, small_config, small_text_config, write_pairs
 
-WORDS = "a stranger's file, which nobody may change"
+WORDS = "a stranger's file, which must not change"
 Use = Callable[[Path], Any]
 """Reads an exhibit's folder and works with it."""
 

@@ -63,7 +63,7 @@ def require_truth(model: nn.Module, seen: Seen, truths: Truths) -> None:
         missing = len(calls) - len(shown[path])  # below 0 where heads are shown one by one
         if missing > 0:
             assert _is_named(path, report), (
-                f"{path}: {missing} of {len(calls)} calls ({calls[0].writing}) are missing, and nobody says so\n{words}"
+                f"{path}: {missing} of {len(calls)} calls ({calls[0].writing}) are missing, without a note\n{words}"
             )
 
 

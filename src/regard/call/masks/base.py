@@ -170,7 +170,7 @@ class Mask(Displayed, ABC):
     __rand__, __ror__ = __and__, __or__
 
     def __bool__(self) -> bool:
-        """`and`, `or` and `not` would silently drop a mask: hence an error."""
+        """Refuse: `and`, `or` and `not` of Python would drop a mask silently."""
         raise ArgumentError(
             f"a mask ({self}) is neither true nor false: combine masks with &, | and ~, and not with and, or and not; "
             "compare with `is None` to see whether there is one"

@@ -150,7 +150,7 @@ class Lengths(Mask):
     def key_range(self, rows: range, sizes: Sizes) -> range:
         if not can_look(self.valid) or not self.valid.numel():
             return range(sizes.keys)
-        most = int(self.valid[:, rows.start : rows.stop].max()) if self.per_query else max(self.valid.tolist())
+        most = int((self.valid[:, rows.start : rows.stop] if self.per_query else self.valid).max())
         return range(max(0, min(sizes.keys, most)))
 
     def covers(self, rows: range, columns: range) -> bool:
@@ -162,7 +162,7 @@ class Lengths(Mask):
     def fewest_first_keys(self) -> int | None:
         if self.per_query or not can_look(self.valid):
             return None
-        return min(self.valid.tolist(), default=None)
+        return int(self.valid.min()) if self.valid.numel() else None
 
     def __str__(self) -> str:
         return "lengths per query" if self.per_query else "lengths"

@@ -68,7 +68,7 @@ def _room_of(work: Any) -> Any:
 
 
 class _Scratch(NamedTuple):
-    """What a thread holds of the rows that it reads together: addresses of those that other functions fill."""
+    """The memory of a thread for the rows that it reads together: addresses of those that other functions fill."""
 
     width: int
     weights: int

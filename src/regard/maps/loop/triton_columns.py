@@ -1,4 +1,4 @@
-"""The Triton programs for what each key receives, and for pictures; needs Triton.
+"""The Triton programs for the weight that each key receives, and for pictures; needs Triton.
 
 A block of keys loops over the queries that see it, whose log-sum-exps are known. The product is S^T = K Q^T, so that
 the sums and maxima over queries stay within a thread. They are written once for each bin of queries and key: nothing is

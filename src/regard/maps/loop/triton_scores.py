@@ -1,4 +1,4 @@
-"""What the Triton programs for statistics share: the visible keys of a query, tiles of vectors, scores; needs Triton.
+"""The parts of all Triton programs for statistics: visible keys of a query, tiles of vectors, scores; needs Triton.
 
 Scores and log-sum-exps are to base 2: the scale of the dot products contains log2(e).
 """

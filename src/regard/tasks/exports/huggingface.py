@@ -99,7 +99,7 @@ def _vocab_size(trained: ExportedRun) -> int:
 
 
 def _tensors(trained: ExportedRun) -> Iterator[tuple[str, Tensor]]:
-    model, config = trained.model, trained.config
+    model, config, (model_type, _) = trained.model, trained.config, _family(trained)
     order = _order(trained)
 
     def rows(matrix: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def _tensors(trained: ExportedRun) -> Iterator[tuple[str, Tensor]]:
         yield "model.encoder.embed_tokens.weight", rows(model.source_embedding.weight)
         yield "model.decoder.embed_tokens.weight", rows(model.target_embedding.weight)
         yield "lm_head.weight", rows(model.output.weight)
-        if _family(trained)[0] != "marian":  # the others have an unread table, and look for it
+        if model_type != "marian":  # the others have an unread table, and look for it
             yield "model.shared.weight", rows(model.source_embedding.weight)
     bias = torch.zeros(len(trained.target_tokenizer), 1)
     yield "final_logits_bias", _filled(bias, _vocab_size(trained), NEVER).T

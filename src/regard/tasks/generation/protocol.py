@@ -40,8 +40,7 @@ class Hypothesis:
     alignment: Float[Tensor, "T S"] | None = None
     """The attention of each token to the source, as a mean over heads; rows sum to 1."""
     limited: bool = False
-    """Whether the best of an ended search, which the limit of tokens alone let win: one that was cut off scored
-    higher."""
+    """True if the limit of tokens alone let the best of an ended search win: one that was cut off scored higher."""
 
 
 def worth_leaving(running: int, undecided: int) -> bool:

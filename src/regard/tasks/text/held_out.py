@@ -1,4 +1,4 @@
-"""What is held out for validation: sources and documents that training does not see, as the tokenizer reads them.
+"""The data held out for validation: sources and documents that training does not see, as the tokenizer reads them.
 
 Two texts of other bytes may be the same tokens: a letter in two encodings, a capital where all is read in lower case,
 two spaces. The reading is decided before the vocabulary is learnt from the rest (`tokenizers.read_as`).

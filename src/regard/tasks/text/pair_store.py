@@ -30,8 +30,7 @@ CHUNK_PAIRS = 4096
 
 
 class TokenFolder:
-    """A folder of tokens, of which a read loads only its pages of memory; RunFolderError if it is not a whole one of
-    ours."""
+    """A folder of tokens, of which a read loads only its pages; RunFolderError if it is not a whole one of ours."""
 
     counts: ClassVar[tuple[str, ...]] = ()
     """The numbers in about.json."""

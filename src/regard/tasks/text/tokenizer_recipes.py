@@ -26,6 +26,8 @@ MOST_PIECES = 2**24
 class Recipe(Protocol):
     """A method to make a tokenizer from text."""
 
+    __slots__ = ()
+
     def normalizer(self) -> Any:
         """The library's step before a text is cut; None if there is none."""
 

@@ -17,6 +17,8 @@ Precision = Literal["auto", "float32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitConfig:
+    """When training validates, saves and stops."""
+
     steps: int = 10_000
     """Updates to make in all."""
     epochs: int = 0

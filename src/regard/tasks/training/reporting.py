@@ -284,8 +284,9 @@ def _skipped(event: Finished) -> str:
 def _longer(event: Finished) -> str:
     if event.fall < LEAST_FALL:
         return ""
-    fell = "it has just begun" if event.fall == math.inf else f"the loss fell by {event.fall:.2f} in the last quarter"
-    return f"; the model was still learning ({fell}): go on by --resume with more --epochs or --steps"
+    learning = f"the model was still learning (the loss fell by {event.fall:.2f} in the last quarter)"
+    known = "too few steps to tell whether the loss still falls" if event.fall == math.inf else learning
+    return f"; {known}: go on by --resume with more --epochs or --steps"
 
 
 def clock(seconds: float) -> str:

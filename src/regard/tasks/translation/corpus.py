@@ -45,8 +45,7 @@ class Corpus(NamedTuple):
 
 
 def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> None:
-    """Read the pairs, train the tokenizers, and store the tokens, once a run; each file may be a pipe
-    (`/dev/stdin`)."""
+    """Read the pairs, train the tokenizers, store the tokens, once a run; each file may be a pipe (`/dev/stdin`)."""
     folder.data.mkdir(exist_ok=True)
     how: dict[str, Any] = {"format": config.data_format, "bad_lines": config.bad_lines}
     read, *given = (read_pairs(paths, **how) for paths in (config.data, config.valid) if paths)

@@ -28,8 +28,7 @@ class Candidate(NamedTuple):
     labels: list[str]
     """The tokens of the translation as they are printed, end mark included; none if they were not asked for."""
     alignment: Tensor | None
-    """(T, S) on the CPU, if it was asked for: how much each label attended to each label of the source; rows sum
-    to 1."""
+    """(T, S) on the CPU, if asked for: the weight of each label on each label of the source; rows sum to 1."""
     finished: bool = True
     """Whether the model ended it; otherwise it was cut off at the most steps."""
     limited: bool = False

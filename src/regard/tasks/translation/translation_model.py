@@ -92,8 +92,7 @@ class TranslationModel:
     """A model in evaluation mode with its tokenizers; the stages of a `Translator` share it."""
 
     searcher: Searcher | None = None
-    """The engine that searches in place of this process; None for this process alone. The caller who sets it ends
-    it."""
+    """The engine that searches in place of this process, None for this process; the caller who sets it ends it."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A trained translator: it translates, measures how well, and shows what it attended to."""
+"""A trained translator: it translates, measures its quality, and shows its attention."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -133,7 +133,7 @@ class Translator(TranslationModel):
         return list(map(Present(self, options), drafts, self._search(options)(drafts)))
 
     def hypotheses(self, lines: Sequence[str], options: TranslationOptions) -> list[list[Hypothesis]]:
-        """What a search finds for each sentence, as tokens, best first; nothing for one that is empty or too long."""
+        """The answers of a search for each sentence, as tokens, best first; none for one that is empty or too long."""
         self.check_options(options)
         return self._search(options)(drafts_of(self, lines, options))
 

@@ -11,6 +11,8 @@ from regard.tasks.viewing.view_input import ViewInput
 
 
 class OwnModel:
+    doubt: str | None = None  # a run has the tokenizer of its model
+
     def __init__(self, model: Translator | LanguageModel, *, sequence: int = 0) -> None:
         if sequence != 0:
             raise ArgumentError(f"--sequence must be 0, got {sequence}: a run reads one sequence at a time")
@@ -20,8 +22,6 @@ class OwnModel:
         if isinstance(self.model, LanguageModel):
             return self.model.language.prompt(text)
         raise ArgumentError("a translator of a run reads pairs: name a language model, or a folder of transformers")
-
-    doubt: str | None = None
 
     @property
     def unknown_id(self) -> int | None:

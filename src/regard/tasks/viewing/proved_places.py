@@ -37,7 +37,7 @@ class ClaimedAxis(NamedTuple):
 
 
 ClaimedAxes = tuple[Sequence[ClaimedAxis], Sequence[ClaimedAxis]]
-"""What the queries and the keys of a map may be."""
+"""The possible meanings of the queries and the keys of a map."""
 
 
 class MapPlace(NamedTuple):

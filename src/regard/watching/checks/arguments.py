@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError
-from regard.watching.checks.pair_masks import is_square
+from regard.watching.checks.roles import is_causal_model, is_huggingface_model, is_pair, says_causal, sees_both_sides
 from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS, Meaning, PadToken, is_numbered
+from regard.watching.report import is_inside
 
 TARGET = ("decoder_", "tgt", "target", "trg")
 """The first letters of the arguments of the sequence that a pair writes."""
@@ -109,6 +110,30 @@ class Arguments:
     def has_target(self) -> bool:
         """True if the sequence `ahead` is the one that a pair writes."""
         return self.ahead is not None and (self.ahead.startswith(TARGET) or self.part_of(self.ahead) == "target")
+
+    @property
+    def causality(self) -> bool | None:
+        """The expected causality of the sequence `ahead`; None if neither the call, the model nor its config tells."""
+        if isinstance(self.named.get("is_causal"), bool):
+            return bool(self.named["is_causal"])
+        for one in self.named.values():
+            if isinstance(one, Tensor) and one.dim() == 2 and one.shape[0] == one.shape[1] > 2 and is_triangle(one):
+                return True
+        if self.ahead is None:
+            return None
+        modules = dict(self.model.named_modules())
+        inner = [path for path, one in modules.items() if is_huggingface_model(one)]
+        outermost = [path for path in inner if not any(path != other and is_inside(path, other) for other in inner)]
+        if not inner:
+            return says_causal(self.model)
+        if len(outermost) != 1:
+            return None
+        own: Any = modules[outermost[0]]
+        if self.has_target or is_pair(own.config):
+            # (Of two sequences of another model, the config tells one.)
+            return (self.has_target and is_pair(own.config)) or None
+        says = getattr(own.config, "is_decoder", False) is True and not sees_both_sides(own.config)
+        return is_causal_model(dict(own.named_modules()), own.config.get_text_config()) or says or None
 
     def _grouped(self) -> dict[str, tuple[str, ...]]:
         """Those of one length that are known to be of one part of a pair. States (B, L, D) beside ids may be of another
@@ -221,3 +246,44 @@ def _may_be_mask(name: str, one: Tensor) -> bool:
 def _shapes(named: Mapping[str, Any]) -> str:
     shown = {n: tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for n, v in named.items()}
     return ", ".join(f"{name}: {shape}" for name, shape in shown.items()) or "nothing"
+
+
+# -- masks of pairs ------------------------------------------------------------------------------------------
+
+HUGE = 1e4
+"""From here on, a number in an input stands for a hidden pair."""
+
+
+def is_square(one: Tensor) -> bool:
+    """True for a mask of pairs for each sequence, (B, ..., T, T): of flags, or added."""
+    return one.dim() > 2 and one.shape[-1] == one.shape[-2] > 1 and hidden_pairs_of(one) is not None
+
+
+def hidden_pairs_of(mask: Tensor) -> Tensor | None:
+    """The pairs that a mask hides by the meaning of torch's kernels, bool (..., T, T); None for other numbers."""
+    if mask.dtype == torch.bool:
+        return ~mask
+    if not mask.is_floating_point():
+        return mask == 0 if bool(((mask == 0) | (mask == 1)).all()) else None
+    return mask <= -HUGE if bool(((mask == 0) | (mask <= -HUGE)).all()) else None
+
+
+def separate_blocks(mask: Tensor) -> Tensor | None:
+    """The block of each position of a mask whose blocks see nothing of each other; None for one block."""
+    hidden = hidden_pairs_of(mask)
+    if hidden is None:
+        return None
+    seen = (~hidden).flatten(0, -3).any(0) if hidden.dim() > 2 else ~hidden
+    crosses = [bool(seen[at:, :at].any() or seen[:at, at:].any()) for at in range(1, len(seen))]
+    if all(crosses):
+        return None
+    return torch.tensor([0, *(not one for one in crosses)]).cumsum(0)
+
+
+def is_triangle(mask: Tensor) -> bool:
+    """True for a mask that hides all later keys and nothing else, of either meaning of True."""
+    later = torch.ones_like(mask, dtype=torch.bool).triu(1)
+    hidden = hidden_pairs_of(mask)
+    return hidden is not None and (
+        torch.equal(hidden, later) or (mask.dtype == torch.bool and torch.equal(mask, later))
+    )

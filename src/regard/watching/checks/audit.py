@@ -73,7 +73,7 @@ CAUSAL_UNKNOWN = "whether it is causal is not known: tell causal="
 
 
 def _unknown(record: Record, run: AuditedRun, questions: Sequence[AuditQuestion]) -> Iterator[str]:
-    """What the audit did not look at: a run without a call of attention, modules out of sight, an unknown direction."""
+    """The gaps of the audit: a run without a call of attention, modules out of sight, an unknown direction."""
     if not run.calls:
         yield NOTHING_SEEN
     if missed := missed_by(record):

@@ -1,4 +1,4 @@
-"""One call under audit: its facts, the positions of its queries, and what its model was told of its sequences."""
+"""One call under audit: its facts, the positions of its queries, and the model's arguments on its sequences."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -152,8 +152,7 @@ class AuditedCall:
         return padding_of(self)
 
     def _by_user(self, given: Tensor, source: str) -> Told | None:
-        """What the user says of each key; None for a call of another shape, and for the source of a pair whose target
-        has that shape too."""
+        """The user's statement on each key; None for another shape, and for a source whose target has it too."""
         shape = (self.sizes.flat_batch, self.sizes.keys)
         is_of_target = self.key_part == "source" and self.ids("target", self.sizes.keys) is not None
         fits = given.shape in (shape, (1, self.sizes.keys)) and not is_of_target

@@ -14,8 +14,7 @@ from torch.nn.functional import pad
 
 from regard.models.one_stack import DecoderOnly, EncoderOnly
 from regard.models.protocol import Seq2Seq
-from regard.watching.checks.made_up import is_huggingface_model
-from regard.watching.checks.roles import is_pair
+from regard.watching.checks.roles import is_huggingface_model, is_pair
 from regard.watching.checks.runs import Sample, Side, SubjectRun, UnsupportedError
 from regard.watching.checks.subject import Subject
 from regard.watching.checks.told import IDS

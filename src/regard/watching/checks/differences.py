@@ -127,7 +127,7 @@ class Promise(NamedTuple):
 
 
 class FirstOfTies(TorchFunctionMode):
-    """A top-k takes the first of equal scores: which ones it takes else, as of zeros of relu, depends on the width."""
+    """Let `topk` take the first of equal scores, such as zeros of relu. Its own choice depends on the width."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in (torch.topk, Tensor.topk):

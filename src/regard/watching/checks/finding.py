@@ -185,7 +185,7 @@ class Checked(Displayed, Sequence[Finding]):
     tried: tuple[str, ...] = ()
     """The trials by results; empty for the audit of a watch alone."""
     unknown: tuple[str, ...] = ()
-    """What was not looked at, or not known, and how to tell it: such a check passes nothing."""
+    """The parts that were not looked at, or not known, and how to tell them: such a check does not pass."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:

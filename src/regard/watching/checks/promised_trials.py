@@ -27,7 +27,7 @@ from regard.watching.checks.differences import (
     random_states,
 )
 from regard.watching.checks.finding import Finding, Reason, Severity
-from regard.watching.checks.promises import beyond, borders, cuts
+from regard.watching.checks.made_up import beyond, borders, cuts
 from regard.watching.checks.runs import PackedRow, Sample, Side, SubjectRun, UnsupportedError
 from regard.watching.checks.subject import IGNORED, Subject
 from regard.watching.report import kinds_of, mixers_in

@@ -1,8 +1,10 @@
-"""A second implementation of a model: its maps beside those of the model, up to the first call that departs."""
+"""A second implementation of a model: its maps beside those of the model, and the first call that departs from it: by
+heads in another order, another scale, another mask, other positions or other values.
+"""
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,8 +18,8 @@ from regard.tensors.tile_sizes import fitting, ranges
 from regard.tensors.undisturbed import evaluated
 from regard.watching.checks.arguments import FIXED
 from regard.watching.checks.audited_call import AuditedCall, UserTold, run_of
-from regard.watching.checks.departures import TOLERANCE, Departure, PairedCalls, departure, turns
-from regard.watching.checks.finding import AuditQuestion, Checked, FaultyWeight, Finding
+from regard.watching.checks.breach import breach
+from regard.watching.checks.finding import AuditQuestion, Checked, FaultyWeight, Finding, Reason
 from regard.watching.checks.made_up import made_up
 from regard.watching.checks.runs import output_of
 from regard.watching.checks.subject import Subject
@@ -25,17 +27,58 @@ from regard.watching.interference import results_of, shares
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 from regard.watching.watch import watch
 
-QUESTION = "like the reference"
-COARSE = 5e-2
-"""The rounding of maps in dtypes of 16 bits."""
+MOST_ROWS = 64
+"""The most rows of each head by which the kind of a departure is told."""
+TOLERANCE, COARSE = 1e-3, 5e-2
+"""The total variation of two rows that is still rounding, and that in dtypes of 16 bits."""
+EXPLAINED = 0.02
+"""The share of a departure that an explanation may leave."""
+SHIFTS = (1, -1, 2, -2)
 
 
 class Given(NamedTuple):
     model: nn.Module
     batch: Any
 
-    def in_double(self) -> "Given":
-        return Given(copy.deepcopy(self.model).double(), self.batch)
+
+class PairedCalls(NamedTuple):
+    """A call of a model, and that of its reference."""
+
+    own: AuditedCall
+    other: AuditedCall
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """(B, H), where at least one of the two keeps heads in a dimension of their own."""
+        *batch, last = max((call.weights.leading for call in self), key=len) or (1,)
+        return (math.prod(batch), last) if batch else (1, last)
+
+    @property
+    def tolerance(self) -> float:
+        dtypes = {call.call.factors.form.query.dtype for call in self if call.call.factors is not None}
+        return TOLERANCE if dtypes <= {torch.float32, torch.float64} else COARSE
+
+    def blocks(self, rows: range) -> tuple[Tensor, Tensor]:
+        """The weights of some rows in both, (B, H, rows, S)."""
+        own, other = (call.block(rows).reshape(*self.heads, len(rows), -1) for call in self)
+        return own, other.to(own.device)
+
+
+class SomeRows(NamedTuple):
+    """Some rows of two maps of one shape, in float64."""
+
+    places: list[int]
+    """n of them, rising."""
+    own: Tensor
+    """(B, H, n, S)."""
+    other: Tensor
+    apart: float
+    """The total variation of the two that is to be explained, that of the worst row."""
+
+    def leaves(self, explained: Tensor, of: Tensor | None = None) -> bool:
+        """True if rows are those of this map, or `of`, but for rounding."""
+        left = ((self.own if of is None else of) - explained).abs().sum(-1).amax() / 2
+        return float(left) <= max(TOLERANCE, EXPLAINED * self.apart)
 
 
 def like(subject: Subject, reference: nn.Module) -> tuple[Given, Given]:
@@ -55,11 +98,11 @@ def like(subject: Subject, reference: nn.Module) -> tuple[Given, Given]:
 
 def compared(model: Given, reference: Given) -> Checked:
     """Compare a model with its reference; a departure counts if it stays in float64."""
-    found = _compared(model, reference)
-    dtypes = {p.dtype for one in (model, reference) for p in one.model.parameters()}
-    if found.errors and dtypes != {torch.float64}:
+    both = (model, reference)
+    found = _compared(*both)
+    if found.errors and {p.dtype for one in both for p in one.model.parameters()} != {torch.float64}:
         with suppress(Exception):  # A model without float64 gives no second opinion.
-            again = _compared(model.in_double(), reference.in_double())
+            again = _compared(*(Given(copy.deepcopy(one.model).double(), one.batch) for one in both))
             return found if again.errors else again
     return found
 
@@ -70,7 +113,7 @@ def _compared(model: Given, reference: Given) -> Checked:
     asked, found = [], None
     for own, other in zip(mine, theirs, strict=False):
         asked.append(own.name)
-        if (found := _departure(PairedCalls(own, other), asked)) is not None:
+        if (found := _departure(PairedCalls(own, other), len(asked) - 1)) is not None:
             break
     findings = [] if found is None else [found]
     if len(mine) != len(theirs):
@@ -85,7 +128,7 @@ def _compared(model: Given, reference: Given) -> Checked:
             cause="values, output projections, norms or layers beside attention differ",
         ))  # fmt: skip
     left = tuple((call.name, "the calls before it depart") for call in mine if call.name not in asked)
-    question = AuditQuestion(QUESTION, tuple(dict.fromkeys(asked)), left)
+    question = AuditQuestion("like the reference", tuple(dict.fromkeys(asked)), left)
     return Checked(type(model.model).__name__, len({*asked}), tuple(findings), (question,))
 
 
@@ -104,26 +147,37 @@ def _seen(of: Given, what: str) -> tuple[list[AuditedCall], Any]:
     return [call for call in run_of(seen.record, UserTold()).calls if call.is_attention], output
 
 
-def _departure(pair: PairedCalls, asked: list[str]) -> Finding | None:
+def _apart(output: Any, expected: Any) -> float:
+    """The largest difference of the first results of one shape, over the largest value; 0.0 without any."""
+    for one, other in zip(results_of(output).values(), results_of(expected).values(), strict=False):
+        if one.shape == other.shape and one.numel():
+            return float(shares(one.double(), other.double(), other).max())
+    return 0.0
+
+
+def _departure(pair: PairedCalls, before: int) -> Finding | None:
+    """The finding of a call behind others that agree; None if it agrees too."""
     mine, theirs = (call.weights for call in pair)
     if mine.shape[-2:] != theirs.shape[-2:] or math.prod(mine.leading) != math.prod(theirs.leading):
-        told = Departure("another map", f"map is {tuple(mine.shape)}, and that {tuple(theirs.shape)}")
-        return _finding(pair, asked, told)
-    apart, counted, tolerance = _apart_by_row(pair)
+        says = f"map is {tuple(mine.shape)}, and that {tuple(theirs.shape)}"
+        return _placed(pair, before, _other("another map", says))
+    apart, counted = _apart_by_row(pair)
     most = float(apart.max()) if apart.numel() else 0.0
-    if most <= tolerance:
-        return _of_values(pair, asked, tolerance)
-    at = [int(n) for n in torch.unravel_index(apart.argmax(), apart.shape)]
-    told = departure(pair, counted.any(0).any(0), at[2], most)
-    numbers = {"total variation": most, "rows": float((apart > tolerance).sum()) / max(1, int(counted.sum()))}
-    first, second = (block[at[0], at[1], 0].double() for block in pair.blocks(range(at[2], at[2] + 1)))
+    if most <= pair.tolerance:
+        return None if (found := other_values(pair)) is None else _placed(pair, before, found)
+    sequence, head, query = (int(n) for n in torch.unravel_index(apart.argmax(), apart.shape))
+    found = _told_apart(pair, counted.any(0).any(0), query, most)
+    share = float((apart > pair.tolerance).sum()) / max(1, int(counted.sum()))
+    first, second = (block[sequence, head, 0].double() for block in pair.blocks(range(query, query + 1)))
     key = int((first - second).abs().nan_to_num(torch.inf).argmax())
-    example = FaultyWeight(at[0], at[1], at[2], key, float(first[key]), f"(the reference {float(second[key]):.2g})")
-    return replace(_finding(pair, asked, told), numbers={**numbers, **told.numbers}, example=example)
+    numbers = {"total variation": most, "rows": share, **found.numbers}
+    its = f"(the reference {float(second[key]):.2g})"
+    example = FaultyWeight(sequence, head, query, key, float(first[key]), its)
+    return replace(_placed(pair, before, found), numbers=numbers, example=example)
 
 
-def _apart_by_row(pair: PairedCalls) -> tuple[Tensor, Tensor, float]:
-    """The total variation of each row, 0 where it does not count, and the rows that count, (B, H, T); and rounding."""
+def _apart_by_row(pair: PairedCalls) -> tuple[Tensor, Tensor]:
+    """The total variation of each row, 0 where it does not count, and the rows that count, (B, H, T)."""
     shape = (*pair.heads, pair.own.sizes.queries)
     steps = ranges(shape[2], fitting(CHUNK_ELEMENTS, math.prod(pair.heads) * pair.own.sizes.keys))
     blocks = (pair.blocks(rows) for rows in steps)
@@ -133,44 +187,229 @@ def _apart_by_row(pair: PairedCalls) -> tuple[Tensor, Tensor, float]:
         real = call.real_queries[:, None] & call.live
         real = real.expand(call.sizes.flat_batch, call.sizes.heads, -1).reshape(shape)
         counted = counted & real.to(counted.device)
-    dtypes = {call.call.factors.form.query.dtype for call in pair if call.call.factors is not None}
-    tolerance = TOLERANCE if dtypes <= {torch.float32, torch.float64} else COARSE
-    return apart.masked_fill(~counted, 0.0).nan_to_num(torch.inf), counted, tolerance
+    return apart.masked_fill(~counted, 0.0).nan_to_num(torch.inf), counted
 
 
-def _of_values(pair: PairedCalls, asked: list[str], tolerance: float) -> Finding | None:
+def _placed(pair: PairedCalls, before: int, found: Finding) -> Finding:
+    """The finding, whose words go on after "its", at the call of the model."""
+    own, other = pair
+    agree = f"; {before} call{'s' * (before > 1)} before it agree{'s' * (before == 1)}" if before else ""
+    cause = found.cause
+    if not cause and found.reason == "another map":
+        cause = "look at the embeddings, the positions and the projections"
+        cause = "the inputs of this layer differ: look at what lies between it and the call before" if before else cause
+    says = f"it is the first call to depart from the reference ({other.name or 'the model'}): its {found.says}{agree}"
+    return replace(found, says=says, path=own.name, call=own.call.index, cause=cause, observed=own.call)
+
+
+def _other(reason: Reason, says: str, cause: str = "", **numbers: float) -> Finding:
+    return Finding(reason, "error", says, numbers=numbers, cause=cause)
+
+
+def _told_apart(pair: PairedCalls, live: Tensor, worst: int, apart: float) -> Finding:
+    """How a call departs from that of a reference: by its `live` queries, bool (T,), and the row of the largest
+    difference, whose total variation is `apart`."""
+    most = fitting(CHUNK_ELEMENTS, math.prod(pair.heads) * pair.own.sizes.keys, MOST_ROWS)
+    alive = live.nonzero()[:, 0].tolist()
+    places = sorted({*alive[:: -max(1, -(-len(alive) // most))], worst})
+    own, other = zip(*(pair.blocks(range(n, n + 1)) for n in places), strict=True)
+    rows = SomeRows(places, torch.cat(own, 2).double(), torch.cat(other, 2).double(), apart)
+    found = other_heads(rows) or other_scale(rows, pair) or other_mask(pair) or other_vectors(pair)
+    found = found or other_places(rows, pair)
+    return found or _other("another map", "weights are others, and no scale, order, mask or shift explains them")
+
+
+def other_heads(rows: SomeRows) -> Finding | None:
+    """Heads in another order: each is one of the reference, in another place."""
+    heads = rows.own.shape[1]
+    of = torch.stack(
+        [(rows.own[:, h, None] - rows.other).abs().sum(-1).amax((0, 2)).argmin() for h in range(heads)]
+    ).tolist()
+    if of == list(range(heads)) or not rows.leaves(rows.other[:, of]):
+        return None
+    return _other(
+        "another order of heads", f"heads are those {_listed(of)} of the reference",
+        "heads are split or joined along another axis, or the weights of a projection are in another order",
+    )  # fmt: skip
+
+
+USUAL = (8, 16, 32, 64, 80, 96, 128, 256)
+"""The dimensions of a head where the watch has no vectors."""
+
+
+def other_scale(rows: SomeRows, pair: PairedCalls) -> Finding | None:
+    """Scores that are a multiple of the reference's: the temperature by least squares, and its softmax."""
+    both = (rows.own > 0) & (rows.other > 0)
+    few = both.sum(-1, keepdim=True).clamp(min=1)
+    logs = [torch.where(both, one.clamp(min=torch.finfo(one.dtype).tiny).log(), 0.0) for one in rows[1:3]]
+    mine, theirs = (torch.where(both, one - one.sum(-1, keepdim=True) / few, 0.0) for one in logs)
+    times = float((mine * theirs).sum() / theirs.square().sum().clamp(min=1e-30))
+    scores = rows.other.clamp(min=torch.finfo(torch.float64).tiny).log() * times
+    again = scores.masked_fill(rows.other <= 0, -torch.inf).softmax(-1)
+    share = rows.own / rows.own.sum(-1, keepdim=True).clamp(min=1e-30)
+    if abs(times - 1) < TOLERANCE or not rows.leaves(again.nan_to_num(0.0), of=share):
+        return None
+    dims = [call.call.factors.call.query.shape[-1] for call in pair if call.call.factors is not None] or USUAL
+    causes = [
+        f"1/sqrt({dim}) is {what}"
+        for dim in dict.fromkeys(dims)
+        for what, gives in (
+            ("missing, or applied twice in the reference", math.sqrt(dim)),
+            ("applied twice, or missing in the reference", dim**-0.5),
+            ("applied twice, and missing in the reference", 1 / dim),
+        )
+        if abs(times / gives - 1) < 1e-2
+    ]
+    said = f"scores are {times:.4g} times the reference's"
+    return _other("another scale", said, causes[0] if causes else "", times=times)
+
+
+def other_mask(pair: PairedCalls) -> Finding | None:
+    own, other = pair
+    for one, beside, of in ((own, other, "which the reference hides"), (other, own, "which it hides")):
+        if not beside.is_exact and beside.facts.mask.pattern == one.facts.mask.pattern:
+            continue  # (A weight of 0 may be that of a low score.)
+        found = breach(one, lambda rows, beside=beside: ~beside.sees(rows).any(1))  # type: ignore[misc]
+        if found is not None:
+            whose = "weight" if one is own else "reference's weight"
+            masks = f"mask is {own.facts.mask}, and the reference's {other.facts.mask}"
+            says = f"{masks}: {found.amount:.1%} of the {whose} is on keys {of}"
+            return _other("another mask", says, share=found.amount)
+    return None
+
+
+def other_vectors(pair: PairedCalls) -> Finding | None:
+    calls = [call.call.factors.call for call in pair if call.call.factors is not None]
+    if len(calls) < 2 or len({(call.query.shape, call.key.shape[2:]) for call in calls}) > 1:
+        return None
+    queries = [call.query.double() for call in calls]
+    keys = [call.key.repeat_interleave(call.group, 1).double() for call in calls]
+    if is_near(*queries):
+        heads = range(keys[0].shape[1])
+        of = [next((g for g in heads if is_near(keys[0][:, h], keys[1][:, g])), -1) for h in heads]
+        if of != list(heads) and min(of) >= 0:
+            says = f"queries are the reference's, and its heads have the keys of heads {_listed(of)}"
+            return _other(
+                "another order of heads", says,
+                "key heads are repeated in another order: repeat_interleave in place of repeat, or the reverse",
+            )  # fmt: skip
+    turned = [one for vectors in (queries, keys) if (one := turns(*vectors)) is not None]
+    if len(turned) < 2:
+        if not all(is_near(*(torch.linalg.vector_norm(one, dim=-1) for one in pair)) for pair in (queries, keys)):
+            return None
+        return _other(
+            "other positions", "vectors have the norms of the reference's, and other directions",
+            "rotary positions turn other pairs of dimensions: halves in place of neighbours, or the reverse",
+        )  # fmt: skip
+    numbers, said = dict[str, float](), list[str]()
+    for name, angles in zip(("queries", "keys"), turned, strict=True):
+        # (A turn is the same at each position, or grows from one to the next.)
+        fixed, rate = angles.of(0), angles.of(1)
+        numbers |= {f"turn of {name}": fixed, f"turn of {name} for each position": rate}
+        if max(rate, fixed) > TURN:
+            by = f"{rate:.3g} rad more from each position to the next" if rate > TURN else f"{fixed:.3g} rad"
+            said.append(f"the {name} by {by}")
+    grows = max(angles.of(1) for angles in turned) > TURN
+    how = "applied twice, not at all, or with another base" if grows else "counted from another one, for one of the two"
+    says = f"vectors are the reference's, turned: {' and '.join(said)}"
+    return _other("other positions", says, f"rotary positions are {how}", **numbers)
+
+
+def other_values(pair: PairedCalls) -> Finding | None:
     sources = [call.weights.source for call in pair]
     values = [one.value for one in sources if isinstance(one, CallSource) and one.value is not None]
     if len(values) < 2 or values[0].shape != values[1].shape:
         return None
     mine, theirs = (one.double() for one in values)
     apart = float((mine - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
-    if apart <= tolerance:
+    if apart <= pair.tolerance:
         return None
     turned = turns(mine.unflatten(0, pair.heads), theirs.unflatten(0, pair.heads))
     cause = "" if turned is None else "rotary positions reach the values, or reach them in another way"
-    said = f"values differ by {apart:.1e} of the largest, under the same map"
-    return _finding(pair, asked, Departure("other values", said, cause, {"difference": apart}))
+    says = f"values differ by {apart:.1e} of the largest, under the same map"
+    return _other("other values", says, cause, difference=apart)
 
 
-def _finding(pair: PairedCalls, asked: list[str], told: Departure) -> Finding:
-    own, other = pair
-    count = len(asked) - 1
-    agree = f"{count} calls before it agree" if count > 1 else "1 call before it agrees"
-    cause = told.cause
-    if not cause and told.reason == "another map":
-        cause = "look at the embeddings, the positions and the projections"
-        cause = "the inputs of this layer differ: look at what lies between it and the call before" if count else cause
-    says = f"it is the first call to depart from the reference ({other.name or 'the model'}): its {told.says}"
-    return Finding(
-        told.reason, "error", f"{says}; {agree}" if count else says, own.name, own.call.index, told.numbers, cause,
-        observed=own.call,
-    )  # fmt: skip
+TURN = 1e-3
+"""An angle below this is rounding."""
 
 
-def _apart(output: Any, expected: Any) -> float:
-    """The largest difference of the first results of one shape, over the largest value; 0.0 without any."""
-    for one, other in zip(results_of(output).values(), results_of(expected).values(), strict=False):
-        if one.shape == other.shape and one.numel():
-            return float(shares(one.double(), other.double(), other).max())
-    return 0.0
+class Turns(NamedTuple):
+    angles: Tensor
+    """(T, pairs), complex, of the size 1."""
+
+    def of(self, order: int) -> float:
+        """The largest angle of the first positions (0), or of the growth from position to position (1)."""
+        angles = self.angles if not order else self.angles[1:] * self.angles[:-1].conj()
+        return float(angles[0].angle().abs().max()) if len(angles) else 0.0
+
+
+def turns(own: Tensor, other: Tensor) -> Turns | None:
+    """The turns that make the vectors (B, H, T, D) of others, by the two layouts of rotary positions; None if none do.
+
+    >>> x = torch.randn(1, 1, 3, 4, generator=torch.Generator().manual_seed(0))
+    >>> found = turns(torch.stack([-x[..., 1], x[..., 0], -x[..., 3], x[..., 2]], -1), x)
+    >>> round(found.of(0), 3), round(found.of(1), 3)
+    (1.571, 0.0)
+    """
+    same = ((own - other).abs() <= NEAR * other.abs().amax()).flatten(0, 2).all(0)
+    width = own.shape[-1] - int(same.flip(0).long().cumprod(0).sum())
+    # A partial rotation leaves the last dimensions as they are.
+    for dims in dict.fromkeys((width + width % 2, own.shape[-1] - own.shape[-1] % 2)):
+        for halves in (True, False):
+            if not dims:
+                continue
+            mine, theirs = (_pairs(one[..., :dims], halves=halves) for one in (own, other))
+            ratio = (mine * theirs.conj()).sum((0, 1))
+            angles = ratio / ratio.abs().clamp(min=1e-30)
+            if is_near(torch.view_as_real(theirs * angles), torch.view_as_real(mine)) and _is_steady(angles):
+                return Turns(angles)
+    return None
+
+
+NEAR = 1e-4
+
+
+def is_near(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool((one - other).abs().amax() <= NEAR * other.abs().amax().clamp(min=1e-30))
+
+
+def _is_steady(angles: Tensor) -> bool:
+    """True if the angles grow by the same amount from each position to the next."""
+    steps = angles[1:] * angles[:-1].conj()
+    return len(steps) < 2 or float((steps - steps[:1]).abs().max()) < TURN * 10
+
+
+def _pairs(vectors: Tensor, *, halves: bool) -> Tensor:
+    first, second = vectors.chunk(2, -1) if halves else (vectors[..., ::2], vectors[..., 1::2])
+    return torch.complex(first, second)
+
+
+def other_places(rows: SomeRows, pair: PairedCalls) -> Finding | None:
+    keys = rows.own.shape[-1]
+    for by in SHIFTS:
+        for queries, columns, what in ((by, by, "positions are"), (0, by, "keys are"), (by, 0, "queries are")):
+            moved = [(n, place + queries) for n, place in enumerate(rows.places)]
+            inside = [(n, place) for n, place in moved if place in range(pair.own.sizes.queries)]
+            common = range(max(0, -columns), min(keys, keys - columns))
+            if len(inside) < 2 or len(common) < 2:
+                continue
+            mine = rows.own[:, :, [n for n, _ in inside], common.start : common.stop]
+            theirs = torch.cat([pair.blocks(range(place, place + 1))[1] for _, place in inside], 2).double()
+            theirs = theirs[..., common.start + columns : common.stop + columns]
+            sums = [one.sum(-1, keepdim=True) for one in (mine, theirs)]
+            counted = (sums[0] > LEAST_SHARE) & (sums[1] > LEAST_SHARE)
+            mine, theirs = (torch.where(counted, one / total.clamp(min=LEAST_SHARE), 0.0)
+                            for one, total in zip((mine, theirs), sums, strict=True))  # fmt: skip
+            if bool(counted.all((0, 1, 3)).sum() > len(inside) // 2) and rows.leaves(theirs, of=mine):
+                cause = "a token more at the beginning, or a shift in one of the two"
+                return _other("other positions", f"{what} those of the reference, shifted by {by}", cause, by=by)
+    return None
+
+
+LEAST_SHARE = 0.01
+"""The least weight of a row on the common keys, for it to count."""
+
+
+def _listed(of: Sequence[int], most: int = 8) -> str:
+    return f"[{', '.join(map(str, of[:most]))}{', ...' if len(of) > most else ''}]"

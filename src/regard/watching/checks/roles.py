@@ -1,4 +1,5 @@
-"""The expected direction of an attention module: by the config of a Hugging Face model, torch's classes, or a cache."""
+"""The expected direction of an attention module, and of a model: by itself, by the config of a Hugging Face model,
+torch's classes, or a cache."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -72,6 +73,20 @@ def _has_tokens(config: Any) -> bool:
 
 def is_masked_encoder(config: Any) -> bool:
     return _has_tokens(config) and _is_listed(config, "MASKED_LM") and not getattr(config, "is_decoder", False)
+
+
+SAYS = ("is_causal", "causal", "is_decoder")
+"""The attributes by which a model or its config says its direction."""
+
+
+def says_causal(model: nn.Module) -> bool | None:
+    """The direction that a model of one's own says, by an attribute of itself or of its config."""
+    for owner in (model, getattr(model, "config", None)):
+        for name in SAYS:
+            says = owner.get(name) if isinstance(owner, Mapping) else getattr(owner, name, None)
+            if isinstance(says, bool) and (says or name != "is_decoder"):
+                return says
+    return None
 
 
 def _is_listed(config: Any, task: str) -> bool:
@@ -167,6 +182,11 @@ def sees_both_sides(config: Any) -> bool:
 def _turns_causality_off(config: Any) -> bool:
     says = getattr(config, "use_bidirectional_attention", None)
     return says is True or says == "all" or getattr(config, "is_causal", True) is False
+
+
+def is_huggingface_model(model: nn.Module) -> bool:
+    library: Any = sys.modules.get("transformers.modeling_utils")
+    return library is not None and isinstance(model, library.PreTrainedModel)
 
 
 def config_of(modules: Mapping[str, nn.Module], path: str) -> Any:

@@ -14,16 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from regard.watching.checks.arguments import DOCUMENTS_TOLD, Arguments
-from regard.watching.checks.made_up import (
-    MadeUp,
-    eager_attention,
-    is_huggingface_model,
-    longest,
-    special_tokens,
-)
-from regard.watching.checks.pair_masks import HUGE, is_square, separate_blocks
-from regard.watching.checks.promises import expected_causality
+from regard.watching.checks.arguments import DOCUMENTS_TOLD, HUGE, Arguments, is_square, separate_blocks
+from regard.watching.checks.made_up import MadeUp, eager_attention, longest, special_tokens
+from regard.watching.checks.roles import is_huggingface_model
 from regard.watching.checks.runs import (
     PackedRow,
     Sample,
@@ -60,8 +53,7 @@ class Subject:
         positioned = None if self.made_up is None else self.made_up.positioned
         self.arguments = Arguments(model, batch, padding, documents, positioned)
         self.ahead, self.tells, self.shared = self.arguments.ahead, self.arguments.tells, self.arguments.shared
-        named, is_target = self.arguments.named, self.arguments.has_target
-        self.causal = expected_causality(model, named, self.ahead, pairs=is_target) if causal is None else causal
+        self.causal = self.arguments.causality if causal is None else causal
         if self.causal is None and self.made_up is not None:
             self.causal = bool(self.made_up.causal)
         self.told_causal = causal or (not is_huggingface_model(model) and self.causal) or None

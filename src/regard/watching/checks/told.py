@@ -1,8 +1,8 @@
-"""What the arguments of a model tell of its sequences: padding, documents, kinds of tokens.
+"""The facts of sequences that a model's arguments tell: padding, documents, kinds of tokens.
 
 Each argument is known by its published name, because values do not tell True for a word from True for padding.
-An argument is read where it was handed over first: a mask that was lost or turned on its way then differs from it. It
-may be wrong there too, so it is compared: with the tokens, and with the calls before.
+An argument is read where it was handed over first: a mask that was lost or transposed on its way then differs from it.
+It may be wrong there too, so it is compared: with the tokens, and with the calls before.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -90,7 +90,7 @@ def arguments(call: Observed) -> Iterator[Handed]:
 
 
 def handed(call: Observed, names: Container[str], length: int) -> Iterator[Handed]:
-    """The arguments (B or 1, length), or (B or 1, 1, 1, length) for several queries, of some names, as (B, length)."""
+    """The arguments of these names as (B, length). Given as (B or 1, length), or (B or 1, 1, 1, length) if T > 1."""
     batch = call.sizes.flat_batch
     for one in arguments(call):
         shape = one.values.shape
@@ -358,8 +358,7 @@ def _words_of(flags: Tensor) -> Tensor | None:
 
 
 def _contradicts(mask: Tensor, runs: Told) -> bool:
-    """True for a mask that calls runs of the padding token words: any that are padding for certain, or else all of
-    them."""
+    """True for a mask that calls runs of the padding token words: any that are certainly padding, or else all."""
     exposed = ~runs.values & mask
     if not bool(exposed.any()):
         return False

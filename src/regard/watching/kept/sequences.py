@@ -53,8 +53,7 @@ class CallSequence:
     why: str
     """Why the first call it does not share with another sequence does not continue one."""
     grows: bool | None = None
-    """True if each call adds keys (self-attention), False if all have the same (cross-attention); None after one call.
-    """
+    """True if calls add keys (self-attention), False if all have the same (cross-attention); None after one call."""
 
 
 @dataclass(slots=True, eq=False)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from regard.call.shapes import Sort
+from regard.tensors.guards import is_transformed
 from regard.tensors.torch_private import viewed
 
 
@@ -66,14 +67,14 @@ class Streams:
 
     def _found(self, tensor: Tensor) -> "_Memory | None":
         base = base_of(tensor)
-        made = self._made.get(id(base) if not base.is_inference() else _number(base))
+        made = self._made.get(_number(base))
         return None if made is None or made.is_gone() else made
 
     def _put(self, base: Tensor, stream: "Stream | Origins | None", channels_last: bool | None = None) -> None:
         if len(self._made) > self._most:
             self._made = {n: one for n, one in self._made.items() if not one.is_gone()}
             self._most = max(MOST_MADE, 2 * len(self._made))
-        if not base.is_inference():
+        if not _is_known_by_memory(base):
             self._made[id(base)] = _Memory(weakref.ref(base), None, channels_last, stream)
         else:
             shape = tuple(base.shape) if channels_last is not None and base.is_contiguous() else None
@@ -243,7 +244,12 @@ def _lowered(tensor: object, scores: Tensor) -> Tensor | None:
 
 
 def _number(base: Tensor) -> int:
-    return base.untyped_storage().data_ptr() if base.is_inference() else id(base)
+    return base.untyped_storage().data_ptr() if _is_known_by_memory(base) else id(base)
+
+
+def _is_known_by_memory(base: Tensor) -> bool:
+    # In inference mode a view does not name its base. Under vmap a tensor has no memory of its own.
+    return base.is_inference() and not is_transformed()
 
 
 def is_learned(tensor: Tensor) -> bool:

@@ -77,7 +77,8 @@ def ran_fused(module: nn.MultiheadAttention, given: Mapping[str, Any]) -> bool:
 
 
 def would_run_fused() -> bool:
-    """The module's forward notes why it does not run fused. A mode is the last reason that it notes but gradients."""
+    """True if a mode, such as a watch, is all that keeps the calling `nn.MultiheadAttention` from its fused path. Its
+    forward notes the first reason in a local variable; of the later ones gradients alone come with a mode."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not nn.MultiheadAttention.forward.__code__:
         frame = frame.f_back

@@ -24,7 +24,7 @@ def future_rule(call: AuditedCall) -> Iterator[Finding]:
         yield Finding(
             "inverted mask", "error", "each query sees only what comes after it: the causal mask is upside down",
             numbers={} if call.facts.later is None else {"share": call.facts.later},
-            cause="the mask is turned, or its flags are", remedy=f"turn it ({TRUE})",
+            cause="the mask is transposed, or its flags are inverted", remedy=f"transpose or invert it ({TRUE})",
         )  # fmt: skip
         return
     slip = _slip(call)

@@ -78,7 +78,7 @@ def _slips(call: AuditedCall, keep: Tensor) -> Iterator[tuple[str, Pairs]]:
     batch, keys = keep.shape
     queries = call.sizes.queries
     if queries == keys and bool((call.live_rows == keep).all()):
-        said = "the padding mask hides queries in place of keys: it is turned"
+        said = "the padding mask hides queries in place of keys: it is transposed"
         yield said, lambda rows: keep[:, rows.start : rows.stop, None]
     if batch == queries != 1:
         said = "a mask (B, S) was read as (T, S): the batch has as many sequences as queries"

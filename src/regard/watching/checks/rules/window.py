@@ -67,7 +67,7 @@ def _cause(width: int, size: int | None) -> str:
 
 
 def window_of(call: AuditedCall) -> SaidWindow | None:
-    """What the config says of a layer; None if it says nothing of windows."""
+    """The config's window of a layer; None if the config names none."""
     config, layer, kind = call.config, _layer(call), layer_kind(call)
     if config is None or layer is None:
         return None

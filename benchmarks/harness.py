@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -164,11 +165,20 @@ def processor() -> str:
 
 
 def details() -> str:
-    """Threads and versions."""
+    """The commit, threads and versions."""
     threads = torch.get_num_threads()
     return (
-        f"{threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}, Python {platform.python_version()}"
+        f"{commit()}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}, "
+        f"Python {platform.python_version()}"
     )
+
+
+def commit() -> str:
+    """That of the code which runs, and whether files of it have changed since."""
+    git = partial(subprocess.run, cwd=Path(__file__).parent, capture_output=True, text=True)
+    name = git(["git", "rev-parse", "--short=8", "HEAD"]).stdout.strip()
+    has_changed = git(["git", "status", "--porcelain", "../src", "*.py"]).stdout.strip()
+    return (f"commit {name}" + " with changes" * bool(has_changed)) if name else "no commit"
 
 
 KEEP_MEMORY = {

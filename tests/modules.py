@@ -1,4 +1,4 @@
-"""Small modules of tests, each written as what it computes and the parts that it holds."""
+"""Small modules of tests, each written as its function and its parts."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

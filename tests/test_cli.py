@@ -1,4 +1,4 @@
-"""The command line as users meet it: what it prints where, how it ends, and that nothing is lost on the way."""
+"""The command line as users meet it: its output, its exit status, and that nothing is lost on the way."""
 
 import contextlib
 import io
@@ -115,7 +115,7 @@ def test_a_killed_rank_is_restarted_by_the_command_of_the_first_start(call: Call
 
 
 def test_the_command_of_a_start_is_that_of_a_restart(call: Call, data: Path, tmp_path: Path) -> None:
-    """Also with a file of settings and a size; what they would change is refused."""
+    """Also with a file of settings and a size; changes by these are refused."""
     (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\nfit.accumulate = 2\n')
     arguments = ("--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--resume", *TINY)
     for _ in range(2):
@@ -436,7 +436,7 @@ def test_generated_text_is_printed_as_it_comes(text_run: Path) -> None:
 
 
 def test_settings_as_a_file(call: Call, text: Path, text_run: Path, tmp_path: Path) -> None:
-    """What a run folder holds can be passed again, whole or in part, and flags go before it."""
+    """The settings of a run folder can be passed again, whole or in part, and flags go before it."""
     first = text_run
     again = tmp_path / "again"
     done = forked.run("train", "--config", str(first / "run.toml"), "--out", str(again))  # a process, as the first was

@@ -1,4 +1,4 @@
-"""What a newcomer meets after the first command: runs of a few steps, epochs, long lines, progress, help that fits."""
+"""A newcomer's first commands: runs of a few steps, epochs, long lines, progress, help that fits."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Filters against those of transformers, samples against what they are drawn from, and constraints in every search."""
+"""Filters against those of transformers, samples against their distribution, and constraints in every search."""
 
 import itertools
 from collections.abc import Callable

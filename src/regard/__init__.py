@@ -1,6 +1,6 @@
 """Attention you can read, at full speed.
 
-Three entry points: `attention(...)` computes any attention with its exact weights, `watch(model)` gives those of any
+Three entry points: `attention(...)` computes any attention with its exact weights, `watch(model)` gives those of a
 PyTorch model, and the command line `regard` trains, translates and draws.
 
 `import regard` loads nothing: names and packages (`regard.nn`, `regard.models`, `regard.views` and the others) load on
@@ -14,6 +14,7 @@ from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from regard import call as call
+    from regard import corpus as corpus
     from regard import edits as edits
     from regard import huggingface as huggingface
     from regard import kernels as kernels
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from regard import models as models
     from regard import nn as nn
     from regard import tasks as tasks
+    from regard import testing as testing
     from regard import views as views
     from regard import watching as watching
     from regard.call.biases.base import Bias as Bias

@@ -13,12 +13,12 @@
     ├── OverwrittenError (RuntimeError) a part of a call has changed before it was read again
     ├── GradientError (RuntimeError)    no backward pass has handed over the gradient that is asked for
     ├── NotKeptError (ValueError)       a summary does not hold the requested result
-    ├── FunctionError (RuntimeError)    a function that was handed in raised, or handed back what cannot be used
+    ├── FunctionError (RuntimeError)    a function that was handed in raised, or its result is not usable
     ├── EngineError (RuntimeError)      another engine, such as CTranslate2, failed
     ├── TorchVersionError (ImportError) this torch lacks something; names it, the versions, and the pip line
     └── MissingExtraError (ImportError) an optional dependency is not installed; names the pip line
 
-Each message has what was expected, the actual value and a remedy. The command line prints any of these errors as one
+Each message has the expected value, the actual value and a remedy. The command line prints any of these errors as one
 line and exits with status 2. In a program, catch `RegardError` for all of them, or the builtin class in brackets.
 """
 

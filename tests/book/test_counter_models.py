@@ -1,4 +1,4 @@
-"""What a chapter says that one model can and another cannot, on three seeds: both are trained, and so is a control."""
+"""Abilities that chapters claim, on three seeds: a model that can, one that cannot, and a control are trained."""
 
 import re
 import runpy

@@ -122,7 +122,7 @@ def interpreter(version: str) -> tuple[str | None, str]:
 
 
 def install(row: Row, python: str, own: Path) -> str:
-    """Install torch first, pinned, then regard and what the tests need; answer why it cannot be done, or nothing."""
+    """Install torch first, pinned, then regard and the needs of the tests; return why it cannot be done, or nothing."""
     pip = [str(own), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     wanted = ["pytest", "pytest-xdist", "hypothesis", "beartype", f"transformers=={row.transformers}"]
     steps = [
@@ -141,7 +141,7 @@ def install(row: Row, python: str, own: Path) -> str:
 
 
 def requirements(*extras: str) -> list[str]:
-    """What pyproject.toml asks for: the package's own requirements and those of some extras."""
+    """The requirements of pyproject.toml: the package's own requirements and those of some extras."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

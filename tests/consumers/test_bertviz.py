@@ -75,7 +75,7 @@ def test_an_encoder_and_a_decoder(view: Any) -> None:
 
 
 def test_the_input_is_stacked_without_a_matrix() -> None:
-    """What bertviz does before it writes numbers stays lazy; writing them needs the matrix, and says so."""
+    """bertviz's work before it writes numbers stays lazy; writing them needs the matrix, and says so."""
     attentions = outputs(bert, ours=True, input_ids=torch.randint(0, 30, (1, 9))).attentions
     with regard.maps.strict_maps():
         stacked = bertviz.util.format_attention(attentions, [0, 1], [1, 3])

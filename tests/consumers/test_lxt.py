@@ -64,7 +64,7 @@ def tokens() -> Tensor:
 
 
 def relevance_of(tensor: Tensor) -> Tensor:
-    """What lxt calls relevance: the tensor times its gradient."""
+    """Relevance as lxt defines it: the tensor times its gradient."""
     assert tensor.grad is not None
     return (tensor * tensor.grad).detach()
 

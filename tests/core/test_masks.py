@@ -1,5 +1,6 @@
 """Masks by hand, their renderings against one another, and their errors."""
 
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from regard.call.shapes import Sizes
 from regard.errors import ShapeError
 from tests.core.contracts import every_rendering_asks_the_predicate, part
 from tests.core.random_calls import combined
-from tests.fuzz.core.masks import MASKS, Positions
+from tests.fuzz.core.masks import MASKS, Positions, random_mask
 from tests.fuzz.core.parts import Sides
 from tests.fuzz.drawing import Drawn
 
@@ -165,19 +166,25 @@ def test_closed_forms_are_numbers_and_other_masks_have_no_ranges() -> None:
 
 @given(data=st.data(), queries=st.integers(1, 19), keys=st.integers(1, 23))
 def test_the_ranges_are_the_mask(data: st.DataObject, queries: int, keys: int) -> None:
-    mask, allowed = combined(data.draw, Sides((2,), 3, 3, queries, keys, 1, 1, True))
-    if isinstance(mask, regard.Mask):
-        sizes = Sizes((2,), 3, 3, queries, keys, True)
-        check(mask.bind(sizes, CPU), allowed, sizes)
+    sides, sizes = Sides((2,), 3, 3, queries, keys, 1, 1, True), Sizes((2,), 3, 3, queries, keys, True)
+    drawn = random_mask(Drawn(data.draw), sides)
+    if drawn.mask is not None:
+        has_ranges = check(drawn.mask.bind(sizes, CPU), drawn.allowed.expand(sides.full), sizes)
+        assert has_ranges or re.search(r"[|~]|bools|blocks|documents|predicate|strided", drawn.name), drawn.name
+    both = regard.window(5, side="both", offset=torch.tensor([0, 2])).bind(sizes, CPU)
+    assert check(both, both.dense(sizes).expand(sides.full), sizes)
+    ids, key_ids = (torch.arange(n).expand(2, -1) // by for n, by in ((queries, 4), (keys, 3)))
+    chunks = regard.documents(ids, key_ids=key_ids).bind(sizes, CPU)
+    assert check(chunks, (ids[..., None] == key_ids[:, None])[:, None].expand(sides.full), sizes)
 
 
 @pytest.mark.parametrize("name", ALWAYS)
-@given(data=st.data())
-def test_the_usual_masks_have_ranges_also_of_chosen_heads(name: str, data: st.DataObject) -> None:
+@given(data=st.data(), other=st.sampled_from(ALWAYS))
+def test_the_usual_masks_have_ranges_also_joined_of_chosen_heads(name: str, data: st.DataObject, other: str) -> None:
     sides = Sides((2,), 3, 3, 9, 11, 1, 1, True)
-    found = MASKS[name](Drawn(data.draw), sides, Positions(sides))
+    found, more = (MASKS[kind](Drawn(data.draw), sides, Positions(sides)) for kind in (name, other))
     sizes, one = Sizes((2,), 3, 3, 9, 11, True), Sizes((4,), 1, 1, 9, 11, False)
-    bound, allowed = found.mask.bind(sizes, CPU), found.allowed.expand(sides.full)
+    bound, allowed = (found.mask & more.mask).bind(sizes, CPU), (found.allowed & more.allowed).expand(sides.full)
     assert check(bound, allowed, sizes)
     batches, heads = torch.tensor([1, 0, 1, 1]), torch.tensor([2, 0, 1, 1])
     assert check(SelectedMask(bound, batches, heads), allowed[batches, heads][:, None], one)

@@ -107,12 +107,12 @@ def test_gradients_of_scores_that_are_whole_numbers(name: str, backend: str | No
     """Of four scores 0, 0, -2, -2 the spread is exactly that of entmax's threshold, whose root has no derivative."""
     normalization, by_hand = NORMALIZATIONS[name]
     rows = torch.tensor(list(product((0.0, -1.0, -2.0), repeat=5)), dtype=torch.float64)
-    bias = rows.clone().requires_grad_()
+    bias, keep = rows.clone().requires_grad_(), torch.rand(rows.shape) > 0.3 * torch.arange(5).clamp(max=1)
     q, k = torch.zeros(1, 1, len(rows), 2, dtype=torch.float64), torch.zeros(1, 1, 5, 2, dtype=torch.float64)
     v = torch.randn(1, 1, 5, 3, dtype=torch.float64)
     options: dict[str, Any] = {"bias": bias[None, None], "normalization": normalization, "backend": backend}
-    output, weights = regard.attention(q, k, v, **options, return_weights=True)
-    expected = by_hand(bias)
+    output, weights = regard.attention(q, k, v, mask=keep, **options, return_weights=True)
+    expected = by_hand(bias.masked_fill(~keep, -torch.inf))
     for ours, theirs in ((output, expected @ v), (weights.dense(), expected[None, None])):
         weigh = torch.randn_like(ours)
         mine, right = (torch.autograd.grad((one * weigh).sum(), bias, retain_graph=True)[0] for one in (ours, theirs))

@@ -117,9 +117,11 @@ def test_a_wrong_score_is_named(score: Any, error: type[regard.RegardError], mes
         regard.attention(torch.ones(2, 4), torch.ones(5, 4), torch.ones(5, 4), score=score, backend="reference")
 
 
-def test_a_cap_must_be_positive() -> None:
+def test_parameters_are_refused_where_they_are_given() -> None:
     with pytest.raises(ArgumentError, match="above 0, got -1"):
         regard.SoftCapped(regard.Dot(), cap=-1.0)
+    with pytest.raises(ArgumentError, match="a width or a temperature"):
+        regard.call.scores.Gaussian("x")  # type: ignore[arg-type]
 
 
 def test_fused_says_why_it_does_not_run_a_score() -> None:

@@ -1,7 +1,6 @@
 """Each vector function is called by one thread before regard computes with several.
 
-First calls by two threads at once go wrong in one of a hundred processes, so that the test looks for such calls
-themselves. By hand, 8 of 900 processes had a wrong map without the early calls, and none of 1,400 with them.
+First calls by two threads at once gave a wrong map in 8 of 900 processes, and in none of 1,400 with the early calls.
 """
 
 import ast

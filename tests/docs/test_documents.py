@@ -53,12 +53,11 @@ def test_a_page_of_a_use_is_one_script_and_is_listed(page: str) -> None:
     assert f"({Path(page).name})" in index
 
 
-def test_the_page_for_newcomers_runs_by_itself() -> None:
-    """In a process of its own: there no other test has imported what the page forgets to."""
-    code = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs/coming-from.md").read_text(encoding="utf-8"), flags=re.DOTALL
-    )
-    subprocess.run([sys.executable, "-c", "\n".join(code)], check=True)
+def test_the_page_for_newcomers_and_the_names_of_the_readme_run_by_themselves() -> None:
+    """In a process of its own: there no other test has imported a module that the pages forget."""
+    page, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/coming-from.md", "README.md"))
+    names, code = re.findall(r"\bregard(?:\.\w+)+", readme), re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    subprocess.run([sys.executable, "-c", "\n".join(["import regard", *names, *code])], check=True)
 
 
 @pytest.mark.parametrize(("page", "script"), [("kernels", "make_backends"), ("maps", "make_maps")])

@@ -1,4 +1,4 @@
-"""Edits of torch's own layers and of ours; and the refusal of what cannot be edited."""
+"""Edits of torch's own layers and of ours; and refusals of modules that cannot be edited."""
 
 from collections.abc import Callable
 from typing import Any

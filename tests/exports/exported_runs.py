@@ -1,4 +1,4 @@
-"""Small runs to be exported, and what they translate."""
+"""Small runs to be exported, and their translations."""
 
 import os
 from dataclasses import replace

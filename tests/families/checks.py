@@ -20,6 +20,7 @@ from tests.families.examine import Row, told
 
 PACKED = "attention tells packed documents apart by position_ids, and the recurrence or convolution does not"
 STATES = "a right-padded prompt leaves a wrong state for the next step"
+POOLED = "by design: texts are padded to one length, and the last place is pooled (modeling_siglip.py:539)"
 # By hand, in float64 where it runs: other contents of a document, and a step after a padded prompt, move results by
 # 1 to 5, and by 1e-5 at most where nothing was padded.
 RECURRENT = (
@@ -64,6 +65,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     "rwkv": {"padding": "attention_mask is unused (modeling_rwkv.py:547)"},
     "sam3_lite_text": {"padding": "positions are stretched over the padded length (modeling_sam3_lite_text.py:82-85)"},
     "sam3_lite_text_text_model": {"padding": "unmasked convolutions (modeling_sam3_lite_text.py:97-110, 136-148)"},
+    **{key: {"padding": POOLED} for key in ("siglip", "siglip2")},
     "yoso": {
         "padding": "1 + mask / 10000 wants an additive mask and gets zeros and ones, which hide nothing "
         "(modeling_yoso.py:356, 684)"
@@ -77,12 +79,15 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "batch": "delays are tiled over heads first, values over sequences first: a sequence gets those of another "
         "(modeling_autoformer.py:561-570)"
     },
+    "prophetnet": dict.fromkeys(
+        ("batch", "future", "cache"), "n-grams take distances of other positions (get_predict_relative_pos_embeddings)"
+    ),
     "udop": {"batch": "image patches stand behind the padding, and positions are columns (modeling_udop.py:247, 969)"},
     "colpali": AS_PALIGEMMA,
     "grounding-dino": DINO,
     "mm-grounding-dino": DINO,
-    "nemotron3_5_asr": dict.fromkeys(("kernel and eager", "future"), ADDITIVE),
-    "nemotron_asr_streaming": dict.fromkeys(("kernel and eager", "future"), ADDITIVE),
+    "nemotron3_5_asr": dict.fromkeys(("kernel and eager", "not finite"), ADDITIVE),
+    "nemotron_asr_streaming": dict.fromkeys(("kernel and eager", "not finite"), ADDITIVE),
     "nemotron_asr_streaming_encoder": {"kernel and eager": ADDITIVE},
     "paligemma": AS_PALIGEMMA,
     # A cache gives other results.
@@ -100,6 +105,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "documents": PACKED,
         "cache": "several tokens after a cache are scanned without its state (modeling_jamba.py:596-608)",
     },
+    **{key: {"cache": f"several tokens are scanned from 0 (modeling_{key}.py)"} for key in ("mamba", "falcon_mamba")},
     "kyutai_speech_to_text": {"cache": "the cache has the window of the config, and the mask has none (:593, 605)"},
     "moshi": {"cache": "the cache has the window of the config, and the mask has none (modeling_moshi.py:775, 787)",
               "window": "the same"},

@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
     fault: Fault
     verdict: Literal["seen", "missed", "broken"]
     by: str
-    """The test that failed, or what else was seen."""
+    """The test that failed, or another finding."""
     seconds: float
 
 
@@ -158,7 +158,7 @@ def planted(root: Path, fault: Fault) -> Iterator[None]:
 
 
 async def plant(root: Path, faults: Sequence[Fault]) -> bool:
-    """Plant the faults in copies of a project, and print what becomes of each; False unless all are seen."""
+    """Plant the faults in copies of a project, and print the result of each; False unless all are seen."""
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="regard-faults-") as place:
         trees = [Tree(root, Path(place, str(number))) for number in range(AT_ONCE)]

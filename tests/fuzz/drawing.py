@@ -1,4 +1,4 @@
-"""What every ground draws with: hypothesis draws, so that a failure shrinks to its smallest case."""
+"""The drawing of every ground: hypothesis draws, so that a failure shrinks to its smallest case."""
 
 import sys
 from collections.abc import Callable, Sequence

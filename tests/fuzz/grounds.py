@@ -38,7 +38,6 @@ GROUNDS = {
         Ground("recurrences", "tests.fuzz.recurrences:case"),
         Ground("positions", "tests.fuzz.positions:case"),
         Ground("text", "tests.fuzz.text.ground:case"),
-        Ground("requests", "tests.fuzz.serving.requests:case"),
     )
 }
 BY_NAME = {"cards": Ground("cards", "tests.fuzz.cards:case")}

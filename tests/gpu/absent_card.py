@@ -11,7 +11,7 @@ from regard.tensors import triton_use
 
 
 class AbsentCard:
-    """What Triton asks of a driver, for a card of some compute capability, such as 90."""
+    """Triton's questions to a driver, for a card of some compute capability, such as 90."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability

@@ -1,9 +1,7 @@
 """The operators of torch for CUDA, written out from their contracts, on tensors of the CPU.
 
-No GPU is needed to see whether we call a kernel as it wants to be called. Each operator here refuses what the kernel
-refuses, and does in silence the wrong thing that the kernel does in silence: flash aligns its causal flag with the last
-key, and reads the log-sum-exp of its backward from a pointer; so does the memory-efficient kernel with the output.
-Undefined numbers are NaN.
+Each operator refuses and errs in silence as its kernel does: flash aligns its causal flag with the last key, and reads
+the log-sum-exp of its backward from a pointer, as the memory-efficient kernel reads the output. Undefined is NaN.
 
 Sources: torch 2.15, kernel_forward.h and kernel_backward.h of ATen/native/transformers/cuda/mem_eff_attention, and
 flash_api.cpp of ATen/native/transformers/cuda/flash_attn.

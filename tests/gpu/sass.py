@@ -1,4 +1,4 @@
-"""What a compiled Triton program takes of a card, read from the machine code that Triton's own tools print.
+"""The resources of a compiled Triton program, read from the machine code that Triton's own tools print.
 
 A multiprocessor issues 128 instructions of a thread a clock. The loop that matters is the smallest one with a product
 of tensor cores in it: the one without a mask.

@@ -1,4 +1,4 @@
-"""What torch's own shape functions say of every CUDA path: `make fake-gpu`, with a CUDA build of torch and no GPU.
+"""torch's own shape functions on every CUDA path: `make fake-gpu`, with a CUDA build of torch and no GPU.
 
 In a FakeTensorMode the operators of CUDA run without numbers: torch checks the schema of each call, its dtypes, devices
 and shapes, and says how many answers it has and of which shapes. The autograd engine asks for a device, so that

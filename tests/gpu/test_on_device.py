@@ -1,4 +1,4 @@
-"""What a user of a GPU does, on the device of `--device`: `make gpu`, or `make gpu DEVICE=cpu` as a rehearsal.
+"""The calls of a user of a GPU, on the device of `--device`: `make gpu`, or `make gpu DEVICE=cpu` as a rehearsal.
 
 Without that option these tests are skipped: on the CPU others ask the same, and more.
 """

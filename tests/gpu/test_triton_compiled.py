@@ -26,6 +26,8 @@ SLOTS = {
     # Of 128 in a clock, for each weight of the loop without a mask: rows, rows with a ranking, columns.
     80: (12.5, 17.5, 9.5), 90: (8.6, 11.0, 7.5), 100: (7.0, 10.0, 7.5),
 }  # fmt: skip
+STACK = {80: (64, 0), 90: (64, 0), 100: (80, 80)}
+"""The most bytes that the loops with a mask spill, of five statistics and of three (by Triton 3.8 and 3.9)."""
 
 
 def compiled(program: Any, pointers: dict[str, str], scalars: dict[str, str], fixed: dict[str, Any], **how: Any) -> Any:
@@ -82,8 +84,8 @@ def test_the_slots_of_a_weight(capability: int) -> None:
         # Factors come while others are multiplied.
         assert "async" in kernel.ttgir
     assert "ttg.convert_layout" not in five["read_columns"].loops
-    # The loops with a mask may spill, by the version of Triton: 80 bytes for Blackwell with 3.8.
-    assert max(kernel.stack for kernel in (*five.values(), *few.values())) <= 80
+    for asked, most in zip((five, few), STACK[capability], strict=True):
+        assert max(kernel.stack for kernel in asked.values()) <= most
 
 
 def test_the_tiles_are_the_cheapest_of_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:

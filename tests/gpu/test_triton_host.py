@@ -1,4 +1,4 @@
-"""What the host does for statistics on a card: operators, waits and launches, for a card that is not there."""
+"""The host's work for statistics on a card: operators, waits and launches, for a card that is not there."""
 
 import os
 from collections import Counter

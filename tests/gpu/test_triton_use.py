@@ -1,4 +1,4 @@
-"""Where Triton's kernels run, and what takes their place where they fail."""
+"""Where Triton's kernels run, and their replacements where they fail."""
 
 import pytest
 import torch

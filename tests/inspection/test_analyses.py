@@ -196,8 +196,7 @@ def test_a_wrong_argument_is_named(ask: Callable[..., Any], error: type[regard.R
 def test_kept_means_answer_sums_and_sums_means() -> None:
     layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     for kept in ("pooled_mean", "pooled_sum"):
-        with torch.no_grad(), regard.watch(layer.eval(), keep=regard.Summarize(kept, rows=3, columns=2)) as seen:
-            layer(torch.ones(1, 7, 16))
+        seen = watching(layer.eval(), keep=regard.Summarize(kept, rows=3, columns=2))(torch.ones(1, 7, 16))
         ((_, summary),) = seen.items()
         torch.testing.assert_close(summary.pooled(3, 2, "sum").sum((-2, -1)), torch.full((1, 4), 7.0))
         blocks = torch.tensor([3, 2, 2])[:, None] * torch.tensor([4, 3])

@@ -1,4 +1,4 @@
-"""What reached the kernel: kinds of masks, shares of weight against the dense map, and findings of faulty models."""
+"""Masks at the kernel: their kinds, shares of weight against the dense map, and findings of faulty models."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

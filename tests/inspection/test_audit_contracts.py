@@ -1,4 +1,4 @@
-"""What arguments, configs and caches tell an audit, and the object that it gives."""
+"""The facts that arguments, configs and caches tell an audit, and the object that it gives."""
 
 import json
 from typing import Any
@@ -42,8 +42,7 @@ def ids(side: str = "right") -> Tensor:
 
 
 def audited(model: nn.Module, told: Any = None, **given: Any) -> Checked:
-    with torch.no_grad(), regard.watch(model.eval()) as seen:
-        model(**given)
+    seen = watching(model.eval())(**given)
     return seen.audit(**(told or {}))
 
 
@@ -182,6 +181,7 @@ TOLD: list[dict[str, Tensor]] = [
     {"document_ids": DOCUMENTS},
     {"seq_idx": DOCUMENTS},
     {"attention_mask": DOCUMENTS + 1},
+    {"padding_mask": DOCUMENTS + 1},
 ]
 
 
@@ -193,6 +193,11 @@ def test_documents_by_the_arguments(told: dict[str, Tensor]) -> None:
     assert found[0].example is not None
     assert found[0].example.key < 4 <= found[0].example.query
     assert not audited(Model(CAUSAL & SAME), input_ids=row, **told)
+
+
+def test_arguments_of_no_axis_tell_nothing() -> None:
+    none: dict[str, Any] = {"cu_seqlens": torch.tensor(9), "encoder_hidden_states_mask": torch.tensor(True)}
+    assert not audited(Model(CAUSAL), input_ids=ids()[:1], **none)
 
 
 def test_documents_by_the_user() -> None:
@@ -242,6 +247,15 @@ def test_masks_that_are_off_by_one_need_no_hint(kind: type[Any]) -> None:
 def test_weights_that_are_hidden_after_their_softmax() -> None:
     assert reasons(audited(WrittenOut(CAUSAL, is_behind=True), input_ids=ids()[:1])) == [("row sums", "warning")]
     assert not audited(WrittenOut(CAUSAL), input_ids=ids()[:1])
+
+
+def test_a_second_stream_of_queries_is_no_cache() -> None:
+    @parts(lambda: {"into": nn.Linear(8, 24), "other": nn.Linear(8, 8)}, seed=0)
+    def Streams(self: Any, x: Tensor) -> Tensor:
+        q, k, v = self.into(x).chunk(3, -1)
+        return sdpa(q, k, v, is_causal=True) + sdpa(self.other(x), k, v)
+
+    assert not audited(Streams(), x=torch.randn(2, 5, 8))
 
 
 def test_a_strict_triangle_needs_no_hint() -> None:
@@ -364,10 +378,13 @@ def test_a_check_that_looked_at_nothing_passes_nothing() -> None:
     with regard.watch(Tokens(hands_on=True)) as seen:
         Tokens(hands_on=True)(**BATCH)
     assert "nothing found; no attention was seen" in repr(seen.audit())
-    wrong: Any = "no"
-    for ask in (lambda: regard.check(Tokens(hands_on=True), BATCH, causal=wrong), lambda: seen.audit(causal=wrong)):
-        with pytest.raises(ArgumentError, match="causal= takes True, False or None, got 'no'"):
-            ask()
+    wrong: Any
+    for wrong in ("no", 1):
+        for ask in (lambda of: regard.check(nn.Module(), BATCH, causal=of), lambda of: seen.audit(causal=of)):
+            with pytest.raises(ArgumentError, match=f"causal= takes True, False or None, got {wrong!r}"):
+                ask(wrong)
+    with pytest.raises(ShapeError, match="True = a real token; got torch"):
+        regard.check(nn.Module(), BATCH, padding=BATCH["attention_mask"])
 
 
 def test_both_doors_take_the_same_words() -> None:

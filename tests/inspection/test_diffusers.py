@@ -1,5 +1,4 @@
-"""Transformers of diffusers, at tiny size, of images and videos: maps by step and word, unchanged bits, the order of
-joint attention."""
+"""Tiny Transformers of diffusers, of images and videos: maps by step and word, bits, the order of joint attention."""
 
 from typing import Any
 

@@ -89,12 +89,12 @@ def test_a_sliding_window_keeps_the_places_of_its_keys(name: str, cache: str, pa
             torch.testing.assert_close(named, values, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_a_static_cache_that_is_used_again_has_room_for_no_key(name: str) -> None:
+@pytest.mark.parametrize(("name", "cache"), [("llama", STATIC), ("mistral", STATIC), ("mistral", {})])
+def test_a_cache_of_prompts_of_any_length_has_room_for_no_key(name: str, cache: dict[str, Any]) -> None:
     family = FAMILIES[name]
     model = family.build()
     for length, steps in ((5, 9), (2, 4), (1, 1), (5, 1)):
-        ids, seen = generated(model, tokens(None, length), steps=steps, **STATIC)
+        ids, seen = generated(model, tokens(None, length), steps=steps, **cache)
         require_joined(seen, family, tokens(None, length), ids)
 
 
@@ -491,3 +491,12 @@ def test_two_ends_of_one_beginning_are_two_maps() -> None:
     assert (first.shape[-2:], second.shape[-2:]) == ((9, 9), (8, 8))
     assert torch.equal(first.dense()[..., :5, :8], second.dense()[..., :5, :])
     assert torch.equal(second.dense()[..., 5:, :], seen["", 2].dense())
+
+
+def test_calls_of_one_module_at_several_depths_are_told_apart() -> None:
+    x = torch.randn(2, 2, 2, 7, 4)
+    with torch.no_grad(), regard.watch(Cached()) as seen:
+        for a, b in ((0, 4), (4, 5), (5, 7)):
+            for depth in x:
+                seen.modules[""](depth[:, :, a:b], depth[:, :, :b])
+    assert [one.shape[-2:] for one in seen.generations("")] == [(7, 7)] * 2

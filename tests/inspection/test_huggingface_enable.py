@@ -43,7 +43,7 @@ def enabled(name: str) -> Any:
 
 
 def real(tensor: Tensor, inputs: dict[str, Any]) -> Tensor:
-    """What does not belong to a query of padding, whose attention is uniform in eager and 0 here."""
+    """The parts outside queries of padding, whose attention is uniform in eager and 0 here."""
     keep = inputs.get("attention_mask")
     if keep is None:
         return tensor

@@ -6,9 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
 import regard
@@ -347,14 +344,18 @@ def AttentionLayer(self: Any, x: Tensor) -> Tensor:
     return self.after(self.core(x), x)
 
 
+Around = module(lambda m, x: m.after(m.core(x), x), lambda after: {"core": AttentionCore(), "after": after})
+
+
 @pytest.mark.parametrize(
     ("model", "named"),
     [
         (AttentionLayer(AttentionOutput()), []),
         (nn.Sequential(AttentionLayer(AttentionOutput())), []),
         (AttentionLayer(UnseenAttention()), ["after"]),
+        (Around(AttentionOutput()), []),
     ],
-    ids=["a projection", "within another module", "another attention"],
+    ids=["a projection", "within another module", "another attention", "no attention around"],
 )
 def test_beside_attention_that_was_seen_a_projection_is_no_gap(model: nn.Module, named: list[str]) -> None:
     seen = watching(model)(torch.randn(2, 5, 8))
@@ -372,7 +373,8 @@ def Split(self: Any, x: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def two_ranks() -> Iterator[DeviceMesh]:
+def two_ranks() -> Iterator[Any]:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore  # torch's own ranks that say nothing
 
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -381,7 +383,9 @@ def two_ranks() -> Iterator[DeviceMesh]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_heads_of_one_rank_are_named_and_answer_for_themselves(two_ranks: DeviceMesh) -> None:
+def test_heads_of_one_rank_are_named_and_answer_for_themselves(two_ranks: Any) -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
     plan = {"0.q": ColwiseParallel(), "0.k": ColwiseParallel(), "0.v": ColwiseParallel(), "0.o": RowwiseParallel()}
     model = parallelize_module(nn.Sequential(Split()).eval(), two_ranks, plan)
     with regard.watch(model, values=True, gradients=True) as seen:
@@ -399,7 +403,9 @@ def test_heads_of_one_rank_are_named_and_answer_for_themselves(two_ranks: Device
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_parameters_that_are_gathered_to_run_give_all_heads(two_ranks: DeviceMesh) -> None:
+def test_parameters_that_are_gathered_to_run_give_all_heads(two_ranks: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
     model = nn.Sequential(Split()).eval()
     fully_shard(model[0], mesh=two_ranks)
     fully_shard(model, mesh=two_ranks)

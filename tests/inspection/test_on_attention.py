@@ -1,4 +1,4 @@
-"""`regard.on_attention`: when the function is called and with what; and docs/uses/eviction.md, which looks by it."""
+"""`regard.on_attention`: when the function is called, with which arguments; and docs/uses/eviction.md, its user."""
 
 import ast
 from typing import Any

@@ -257,16 +257,21 @@ def test_where_torch_runs_fused_the_mask_counts_and_elsewhere_the_flag(name: str
     torch.testing.assert_close(biased, plain)
 
 
-@pytest.mark.parametrize("shape", [(3, 1), (1, 3), (3, 3)])
+@pytest.mark.parametrize("leads", ["3 1 3", "1 3 3", "3 3 3", "1 1 3", "21 21 24", "24 21 24", "28 24 22", "28 22 24"])
 @pytest.mark.parametrize(("length", "dim"), [(5, 4), (64, 32)])
-def test_broadcast_keys_of_three_dimensions_keep_their_bits(shape: tuple[int, int], length: int, dim: int) -> None:
-    q, k, v = (torch.randn(batch, length, dim) for batch in (shape[0], shape[1], max(shape)))
-    model = Sdpa()
+def test_vectors_of_unlike_batches_and_heads_keep_their_bits(leads: str, length: int, dim: int) -> None:
+    q, k, v = (torch.randn(*map(int, lead), length, dim) for lead in leads.split())  # "24": two sequences, four heads
+    model, gqa = Sdpa(), "8" in leads
     for options in ({}, {"is_causal": True}, {"attn_mask": causal_upper_left(length, length)}):
         with torch.no_grad():
-            plain = model(q, k, v, **options)
-            with regard.watch(model):
-                assert torch.equal(model(q, k, v, **options), plain)
+            plain = model(q, k, v, enable_gqa=gqa, **options)
+            with regard.watch(model) as seen:
+                assert torch.equal(model(q, k, v, enable_gqa=gqa, **options), plain)
+            whole = v.repeat_interleave(plain.shape[-3] // v.shape[-3], -3)
+            torch.testing.assert_close(seen[""].dense().reshape(*plain.shape[:-1], length) @ whole, plain)
+            if plain.dim() > 3:
+                with regard.edit(model, {"": ScaleHeads(0, 0.0)}):
+                    torch.testing.assert_close(model(q, k, v, enable_gqa=gqa, **options)[:, 1:], plain[:, 1:])
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -288,6 +293,16 @@ def test_a_step_of_an_optimizer_changes_no_map(fused: bool, training: bool) -> N
         with pytest.raises(OverwrittenError, match="the weights of"):
             seen["self_attn"].dense()
         assert "not read" in str(seen.report())
+
+
+def test_a_learned_function_of_flex_that_an_optimizer_changed_is_refused() -> None:
+    model, given = Flex(), vectors(T)
+    bias = model.bias = nn.Parameter(torch.randn(T))
+    with regard.watch(model) as seen:
+        model(*given, score_mod=lambda s, b, h, i, j: s + bias[j]).square().sum().backward()
+    torch.optim.AdamW([bias], lr=1.0).step()
+    with pytest.raises(OverwrittenError, match="has changed since the attention call"):
+        seen[""].dense()
 
 
 @pytest.mark.slow

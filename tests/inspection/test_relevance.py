@@ -56,7 +56,7 @@ def published(layers: list[list[tuple[str, str, Tensor]]]) -> Matrices:
 
 
 def explained(outputs: Any) -> Tensor:
-    """What is explained: the largest logit at the position of a real token, or a number of each sequence."""
+    """The explained number: the largest logit at the position of a real token, or a number of each sequence."""
     if (logits := outputs.get("logits")) is not None:
         return logits[:, 5].amax(-1).sum()
     first = outputs["last_hidden_state"][:, 0]

@@ -1,4 +1,4 @@
-"""Watching plain modules: what is kept, how it is named, what is left as it was, and what is said of the rest."""
+"""Watching plain modules: maps and their names, the unchanged model, and the report of the rest."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""What keeps a watch cheap changes nothing: the log-sum-exp of a kernel, modules without frames, late copies."""
+"""Means to keep a watch cheap change nothing: the log-sum-exp of a kernel, modules without frames, late copies."""
 
 import pickle
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a watch holds, counted on the tensors that are alive: queries, keys and one number a row, and hardly more."""
+"""The memory of a watch, counted on the tensors that are alive: queries, keys and one number a row, and hardly more."""
 
 import gc
 from collections.abc import Callable
@@ -95,3 +95,20 @@ def test_a_generation_holds_the_keys_of_its_last_step(make: Callable[..., Any]) 
     held = sum(size for place, size in storages().items() if place not in before)
     assert factors(key_heads) <= held <= 1.05 * factors(key_heads)
     assert seen.joined(seen.calls[0].name).shape == (B, HEADS, T, T)
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_a_dense_mask_of_a_kind_is_not_held(kind: torch.dtype, padding: str) -> None:
+    model, key_heads = gpt2()
+    keep = torch.ones(T, T, dtype=torch.bool).tril() & inputs(padding)["attention_mask"].bool()[:, None, None]
+    mask = keep if kind == torch.bool else torch.zeros(keep.shape).masked_fill(~keep, torch.finfo(kind).min)
+    given: dict[str, Any] = {"input_ids": inputs("none")["input_ids"], "attention_mask": mask, "use_cache": False}
+    with torch.no_grad():
+        model(**given)
+    before = storages()
+    seen = watching(model, verify=True)(**given)
+    held = sum(size for place, size in storages().items() if place not in before)
+    assert factors(key_heads) <= held <= 1.05 * factors(key_heads)
+    live = keep.any(-1)[:, 0]
+    assert ((seen.maps[0].dense() > 0)[:, 0][live]).equal(keep[:, 0][live])

@@ -121,6 +121,14 @@ def test_fused_layers_stay_fused() -> None:
             assert fused_operators(alone, x, x, x) == ["aten::_native_multi_head_attention"]
 
 
+def test_a_batch_without_sequences_or_tokens_crashes_nothing() -> None:
+    layer = nn.TransformerEncoderLayer(E, H, 32, batch_first=True).eval()
+    for seen in (watched(layer, x := torch.randn(0, T, E)), watching(layer)(x)):
+        assert seen["self_attn", 0].shape == (0, H, T, T)
+    ((_, why),) = watching(layer)(torch.randn(B, 0, E)).report().missed
+    assert why == "ShapeError: lengths must be at least 1, got 0 queries and 0 keys"
+
+
 def test_a_layer_of_ones_own_between_torchs() -> None:
     class Mine(nn.TransformerEncoderLayer):
         def forward(

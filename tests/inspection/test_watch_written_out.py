@@ -1,4 +1,4 @@
-"""Watching attention that a model writes out: what multiplied the values is kept, however it is written."""
+"""Watching attention that a model writes out: the weights that multiplied the values are kept, in any notation."""
 
 import warnings
 from collections.abc import Callable
@@ -159,7 +159,7 @@ WRITINGS: dict[str, tuple[Weights, Callable[[Tensor, Tensor], Tensor], Callable[
         lambda m, s: s.softmax(-2), torch.matmul, lambda used: [used], "the columns of its weights sum to 1",
     ),
     "slots": (slots, torch.matmul, lambda used: [used], "seen.softmax(name)"),
-    "in a child module": (softmax, module(lambda m, a, v: a @ v)(), lambda used: [used], "product: "),
+    "in a child module": (softmax, module(lambda m, a, v: a @ v)(), lambda used: [used], ""),
     "in blocks": (softmax, lambda a, v: a[..., :4] @ v[..., :4, :] + a[..., 4:] @ v[..., 4:, :], lambda used: [],
                   "in blocks"),
 }  # fmt: skip
@@ -174,6 +174,7 @@ def test_each_product_has_the_map_of_its_weights_and_a_note(name: str, context: 
     seen = same_bits(model, *vectors(B, H), context=context)
     for found, used in zip(seen.maps, expected(model.used[-1]), strict=True):
         assert torch.equal(found.dense(), used)
+    assert {path for path, _ in seen} <= {"product" if name == "in a child module" else ""}
     assert note in str(seen.report())
     assert bool(seen.report().missed) == (name == "in blocks")
     if name == "slots":
@@ -496,6 +497,9 @@ def test_flex_attention(name: str) -> None:
     )  # fmt: skip
     assert seen.calls[0].error < 1e-6
     assert not seen.report().missed
+    with torch.no_grad(), regard.watch(model) as twice:
+        model(q, k, v), model(q, k, v)
+    assert len(twice) == 2
     if name == "causal":
         assert "causal" in str(weights.source)
     summary = same_bits(model, q, k, v, how={"keep": "summary"})[""]

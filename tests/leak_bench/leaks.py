@@ -181,6 +181,13 @@ class Leak:
     def path(self) -> str:
         return f"layers.{AT}"
 
+    def differs(self) -> float:
+        given, short = self.given(), {"input_ids": self.given()["input_ids"][:, :8]}
+        if "border" in self.mechanism:
+            given = {"input_ids": torch.arange(1, 39).expand(2, -1)}
+        of = short if "length in the scale" in self.mechanism else given
+        return float((self.make(True)[0](**of) - self.make(False)[0](**of)).abs().max())
+
 
 def batch(*, padded: bool = False, packed: bool = False) -> dict[str, Tensor]:
     ids = torch.randint(1, WORDS, (3, LENGTH), generator=torch.Generator().manual_seed(1))

@@ -51,12 +51,13 @@ def change(tree: Any, name: str, value: Any) -> Any:
         ("normalization", {"kind": "Causal", "fields": {"offset": 0}}), ("mask", 7), ("mask", []), ("stride", 0),
         ("stride", 0.5), ("offset", {"tensor": "tensor.0"}), ("query", None), ("key", {"tensor": "tensor.2"}),
         ("sizes", {"tuple": []}), ("bias", {"kind": "ALiBi", "fields": {"slopes": 10**10, "offset": 0}}),
-        ("tuple", 3), ("kind", ["Causal"]), ("fields", []),
+        ("tuple", 3), ("kind", ["Causal"]), ("kind", "os.system"), ("kind", "Padding"), ("fields", []),
+        ("query", {"tensor": "tensor.9"}), ("", [1, 2]),
     ],
 )  # fmt: skip
 def test_a_field_of_another_type_or_size(tmp_path: Path, name: str, value: Any) -> None:
     path = square(tmp_path)
-    rewritten(path, lambda tree: change(tree, name, value))
+    rewritten(path, lambda tree: change(tree, name, value) if name else value)
     with pytest.raises(DataError, match=r"does not hold a map that this version of regard can read"):
         regard.AttentionMap.load(path)
 

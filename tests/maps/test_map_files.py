@@ -1,6 +1,5 @@
 """Maps that are written, read again, and moved."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -84,7 +83,6 @@ def test_a_function_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_file_that_is_not_one_is_named(tmp_path: Path) -> None:
-    from safetensors import safe_open
     from safetensors.torch import save_file
 
     path = tmp_path / "map.safetensors"
@@ -97,23 +95,9 @@ def test_a_file_that_is_not_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a saved attention map"):
         regard.AttentionMap.load(path)
     q = torch.randn(3, 2)
-    regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.save(path)
-    whole = path.read_bytes()
-    with safe_open(path, framework="pt") as file:
-        header, tensors = file.metadata(), {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118
-    path.write_bytes(whole[:-4])
+    regard.attention(q, q, q, return_weights=True).weights.save(path)
+    path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(DataError, match="not a whole safetensors file"):
-        regard.AttentionMap.load(path)
-    for old, new in (
-        ('"kind": "Causal"', '"kind": "os.system"'),
-        ('"kind": "Causal"', '"kind": "Padding"'),
-        ('"tensor.0"', '"tensor.9"'),
-    ):
-        save_file(tensors, path, metadata={**header, "map": header["map"].replace(old, new)})
-        with pytest.raises(DataError, match="this version of regard can read"):
-            regard.AttentionMap.load(path)
-    save_file(tensors, path, metadata={**header, "map": json.dumps([1, 2])})
-    with pytest.raises(DataError, match="this version of regard can read"):
         regard.AttentionMap.load(path)
 
 

@@ -1,4 +1,4 @@
-"""Gradients of every smooth statistic, and what they are good for as losses."""
+"""Gradients of every smooth statistic, and their use as losses."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Averages, choices, stacks, weights times values: each against what it is of the dense weights."""
+"""Averages, choices, stacks, weights times values: each against the same of the dense weights."""
 
 from typing import Any
 

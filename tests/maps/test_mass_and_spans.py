@@ -155,27 +155,13 @@ def test_scores(mask: Any, normalization: Normalization) -> None:
 def test_the_mean_per_key_head() -> None:
     weights, dense, inputs = example(regard.causal(), regard.Softmax())
     same(weights.per_key_head().dense(), dense.unflatten(1, (2, 2)).mean(2), inputs)
+    same(weights[0].per_key_head().dense(), dense[0].unflatten(0, (2, 2)).mean(1), inputs)
+    some = torch.stack([dense[:, 1], dense[:, 2:4].mean(1)], 1)
+    same(weights[:, 1:4].per_key_head().dense(), some, inputs)
     own = regard.attention(*[inputs[0]] * 3, return_weights=True).weights
     assert own.per_key_head() is own
     with pytest.raises(ArgumentError, match="one call"):
         weights.average().per_key_head()
-
-
-def test_a_part_of_a_map_knows_its_places_and_its_key_heads() -> None:
-    """Of each part what the whole says of the same rows and heads (tests/fuzz/parts.py draws others)."""
-    q, k = torch.randn(2, 6, 9, 4), torch.randn(2, 3, 9, 4)
-    weights = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
-    dense, distance, near = weights.dense(), weights.distance(), weights.mass(regard.window(3))
-    for rows in (slice(2, 5), slice(None, None, 2), torch.tensor([7, 0])):
-        part = weights.only(rows=rows)
-        torch.testing.assert_close(part.distance(), distance[..., rows])
-        torch.testing.assert_close(part.summary("distance")["distance"], distance[..., rows])
-        torch.testing.assert_close(part.mass(regard.window(3)), near[..., rows])
-        torch.testing.assert_close(part.mass(torch.ones(part.shape[-2:]) > 0), part.dense().sum(-1))
-    by_group = dense.unflatten(1, (3, 2)).mean(2)
-    torch.testing.assert_close(weights[0].per_key_head().dense(), by_group[0])
-    some = weights[:, 1:4].per_key_head().dense()
-    torch.testing.assert_close(some, torch.stack([dense[:, 1], dense[:, 2:4].mean(1)], 1))
 
 
 def test_a_part_of_maps_of_one_head_is_multiplied() -> None:

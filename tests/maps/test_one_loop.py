@@ -1,4 +1,4 @@
-"""The loop over rows gives the answers of the tiles, and leaves to the tiles what it cannot answer."""
+"""The loop over rows gives the answers of the tiles, and leaves other questions to the tiles."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

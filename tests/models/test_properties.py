@@ -1,4 +1,4 @@
-"""What holds for both models: padding never changes a result, and nothing looks ahead."""
+"""Properties of both models: padding never changes a result, and nothing looks ahead."""
 
 from collections.abc import Callable
 from typing import Any

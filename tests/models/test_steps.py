@@ -1,5 +1,4 @@
-"""Decoding step by step, against one pass over the whole target: whichever sequences go on, and whatever is done to a
-module."""
+"""Decoding by steps, against one pass over the whole target: whichever sequences go on, after changes of modules."""
 
 from collections.abc import Callable
 from functools import partial

@@ -309,23 +309,6 @@ def test_attention_with_a_method_of_its_own(kind: type[MultiHeadAttention], grad
                     torch.testing.assert_close(first, 2 * expected)
 
 
-@pytest.mark.parametrize("length", [1, 5, 40])
-def test_heads_of_two_numbers_that_are_turned_are_read_at_their_strides(length: int) -> None:
-    """The result of `Rotary(2)` lies in memory as an image whose channels come last."""
-    made, x = MultiHeadAttention(8, 4, rotary=regard.Rotary(2)).double(), torch.randn(2, length, 8).double()
-    q, k = (regard.Rotary(2).rotate(heads.contiguous()) for heads in made.project_heads(x, 0, 1))
-    (v,) = made.project_heads(x, 2)
-    right = made.out(((q @ k.mT / 2**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)).detach()
-    for training in (True, False):
-        made.train(training)
-        torch.testing.assert_close(made(x).detach(), right)
-        with torch.no_grad():
-            for _ in range(3):
-                torch.testing.assert_close(made(x), right)
-                torch.testing.assert_close(made.float()(x.float()).double(), right, rtol=1e-4, atol=1e-5)
-                made.double()
-
-
 @pytest.mark.parametrize("grad", [False, True])
 def test_layers_of_another_class_inside(grad: bool) -> None:
     x = torch.randn(2, 5, 16)

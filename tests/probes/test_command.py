@@ -1,4 +1,4 @@
-"""`regard check`: what it prints, its exit status, and what it loads."""
+"""`regard check`: its output, its exit status, and its imports."""
 
 import json
 import subprocess
@@ -58,17 +58,17 @@ def check(call: Call) -> Call:
 def test_a_function(check: Call) -> None:
     status, out, err = check(f"{MODULE}:everywhere")
     assert (status, err) == (2, "")
-    first = "SeesAll: 1 layer, 6 questions, 3 trials, nothing found"
+    first = "SeesAll: 1 layer, 6 questions, 4 trials, nothing found"
     assert out.startswith(f"{first}; whether it is causal is not known: tell causal=\nasked: numbers, ")
-    assert "\ntried: two together, " in out
+    assert "\ntried: the same inputs after other calls, two together, " in out
     status, out, err = check(f"{MODULE}:everywhere", "--no-causal")
     assert (status, err) == (0, "")
-    assert out.startswith("SeesAll: 1 layer, 7 questions, 3 trials, nothing found\n")
+    assert out.startswith("SeesAll: 1 layer, 7 questions, 4 trials, nothing found\n")
     assert len(out.splitlines()) <= 6
     status, out, err = check(f"{MODULE}:everywhere", "--causal")
     assert (status, err) == (1, "")
     first, second, _, third = out.splitlines()[:4]
-    assert first == "SeesAll: 1 layer, 7 questions, 4 trials, 2 errors"
+    assert first == "SeesAll: 1 layer, 7 questions, 5 trials, 2 errors"
     assert second.startswith("  error: the model: what comes later changes earlier results")
     assert third.startswith("  error: the model, call 0 and 1 more: ")
     status, out, err = check(f"{MODULE}:everywhere", "--causal", "--json")
@@ -114,7 +114,7 @@ def test_a_folder_of_hugging_face(check: Call, monkeypatch: pytest.MonkeyPatch, 
     FAMILIES["llama"].build().save_pretrained(tmp_path)
     status, out, err = check(str(tmp_path))
     assert (status, err) == (0, ""), out
-    assert out.startswith("LlamaForCausalLM: 2 layers, 10 questions, 25 trials, nothing found (2 infos)\n")
+    assert out.startswith("LlamaForCausalLM: 2 layers, 10 questions, 26 trials, nothing found (2 infos)\n")
     assert len(out.splitlines()) <= 6
     command = [sys.executable, "-m", "regard", "check", str(tmp_path), "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -151,7 +151,7 @@ def test_a_folder_of_a_run(check: Call, tmp_path: Path) -> None:
     )
     status, out, _ = check(str(tmp_path / "run"))
     assert status == 0, out
-    assert out.startswith("DecoderOnly: 1 layer, 8 questions, 13 trials, nothing found\n")
+    assert out.startswith("DecoderOnly: 1 layer, 8 questions, 14 trials, nothing found\n")
 
 
 def test_help(call: Call) -> None:

@@ -11,7 +11,7 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from regard.serving.served import ServedLanguageModel, ServedTranslator
-from regard.tasks.generation.filters import TopK
+from regard.tasks.generation.filters import Temperature, TopK, TopP
 from regard.tasks.translation import results
 from tests import ROOT
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
@@ -56,8 +56,8 @@ def test_text_that_the_vocabulary_lacks_is_told(server: Running, monkeypatch: py
     assert "unknown" not in server.json("/translate", question | {"q": SENTENCE})
     _, body, _ = server.ask("/regard/v1/answer", {"text": "1 \u0967 and", "model": WRITER, "max_tokens": 1})
     assert '"unknown":["\u0967"]' in body.decode().replace(": ", ":")
-    question = {"model": WRITER, "prompt": ["1 \u0967 and", "1 and"], "max_tokens": 1}
-    assert [one.get("unknown") for one in server.json("/v1/completions", question)["choices"]] == [["\u0967"], None]
+    asked: dict[str, Any] = {"model": WRITER, "prompt": ["1 \u0967 and", "1 and"], "max_tokens": 1}
+    assert [one.get("unknown") for one in server.json("/v1/completions", asked)["choices"]] == [["\u0967"], None]
 
 
 def client_of(server: Running, key: str = "none") -> openai.OpenAI:
@@ -144,6 +144,30 @@ def test_draws_without_a_seed_differ_and_tell_theirs(server: Running) -> None:
     assert server.json("/v1/completions", DRAWN | {"seed": 0})["seed"] == 0
 
 
+def test_every_field_reaches_the_search(server: Running) -> None:
+    one: Any = server.desk.models[WRITER]
+    prompts, stop, drawn = ["1 and", "2"], ["3"], list[int]()
+    asked = {"model": WRITER, "prompt": prompts, "n": 2, "seed": -1, "temperature": 1.5, "top_p": 0.8, "stop": stop}
+    found = server.json("/v1/completions", asked)
+    assert found["seed"] == 2**32 - 1
+    for index, choice in enumerate(found["choices"]):
+        how: dict[str, Any] = {"filters": [Temperature(1.5), TopP(0.8)], "stop": stop, "drawn": drawn.append}
+        seed = (found["seed"] + index) % 2**32
+        assert choice["text"] == "".join(one.model.generate(prompts[index // 2], max_tokens=16, seed=seed, **how))
+    assert found["usage"]["completion_tokens"] == len(drawn)
+    lines = {"q": "we see\r\ntwo cats", "source": "en", "target": "fr"}
+    told = server.json("/translate", lines)
+    assert list(told) == ["translatedText"]
+    assert told["translatedText"] == "\r\n".join(translated(server, line) for line in lines["q"].split("\r\n"))
+    assert len(server.json("/translate", lines | {"alternatives": 1})["alternatives"]) == 1
+    written, whole = done(server, {"text": "1 ", "prefix": "and", "model": WRITER}), one.model.language.prompt("1 and")
+    assert written["text"] == "".join(one.model.generate("1 and", max_tokens=64, filters=[TopK(1)]))
+    assert written["tokens"][: len(whole)] == whole
+    assert len(done(server, {"text": SENTENCE, "max_tokens": 2})["tokens"]) == 2
+    begun = done(server, {"text": SENTENCE, "prefix": "six", "max_tokens": 9})
+    assert begun["text"].startswith("six")
+
+
 @pytest.mark.parametrize("model", [TRANSLATOR, WRITER])
 def test_an_answer_of_ours_tells_its_seed_too(server: Running, model: str) -> None:
     question = {"text": "we see two", "model": model, "temperature": 2.0, "max_tokens": 9}
@@ -153,10 +177,14 @@ def test_an_answer_of_ours_tells_its_seed_too(server: Running, model: str) -> No
     assert answered(server, question | {"seed": 0})[1] == 0
 
 
-def answered(server: Running, question: Any) -> tuple[str, int]:
+def done(server: Running, question: Any) -> dict[str, Any]:
     _, body, _ = server.ask("/regard/v1/answer", question)
-    done = json.loads(body.decode().split("event: done\ndata: ")[1])
-    return done["text"], done["seed"]
+    return dict(json.loads(body.decode().split("event: done\ndata: ")[1]))
+
+
+def answered(server: Running, question: Any) -> tuple[str, int]:
+    found = done(server, question)
+    return found["text"], found["seed"]
 
 
 def test_a_stop_string_in_the_last_token_is_a_stop(server: Running) -> None:

@@ -1,4 +1,4 @@
-"""What strangers wrote: JSON and TOML are read whole, or refused with one kind of error, in little time and memory."""
+"""Files of strangers: JSON and TOML are read whole, or refused with one kind of error, in little time and memory."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What Windows refuses, refused here: for a process of its own, because nothing can take this back.
+"""The refusals of Windows, refused here: for a process of its own, because nothing can take this back.
 
 Windows opens no folders, removes and replaces no file that is open or mapped in memory, brings to the disk only files
 that may be written to, and has fewer characters for the names of files. torch and pip do without all of this there.
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 NOT_IN_NAMES = re.compile(r'[<>:"\\|?*\x00-\x1f]|[ .]$')
-"""What no name of a file there has."""
+"""The characters that no file name has there."""
 
 
 def refuse_as_windows_does(below: str) -> None:

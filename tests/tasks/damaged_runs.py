@@ -23,7 +23,7 @@ def damage(run: Path, name: str, drawn: Drawn) -> bool:
 
 
 def outcome(run: Path, uses: Sequence[Callable[[Any], Any]]) -> list[Any]:
-    """What a run answers to each use of its model, or the error in words; then what resuming it comes to."""
+    """A run's answer to each use of its model, or its error in words; then the result of resuming it."""
     answers: list[Any] = []
     for use in uses:
         try:

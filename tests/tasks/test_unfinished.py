@@ -62,7 +62,7 @@ def show(number: int, translation: Translation) -> str:
 
 
 class Killed(BaseException):
-    """What stands for kill -9: nothing catches it, and it has the files as they were at that moment."""
+    """A stand-in for kill -9: nothing catches it, and it has the files as they were at that moment."""
 
     def __init__(self, target: Path) -> None:
         super().__init__()

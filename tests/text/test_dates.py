@@ -1,4 +1,4 @@
-"""The built-in corpus: what babel writes, read one way only, held out by the day."""
+"""The built-in corpus: dates as babel writes them, read one way only, held out by the day."""
 
 import sys
 from datetime import date, timedelta

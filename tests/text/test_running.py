@@ -89,7 +89,7 @@ def test_the_bytes_of_tokens_are_the_decoded_text(tokenizer: Tokenizer, text: st
 @given(text=st.text("ab日é", max_size=12), stops=st.lists(st.text("ab日é", min_size=1, max_size=3), max_size=3))
 @settings(max_examples=80)
 def test_streams_hand_out_the_text_before_the_first_stop(text: str, stops: list[str]) -> None:
-    """A stop ends the text as soon as it is whole; what was handed out is a prefix of the answer at any time."""
+    """A stop ends the text as soon as it is whole; the pieces so far are always a prefix of the answer."""
     tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges"])  # a byte a token
     found = [
         n - len(stop) for n in range(len(text) + 1) for stop in sorted(stops, key=len)[::-1] if text[:n].endswith(stop)

@@ -1,4 +1,4 @@
-"""The token store: what was put in comes out, from files that are whole and fit the tokenizers."""
+"""The token store: its input comes out, from files that are whole and fit the tokenizers."""
 
 import os
 import pickle
@@ -138,7 +138,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def test_building_takes_as_much_memory_for_a_large_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing grows, neither what is written at a time nor what the opened store holds."""
+    """Nothing grows, neither a single write nor the memory of the opened store."""
     monkeypatch.setattr(store_module, "CHUNK_PAIRS", 100)
 
     def build(count: int) -> None:

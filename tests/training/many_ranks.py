@@ -52,7 +52,7 @@ def train(folder: Path, *, steps: int, dropout: float = 0.0) -> None:
 
 
 def train_on_a_full_disk(folder: Path, **options: Any) -> None:
-    """Nothing can be written; each rank writes down what it was told."""
+    """Nothing can be written; each rank writes down its error."""
     here = int(os.environ["RANK"])
 
     def replacing(path: Path) -> None:

@@ -31,7 +31,7 @@ class Chromium:
         self._write, self._read = os.fdopen(ours[1], "wb", 0), os.fdopen(theirs[0], "rb", 0)
         self._held, self._number, self._session = b"", 0, ""
         self.errors: list[str] = []
-        """What the page has thrown or logged as an error, since it was opened."""
+        """The errors that the page has thrown or logged since it was opened."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):

@@ -44,7 +44,7 @@ class Notebook:
     def __init__(self, browser: Chromium, path: Path, *, dark: bool = False) -> None:
         self.browser = browser
         self.questions: list[dict[str, Any]] = []
-        """What was asked, in order."""
+        """The questions, in order."""
         self._comms: dict[str, Carried] = {}
         path.write_text(PAGE.replace("BACKGROUND", "#111318" if dark else "#ffffff"), encoding="utf-8")
         browser.open(f"file://{path}")

@@ -15,6 +15,7 @@ from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
 from regard.views import DARK, Panel, alignment, heatmap_grid, model_grid, position_table
 from regard.views.display import bundle
 from regard.views.model import short_names
+from tests.modules import watching
 from tests.views.written_dates import softmax
 
 
@@ -66,25 +67,21 @@ def test_the_alignment_of_any_translator() -> None:
     tokens = torch.randint(4, 9, (2, 5)), torch.tensor([5, 4]), torch.randint(4, 9, (2, 3))
     sizes: dict[str, Any] = {"source_vocab_size": 9, "target_vocab_size": 9}
     model: nn.Module = Transformer(TransformerConfig(dim=8, num_heads=2), **sizes).eval()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(*tokens)
+    seen = watching(model)(*tokens)
     assert seen.alignment().shape == (2, 2, 3, 5)
     torch.testing.assert_close(seen.alignment(0).dense(), seen["decoder.0.cross_attention", 0].dense())
     with pytest.raises(ArgumentError, match="layer must be one of 3 layers"):
         seen.alignment(3)
     model = RNNSeq2Seq(RNNConfig(embedding_dim=4, hidden_dim=8, attention_dim=4), **sizes).eval()
-    with torch.no_grad(), regard.watch(model) as seen:
-        model(*tokens)
+    seen = watching(model)(*tokens)
     assert seen.alignment().shape[-2:] == (3, 5)
-    with torch.no_grad(), regard.watch(Bahdanau()) as seen:
-        seen.modules[""](torch.randn(2, 5, 4), torch.randn(2, 3, 4))
+    seen = watching(Bahdanau())(torch.randn(2, 5, 4), torch.randn(2, 3, 4))
     assert seen.alignment().shape[-2:] == (3, 5)
 
 
 def test_a_model_without_a_source_has_no_alignment() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
-    with torch.no_grad(), regard.watch(layer) as seen:
-        layer(torch.randn(1, 6, 8))
+    seen = watching(layer)(torch.randn(1, 6, 8))
     with pytest.raises(NotSeenError, match="no call that was read attends from one sequence to another"):
         seen.alignment()
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of an object: one picture or table, beside the plain repr."""
+"""A notebook shows of an object one picture or table, beside the plain repr."""
 
 import inspect
 import re

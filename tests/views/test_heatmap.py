@@ -1,4 +1,4 @@
-"""Heatmaps: what is drawn is what was given, in every script, and nothing else of matplotlib is touched."""
+"""Heatmaps: the picture has the given weights, in every script, and nothing else of matplotlib is touched."""
 
 import logging
 import subprocess

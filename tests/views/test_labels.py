@@ -1,4 +1,4 @@
-"""Labels: nothing invisible is left invisible, what belongs together stays together, and each is turned by itself."""
+"""Labels: nothing invisible is left invisible, graphemes stay whole, and each is turned by itself."""
 
 import itertools
 import random

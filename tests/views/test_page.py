@@ -1,4 +1,4 @@
-"""The page: what it embeds is what was given, it loads nothing, and no token can break out of it."""
+"""The page: it embeds the given weights, it loads nothing, and no token can break out of it."""
 
 import re
 from html.parser import HTMLParser

@@ -1,4 +1,4 @@
-"""What axe says of the page and of the view in a notebook, where axe-core is installed: `make browser`."""
+"""axe finds no fault in the page and in the view of a notebook, where axe-core is installed: `make browser`."""
 
 from pathlib import Path
 from typing import Any

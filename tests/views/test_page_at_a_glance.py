@@ -9,6 +9,7 @@ from regard import page
 from regard.views import Example, Map, model_example
 from regard.views.html.page import resource
 from tests import ROOT
+from tests.modules import watching
 from tests.views.tab import Tab
 from tests.views.test_page_in_a_browser import causal
 from tests.views.written_dates import EMPTY_MB, embedded, sentence, softmax
@@ -56,8 +57,7 @@ def test_the_header_says_what_is_shown_of_what_by_which_head(tab: Tab) -> None:
 
 def test_a_page_without_a_title_names_the_model() -> None:
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-    with torch.no_grad(), regard.watch(layer) as seen:
-        layer(torch.randn(1, 5, 16))
+    seen = watching(layer)(torch.randn(1, 5, 16))
     assert "<title>Attention of TransformerEncoderLayer</title>" in page(seen).text
     assert "<title>Attention</title>" in page([one for _, one in seen.items()]).text
     assert "<title>Mine</title>" in page(seen, title="Mine").text
@@ -268,8 +268,7 @@ def test_the_most_telling_head_is_shown_first(tab: Tab) -> None:
 
 def test_without_statistics_the_mean_comes_first(tab: Tab) -> None:
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-    with torch.no_grad(), regard.watch(layer, keep=regard.Summarize("pooled_mean", rows=8, columns=8)) as seen:
-        layer(torch.randn(1, 30, 16))
+    seen = watching(layer, keep=regard.Summarize("pooled_mean", rows=8, columns=8))(torch.randn(1, 30, 16))
     assert tab.show(page([model_example(seen)]).text).run("return page.state().heads;") == ["mean"]
 
 

@@ -1,4 +1,4 @@
-"""The page in a browser: what is pointed at, clicked, typed and drawn, against the given weights."""
+"""The page in a browser: pointing, clicking, typing and drawing, against the given weights."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Every number that the page shows is one weight of the map, or is named as what it is of a block, in a browser."""
+"""Every number that the page shows is one weight of the map, or is named as a statistic of a block, in a browser."""
 
 import re
 from pathlib import Path

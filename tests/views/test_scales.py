@@ -1,4 +1,4 @@
-"""Scales: what a colour says is the weight, the limits are those of the data, and masked cells are no zeros."""
+"""Scales: a colour tells the weight, the limits are those of the data, and masked cells are no zeros."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Views of what a watch kept in place of the weights: the pictures that were kept are drawn, the rest is refused."""
+"""Views of the statistics that a watch kept: kept pictures are drawn, others are refused."""
 
 from collections.abc import Callable
 from pathlib import Path

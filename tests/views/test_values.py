@@ -1,4 +1,4 @@
-"""Reading maps: the checks at the door, exact pooling, and what a label becomes."""
+"""Reading maps: the checks at the door, exact pooling, and labels as printed."""
 
 from typing import Any
 

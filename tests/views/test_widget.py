@@ -1,4 +1,4 @@
-"""The kernel's side of `regard.view`: exact answers to any question, by torch and NumPy, and what is refused."""
+"""The kernel's side of `regard.view`: exact answers to any question, by torch and NumPy, and refusals."""
 
 import html
 import json
@@ -21,6 +21,7 @@ from regard.errors import ArgumentError, NonFiniteError, RegardError
 from regard.maps.statistics.pooling import Bins
 from regard.views import Example, Map, model_example
 from regard.views.widget.replies import Replier, recomputed
+from tests.modules import watching
 from tests.views.notebook import Carried, carried_comms
 from tests.views.written_dates import embedded
 
@@ -122,8 +123,7 @@ def test_grouped_heads_and_a_watched_model_can_be_recomputed() -> None:
     np.testing.assert_allclose(found, softmaxed(q[:2], k[:1], temperature=2.0, is_causal=False), atol=1e-5)
     layer = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
     x = torch.randn(1, 5, 8)
-    with torch.no_grad(), regard.watch(layer) as seen:
-        layer(x, x, x)
+    seen = watching(layer)(x, x, x)
     (entry,) = regard.view(seen).data["examples"][0]["maps"]  # type: ignore[attr-defined]
     assert entry["factors"] is not None
 
@@ -299,8 +299,7 @@ def test_a_weight_that_is_not_finite_is_an_error_and_no_picture() -> None:
 def test_statistics_that_were_kept_are_carried_whole() -> None:
     layer = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
     x = torch.randn(1, 90, 8)
-    with torch.no_grad(), regard.watch(layer, keep="summary") as seen:
-        layer(x, x, x)
+    seen = watching(layer, keep="summary")(x, x, x)
     made = regard.view(seen)
     data = made.data  # type: ignore[attr-defined]
     (entry,) = data["examples"][0]["maps"]

@@ -1,4 +1,4 @@
-"""Views of a notebook in Chromium, over the comm of anywidget's protocol: what is read off them, against the maps."""
+"""Views of a notebook in Chromium, over the comm of anywidget's protocol: their readings, against the maps."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Dates as 25 languages write them, weights to draw over them, and what a page holds of both."""
+"""Dates as 25 languages write them, weights to draw over them, and a page of both."""
 
 import base64
 import datetime

@@ -72,7 +72,7 @@ class Dimensions:
     """The names of a map's dimensions, (leading..., queries, keys).
 
     The source of a map gives them, from evidence: the documentation of the call, the sizes that a module tells, the
-    channels of a projection. Without evidence a name is "unknown", and `why` says what would tell.
+    channels of a projection. Without evidence a name is "unknown", and `why` names the missing evidence.
 
     >>> import regard, torch
     >>> x = torch.eye(3).expand(2, 3, 3)
@@ -83,7 +83,7 @@ class Dimensions:
     leading: tuple[DimensionName, ...]
     """The name of each dimension before queries and keys."""
     why: str = ""
-    """Why a name is unknown, and what would tell; empty if none is."""
+    """Why a name is unknown, and the missing evidence; empty if none is."""
     queries: Sort = "positions"
     keys: Sort = "positions"
 

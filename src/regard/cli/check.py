@@ -29,9 +29,9 @@ class CheckCommand(Command):
 
     It runs on made-up sequences, and the masks that reached its kernels are compared with its arguments and its config.
     Then it runs again: short and long, alone and together, padded on either side, with a cache and without,
-    under its own kernel and written out, and with its last tokens and its padding replaced. Printed is what changes a
-    result that should not, and where a mask is lost, transposed or inverted; the questions; and those that could not be
-    asked, with the reasons.
+    under its own kernel and written out, and with its last tokens and its padding replaced. It prints
+    results that changed and should not, and masks that are lost, transposed or inverted; the questions; and those that
+    could not be asked, with the reasons.
     """
 
     model: tyro.conf.Positional[str]

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GenerateCommand(Command):
-    """Let a language model write on after a prompt; what it writes is printed as it comes."""
+    """Let a language model write on after a prompt; the text is printed as it comes."""
 
     run: PositionalPath
     """the folder that `regard train language-model` made, or GPT-2's or Llama's in Hugging Face's format."""
     prompt: tyro.conf.Positional[str] = ""
-    """what the text begins with; printed too."""
+    """the beginning of the text; printed too."""
     _: KW_ONLY
     max_tokens: int = 200
     """the most tokens to write."""

@@ -57,7 +57,7 @@ class MeasureCommand(Command):
     examples: int = 5
     """the documents kept in examples/ for each head and statistic."""
     shard_documents: int = 500
-    """the most documents of a shard: what an interruption loses, and a file of heads/."""
+    """the most documents of a shard. An interruption loses one at most; a file of heads/ holds one."""
     max_errors: int | None = None
     """stop when more documents than that cannot be measured; unless given, never."""
     workers: int | None = None

@@ -21,7 +21,7 @@ class TranslateCommand(SearchCommand):
 
     run: AnyRun
     sentences: tyro.conf.Positional[tuple[str, ...]] = ()
-    """what to translate, a line for each; without one, --input or standard input is read."""
+    """the texts to translate, a line for each; without one, --input or standard input is read."""
     _: KW_ONLY
     input: Path | None = None
     """a file with one sentence on each line; may be packed."""
@@ -50,9 +50,9 @@ class TranslateCommand(SearchCommand):
     copy_unknown: bool = False
     """for each word outside the vocabulary, print the source word that it attends to most."""
     prefix: str = ""
-    """what every translation must begin with."""
+    """the beginning of every translation."""
     prefix_column: bool = False
-    """each line has a sentence, a tab, and what its translation must begin with."""
+    """each line has a sentence, a tab, and the beginning of its translation."""
     max_length: int | None = None
     """the most tokens of a line, beyond which it is a bad line, and of its translation, which is cut off there; unless
     given, as many as the longest sentence had in training, and some more than twice those of the line."""

@@ -44,7 +44,7 @@ class ViewCommand(Command):
     input: Path | None = None
     """a file with one text of any length; - is standard input, which is read too if no other input is given."""
     target: str | None = None
-    """what an encoder-decoder is to write for one sentence."""
+    """the text that an encoder-decoder is to write for one sentence."""
     image: Path | None = None
     """a picture; a sentence beside it is for a model that reads both."""
     audio: Path | None = None

@@ -102,11 +102,11 @@ def measure_corpus(
         out: a folder to make; `regard.corpus.atlas` and `compare_statistics` read it.
         resume: go on with a folder that was begun with the same settings.
         workers: processes, each with the model; None is one for each core, or one on a GPU.
-        shard_documents: the most documents of a shard: what an interruption loses, and a file of heads/.
+        shard_documents: the most documents of a shard. An interruption loses one at most; a file of heads/ holds one.
         examples: the documents kept in examples/ for each head and statistic.
         max_errors: stop when more documents than that cannot be measured; None never stops.
         engine: "processes", or "ray": Ray shares out the shards, here or on the cluster of RAY_ADDRESS.
-        tell: is called after each shard with what is done, how many documents, and of how many.
+        tell: is called after each shard with the name of the work, the documents measured, and those in all.
 
     Returns:
         The counts of documents, tokens, rows and errors, those of earlier runs of the folder too.

@@ -16,7 +16,7 @@ from regard.files.untrusted import check_tensors
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 """The files of weights that are read, each in one or in the shards of its index."""
 OnProgress = Callable[[str, int, int | None], None]
-"""Is called with what is done, how much of it is done, and of how much (None if that is not known)."""
+"""Is called with the name of the work, the amount done, and the whole amount (None if it is not known)."""
 POINTER, MOST_POINTER_BYTES = b"version https://git-lfs", 1024
 
 
@@ -123,8 +123,7 @@ NO_TOKENIZER = (
 
 
 def check_texts(folder: Path, otherwise: str) -> None:
-    """Check that some file of a folder may be a tokenizer's, so that transformers can be asked; it says otherwise what
-    to do."""
+    """Check that some file of a folder may be a tokenizer's; `otherwise` tells the remedy if none is."""
     names = [path.name for path in folder.iterdir() if path.is_file()]
     if all(any(fnmatch(name, known) for known in NO_TOKENIZER) for name in names):
         raise RunFolderError(f"{folder} has no tokenizer: {otherwise}")

@@ -174,7 +174,7 @@ def _refusing(folder: Path) -> Iterator[None]:
         yield
     except RegardError:
         raise
-    except Exception as error:  # of any kind: it is what transformers makes of a foreign folder
+    except Exception as error:  # of any kind: transformers raises it for a foreign folder
         said = " ".join(str(error).split())
         raise RunFolderError(f"{folder}: transformers cannot load it: {type(error).__name__}: {said:.400}") from error
 

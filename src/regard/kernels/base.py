@@ -190,7 +190,7 @@ class Call:
         return is_dot and OWN_TENSORS.issuperset(map(type, masks))
 
     def require_same(self, reader: str, state: Tensor | None) -> None:
-        """Check the parts of others before they are read again: what they hold, and two rows where they have code."""
+        """Check the parts of others before they are read again: their tensors, and two rows where they have code."""
         if self.snapshot is None:
             return
         self.snapshot.require_unchanged(reader)
@@ -203,7 +203,7 @@ class Call:
             require_same_rows(anew, state[..., rows], reader)
 
     def guard(self, *results: Tensor | None) -> None:
-        """Check what the parts of others hold before the backward pass of these results."""
+        """Check the tensors of the parts of others before the backward pass of these results."""
         snapshot = self.snapshot
         for result in results if snapshot is not None and not is_transformed() else ():
             if snapshot is not None and result is not None and result.requires_grad:

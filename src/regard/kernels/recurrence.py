@@ -277,7 +277,7 @@ def _by_head(logs: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 def _by_channel(logs: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """The same with logs (..., C, D): sum over d of left_td right_jd exp(sum of logs_sd for j < s <= t).
 
-    C is a power of 2, and two halves meet at their border: what lies between two positions is the sum up to it and the
+    C is a power of 2, and two halves meet at their border: the part between two positions is the sum up to it and the
     sum from it, so that no exponent is above 0, and none is a difference.
     """
     found = (left * right).sum(-1)[..., None, None]

@@ -27,7 +27,7 @@ _OURS = ("regard", "torch")
 LAZILY = {
     **dict.fromkeys(("log", "log2", "entr", "xlogy"), "use map.entropy(), or regard.divergence(a, b, kind='kl')"),
     **dict.fromkeys(("mse_loss", "__sub__", "sub", "cosine_similarity", "kl_div"), "use regard.divergence(a, b, kind)"),
-    **dict.fromkeys(("__mul__", "mul"), "use map.average(dim, weights=...), or multiply what map @ x gives"),
+    **dict.fromkeys(("__mul__", "mul"), "use map.average(dim, weights=...), or multiply the result of map @ x"),
     "einsum": "use map @ x or map.mT @ x",
     **dict.fromkeys(("max", "amax", "min"), "use map.top_keys(1) or map.pooled(rows, columns, 'max')"),
     **dict.fromkeys(("sort", "argsort", "kthvalue"), "use map.top_keys(k) or map.top_p_count(p)"),
@@ -54,7 +54,7 @@ def strict_maps() -> Iterator[None]:
     >>> x = torch.eye(3)
     >>> weights = regard.attention(x, x, x, return_weights=True).weights
     >>> with strict_maps():
-    ...     weights.sum(-2)  # lazy: what each key gets
+    ...     weights.sum(-2)  # lazy: the weight that each key gets
     tensor([1., 1., 1.])
     """
     token = _strict.set(True)
@@ -66,7 +66,7 @@ def strict_maps() -> Iterator[None]:
 
 def refuse_if_strict(asked: str, shape: tuple[int, ...]) -> None:
     if _strict.get():
-        instead = LAZILY.get(asked.removesuffix("()"), "ask the map (docs/maps.md lists what it answers)")
+        instead = LAZILY.get(asked.removesuffix("()"), "ask the map (docs/maps.md lists its questions)")
         raise TooLargeError(
             f"{asked} would make the dense weights {shape} of a map, at {_line()}; maps are strict here: "
             f"{instead}, call .dense() where the matrix is wanted, or leave strict_maps()"

@@ -17,7 +17,7 @@ class Patches(nn.Module):
     Args:
         dim: D.
         channels: of the image.
-        patch: the height and width of a patch; patches do not overlap, and what is left at the edges is cut off.
+        patch: the height and width of a patch; patches do not overlap, and the rest at the edges is cut off.
         grid: the rows and columns of patches with learned positions, which are resampled for an image with others.
         registers: R, tokens without a position and without a patch (Darcet et al. 2023, arXiv:2309.16588).
 

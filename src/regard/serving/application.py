@@ -114,7 +114,7 @@ def openapi(every: list[Address], version: str) -> dict[str, Any]:
         paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schema)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "regard serve", "version": version, "description": "Models, and what they attend to."},
+        "info": {"title": "regard serve", "version": version, "description": "Models and their attention."},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"token": []}],

@@ -76,7 +76,7 @@ class Guard:
         if len(hosts) != 1 or host_name(hosts[0]) not in self._entrance.hosts:
             raise Refused(421, "this server answers to other names: start it with --allow-host NAME")
         origins = headers.getlist("origin")
-        # An origin is compared as it came: what no parser can read is foreign too.
+        # An origin is compared as it came: one that no parser can read is foreign too.
         is_foreign = any(origin.lower().partition("://")[2] != hosts[0].lower() for origin in origins)
         if is_foreign or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and method in CHANGING):
             raise Refused(403, "pages of other origins may not use this server")

@@ -17,7 +17,7 @@ LANGUAGE_MODEL = "language-model"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig(ABC):
-    """The settings that runs of all tasks have: where a run goes, how long and how fast it learns, on what device."""
+    """The settings that runs of all tasks have: where a run goes, how long and how fast it learns, on which device."""
 
     longest_warmup: ClassVar[int] = 1_000
 

@@ -23,7 +23,7 @@ Made by `regard demo`, which will replace it when it runs again.
 
 train.tsv, valid.tsv, test.tsv   dates in many languages and their ISO 8601 form
 run/                             the trained model: try it with `regard translate`
-attention.png, attention.html    what the model looked at for a dozen held-out dates
+attention.png, attention.html    the attention of the model over a dozen held-out dates
 """
 
 

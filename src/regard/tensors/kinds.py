@@ -20,8 +20,8 @@ def refuse_wrong_kinds(public: Public) -> Public:
     """Decorate a public function or class: an argument of another kind than its annotation raises ArgumentError.
 
     The annotations are asked once the function has failed by another error than ours, so that a call that works costs
-    nothing, and what the function says of its own arguments stays. They tell numbers, text, truth values, tensors,
-    sequences, functions and classes, alone or as one of several; elements and annotations in quotes are not looked at.
+    nothing, and a function's own errors stay. They tell numbers, text, truth values, tensors, sequences, functions and
+    classes, alone or as one of several; elements and annotations in quotes are not looked at.
     """
     function: Any = public.__init__ if inspect.isclass(public) else public
 

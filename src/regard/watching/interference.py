@@ -23,12 +23,14 @@ NumberedCall = tuple[str, int]
 TensorPlace = tuple[NumberedCall, bool, str]
 """A call, whether the tensor is of its outputs, and the tensor's name: that of an argument, and its number within."""
 MODEL: NumberedCall = ("", 0)
-PositionAxes = Mapping[TensorPlace, Sequence[tuple[int, str]]]
-"""The axes of positions of a tensor, each with the name of its sequence; and that of rows, `ROWS`."""
+PositionAxes = Mapping[TensorPlace, Sequence[tuple[int, str, int]]]
+"""The axes of positions of a tensor, each with the name of its sequence and its number of streams, such as n-grams; and
+that of rows, `ROWS`."""
 
 
 ROWS = ""
-ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", *CACHE_NAMES, "attentions", "hidden_states")
+STATES = (*CACHE_NAMES, "cache_params")
+ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", "attentions", "hidden_states", *STATES)
 """Outputs of transformers' models that mix the sequences of a batch by design, or repeat other outputs."""
 
 
@@ -175,9 +177,8 @@ class RunTrace(FollowedRun):
 
     def _joined(self, one: Mark, other: Mark) -> Mark | None:
         pairs = list(zip(one.along, other.along, strict=False))
-        if len(one.along) != len(other.along) or any(a.features != b.features for a, b in pairs):
-            return None
-        if any(a.values.shape[1] != b.values.shape[1] for a, b in pairs):
+        are_alike = all(a.features == b.features and a.values.shape[1] == b.values.shape[1] for a, b in pairs)
+        if len(one.along) != len(other.along) or not are_alike:
             return None
         along = [self._axis(*pair) for pair in pairs]
         found = tuple(axis for axis in along if axis is not None)
@@ -197,17 +198,22 @@ class RunTrace(FollowedRun):
     def _mark(self, x: Tensor, place: TensorPlace) -> Mark:
         if self.axes is None:
             return Mark(tuple(x.shape))
-        axes = [(axis, of) for axis, of in self.axes.get(place, ()) if axis < x.dim()]
+        axes = [axis for axis in self.axes.get(place, ()) if axis[0] < x.dim()]
         prints = torch.clone if place[1] and not place[0][0] else _product  # (The next call may write to results.)
-        along = tuple(one for axis, of in axes if of != ROWS for one in self._along(x, axis, of, prints))
-        whole = None if along or x.numel() > MOST_VALUES else float(_product(x.reshape(1, -1)).sum())
-        if not along and (0, ROWS) in axes and len(x) == self.rows and x.numel():
+        along = tuple(one for of in axes if of[1] != ROWS for one in self._along(x, *of, prints))
+        whole = None if along or x.numel() > 1 << 20 else float(_product(x.reshape(1, -1)).sum())
+        if not along and (0, ROWS, 1) in axes and len(x) == self.rows and x.numel():
             rows = x.reshape(1, self.rows, -1)
             along = (AxisPrints(ROWS, prints(rows), rows.shape[-1]),)
         return Mark(tuple(x.shape), along, whole)
 
-    def _along(self, x: Tensor, axis: int, sequence: str, prints: Callable[[Tensor], Tensor]) -> list[AxisPrints]:
-        """Two readings of a first axis: it may hold each row's positions, or each position's rows."""
+    def _along(
+        self, x: Tensor, axis: int, sequence: str, streams: int, prints: Callable[[Tensor], Tensor]
+    ) -> list[AxisPrints]:
+        """Two readings of a first axis: it may hold each row's positions, or each position's rows; and of streams."""
+        if streams > 1 and x.shape[1] % streams == 0:
+            read = [x.unflatten(1, (streams, -1)).transpose(1, 2), x.unflatten(1, (-1, streams))]
+            return [axis for one in read for axis in self._along(one, 1, sequence, 1, prints)]
         moved = x.movedim(axis, 0)
         rest = moved.shape[1:]
         if axis == 1 and rest[0] == self.rows:
@@ -223,8 +229,8 @@ class RunTrace(FollowedRun):
         return along * 2 if not axis and len(along) == 1 else along
 
 
-MOST_VALUES = 1 << 20
-"""The most values of a tensor without positions that are compared."""
+HIDDEN = 1e30
+"""From here on, a number in a mask stands for infinity."""
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -232,9 +238,15 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _product(x: Tensor) -> Tensor:
+    """The fingerprints. The least number of a dtype counts as infinity, for which masks write it.
+
+    >>> bool(_product(torch.full((40,), torch.finfo(torch.float64).min, dtype=torch.float64)).isfinite())
+    True
+    """
     if x.is_complex():
         x = torch.view_as_real(x).flatten(-2)
-    x = x.detach().double().nan_to_num(nan=1.7, posinf=2.3, neginf=-2.3)
+    x = x.detach().double()
+    x = torch.where(x.abs() < HIDDEN, x, 2.3 * x.sign()).nan_to_num(nan=1.7)
     return x @ _numbers(x.shape[-1]).to(x.device)
 
 
@@ -253,9 +265,12 @@ def proved_axes(runs: Mapping[str, tuple[RunTrace, RunTrace, int]]) -> PositionA
         for place, shape in _shapes(trace):
             less = shapes.get(place, ())
             pairs = zip(shape, less, strict=False) if len(less) == len(shape) else ()
-            axes = [axis for axis, pair in enumerate(pairs) if pair == (size, size - 1)]
-            if sequence != ROWS or axes == [0]:
-                found.setdefault(place, []).extend((axis, sequence) for axis in axes)
+            axes = [
+                (axis, sequence, of) for axis, pair in enumerate(pairs)
+                for of in range(1, 5 if axis == 1 and sequence != ROWS else 2) if pair == (of * size, of * (size - 1))
+            ]  # fmt: skip
+            if sequence != ROWS or axes == [(0, ROWS, 1)]:
+                found.setdefault(place, []).extend(axes)
     return found
 
 
@@ -275,10 +290,19 @@ class Departed(NamedTuple):
 
 
 def shares(one: Tensor, other: Tensor, of: Tensor) -> Tensor:
-    """The differences over the largest finite value of a tensor; inf for NaN, and 0 where both are the same infinity,
-    as logits that a model rules out."""
-    apart = (one - other).masked_fill(one == other, 0.0).abs().nan_to_num(torch.inf, torch.inf)
+    """The differences over the largest finite value of a tensor; inf for NaN in one, and 0 where both are NaN or the
+    same infinity, as logits that a model rules out."""
+    is_same = (one == other) | (one.isnan() & other.isnan())
+    apart = (one - other).masked_fill(is_same, 0.0).abs().nan_to_num(torch.inf, torch.inf)
     return apart / max(float(of.double().nan_to_num(0.0, 0.0, 0.0).abs().max()), 1e-30)
+
+
+def largest_difference(output: Any, expected: Any) -> float:
+    """That of the first results of one shape, over the largest value; 0.0 without any."""
+    for one, other in zip(results_of(output).values(), results_of(expected).values(), strict=False):
+        if one.shape == other.shape and one.numel():
+            return float(shares(one.double(), other.double(), other).max())
+    return 0.0
 
 
 class Comparison:
@@ -289,7 +313,7 @@ class Comparison:
         least_features: int = 1,
     ) -> None:  # fmt: skip
         self.one, self.other, self.pairs, self.tolerance = one, other, pairs, tolerance
-        self.least_features = least_features
+        self.least_features, self.has_nan = least_features, False
 
     def of_results(self) -> float | None:
         """By how much the results of the model itself are apart, as a share of the largest; None without any."""
@@ -348,6 +372,7 @@ class Comparison:
             a = one.values[at.cpu().to(one.values.device), row % one.values.shape[1]]
             b = other.values[its_at.cpu().to(other.values.device), its_row % other.values.shape[1]]
             a, b = (values.double().cpu().reshape(len(at), -1) for values in (a, b))
+            self.has_nan = self.has_nan or bool((a.isnan() & b.isnan()).any())
             apart = shares(a, b, one.values).amax(1)
             found.append((float(apart.max()), int(apart.argmax())))
         return max(found, default=None)
@@ -355,8 +380,5 @@ class Comparison:
     @staticmethod
     def _changed_wholes(ones: TensorMarks, others: TensorMarks) -> set[float]:
         pairs = [(ones[name], others[name]) for name in ones.keys() & others.keys()]
-        return {
-            one.whole for one, other in pairs
-            if one.whole is not None and other.whole is not None and one.shape == other.shape
-            and one.whole != other.whole
-        }  # fmt: skip
+        moved = [pair for pair in pairs if pair[0].shape == pair[1].shape and pair[0].whole != pair[1].whole]
+        return {one.whole for one, other in moved if one.whole is not None and other.whole is not None}

@@ -1,4 +1,4 @@
-"""A random call of `regard.attention`, and what it must give, densely in float64."""
+"""A random call of `regard.attention`, and its expected results, densely in float64."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is asked of a random call: its formulas, on every backend; its gradients; its dropout."""
+"""The checks of a random call: its formulas, on every backend; its gradients; its dropout."""
 
 from dataclasses import replace
 from typing import Any

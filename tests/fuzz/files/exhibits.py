@@ -1,4 +1,4 @@
-"""The folders that are damaged: made once, and what reads each of their files."""
+"""The folders that are damaged: made once, and the readers of their files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What happens to a file: its bytes, the values of its JSON or TOML, the header of its tensors, its name."""
+"""Damages of a file: of its bytes, the values of its JSON or TOML, the header of its tensors, its name."""
 
 import contextlib
 import json

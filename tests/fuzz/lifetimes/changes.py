@@ -1,4 +1,4 @@
-"""What others do to the parts of a call after it."""
+"""Changes to the parts of a call after it."""
 
 from collections.abc import Callable
 

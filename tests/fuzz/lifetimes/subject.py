@@ -1,4 +1,4 @@
-"""What a sequence of calls is made with: something that attends, and all that may change of it."""
+"""The subject of a sequence of calls: a module that attends, and its changeable parts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -68,5 +68,9 @@ STATISTICS = {
         lambda d, x: d[..., :2, :3],
     ),
     "pooled": (lambda m, x: m.pooled(1, 1, "sum"), _written_out("pooled_sum")),
+    "points": (
+        lambda m, x: m[..., torch.tensor([0, -1]), torch.tensor([-1, 0])],
+        lambda d, x: d[..., torch.tensor([0, -1]), torch.tensor([-1, 0])],
+    ),
 }
 """Each asked of the map, and written out on the dense weights."""

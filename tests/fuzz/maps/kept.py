@@ -1,4 +1,4 @@
-"""What a summary keeps of a map, saved and loaded: the same answers as the map gives, or a refusal by name."""
+"""The summary of a map, saved and loaded: the same answers as the map gives, or a refusal by name."""
 
 import tempfile
 from pathlib import Path

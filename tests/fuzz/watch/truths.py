@@ -1,4 +1,4 @@
-"""What a random model says of its own attention, in the order in which it attends."""
+"""A random model's record of its own attention, in the order in which it attends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

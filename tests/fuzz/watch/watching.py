@@ -1,4 +1,4 @@
-"""What a watch must do to any model: change no bit, and show the model's own weights or name what it has not seen."""
+"""The duty of a watch on any model: change no bit, and show the model's own weights or name the calls not seen."""
 
 from collections import defaultdict
 from collections.abc import Callable

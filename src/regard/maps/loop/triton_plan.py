@@ -104,7 +104,7 @@ class CallForm:
     width: int
     dtype: torch.dtype
     strides: tuple[Strides, ...]
-    """Of the queries, the keys, the first and the last ends of rows, the flags of keys; () for what there is none of.
+    """Of the queries, the keys, the first and the last ends of rows, the flags of keys; () for a missing one.
     A dimension of one sequence has the stride 0.
     """
     lower: int

@@ -92,8 +92,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, ids: Sequence[int], vocab_size: int) -> "Vocabulary":
-        """The constraint to these tokens in all answers; raises ArgumentError for no tokens, or one outside the
-        vocabulary."""
+        """The constraint of all answers to these tokens; ArgumentError for none, or for one outside the vocabulary."""
         if not ids:
             raise ArgumentError("a vocabulary needs at least one token that may come")
         mask = torch.zeros(vocab_size, dtype=torch.bool)

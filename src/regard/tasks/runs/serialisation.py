@@ -92,7 +92,7 @@ def _refuse(expected: Any, value: Any, source: Path, key: str) -> Any:
 HEADER = """\
 # The settings of a run. Edit a copy and pass it on; flags on the command line override what stands here:
 #     regard train --config run.toml --out runs/another
-# What is left out has its default.
+# A setting that is left out has its default.
 """
 
 

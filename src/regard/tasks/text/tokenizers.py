@@ -63,8 +63,7 @@ def reads_lower_case(backend: Any) -> bool:
 
 
 def read_as(normalizer: Any) -> Callable[[str], str]:
-    """Make a function from a text to that which a tokenizer with this normalizer cuts: two texts of one reading are the
-    same tokens."""
+    """Make the function from a text to the form that is cut: two texts of one form are the same tokens."""
     return lambda text: normalise(text) if normalizer is None else str(normalizer.normalize_str(normalise(text)))
 
 

@@ -172,7 +172,7 @@ class Translator(TranslationModel):
             beam: as for `translate`.
             max_length: the most tokens of a translation; see `TranslationOptions.max_target_length`.
             bleu_tokenize: sacrebleu's tokenizer; see `regard.tasks.training.metrics`.
-            tell: is called with what is done, how many sentences are done, and of how many.
+            tell: is called with the name of the work, the sentences done, and those in all.
 
         Raises:
             DataError: there are no pairs, or one is longer than the model's positions.
@@ -225,7 +225,7 @@ class Translator(TranslationModel):
 
     @torch.no_grad()
     def attend(self, sentence: str, *, target: str | None = None, beam: Beam = Beam()) -> Attention:
-        """Translate a sentence and look at what every layer and head attended to.
+        """Translate a sentence and look at the attention of every layer and head.
 
         Args:
             sentence: the source.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, ShapeError
 from regard.watching.checks.roles import is_causal_model, is_huggingface_model, is_pair, says_causal, sees_both_sides
 from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS, Meaning, PadToken, is_numbered
+from regard.watching.kept.arguments import positional_names
 from regard.watching.report import is_inside
 
 TARGET = ("decoder_", "tgt", "target", "trg")
@@ -212,15 +213,8 @@ def _is_optional(model: nn.Module, name: str) -> bool:
 
 def _by_signature(model: nn.Module, batch: Any) -> dict[str, Any]:
     """Arguments by the names of `forward`, as far as it has some."""
-    given = batch if isinstance(batch, list | tuple) else (batch,)
-    try:
-        takes = [name for name, one in inspect.signature(model.forward).parameters.items() if one.kind in POSITIONAL]
-    except ValueError:  # of TorchScript
-        takes = []
+    given, takes = batch if isinstance(batch, list | tuple) else (batch,), positional_names(model)
     return dict(zip([*takes, *map(str, range(len(takes), len(given)))], given, strict=False))
-
-
-POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _shared(named: Mapping[str, Any]) -> dict[str, Any]:

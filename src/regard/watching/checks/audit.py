@@ -8,8 +8,7 @@ import torch
 from regard.watching.checks.audited_call import AuditedCall, AuditedRun, NotAsked, UserTold, run_of
 from regard.watching.checks.finding import AuditQuestion, Checked, Finding, by_module
 from regard.watching.checks.roles import UNKNOWN
-from regard.watching.checks.rules import cached, direction, kernel, padding, window
-from regard.watching.checks.rules.alike import like_the_others_rule
+from regard.watching.checks.rules import cached, direction, kernel, layers, padding
 from regard.watching.observed import Record
 from regard.watching.readers.product_calls import OVER_ANOTHER_AXIS
 from regard.watching.report import IN_A_THREAD, count, in_threads, missed_by, mixers_in
@@ -23,7 +22,7 @@ RULES: Mapping[str, Rule] = {
     "padding": padding.padding_rule,
     "documents": padding.documents_rule,
     "images and prefixes": direction.images_and_prefixes_rule,
-    "window": window.window_rule,
+    "window": layers.window_rule,
     "own and earlier keys": cached.own_keys_rule,
     "positions": cached.positions_rule,
     "rows without a key": kernel.rows_without_a_key_rule,
@@ -47,13 +46,13 @@ def audit(record: Record, told: UserTold) -> Checked:
         *(_answers_to(name, rule, whole) for name, rule in RULES.items()),
     ]
     stacked = [call for call in whole if call.is_attention]
-    asked.append(_answers_to("like the others", like_the_others_rule(stacked), stacked))
+    asked.append(_answers_to("like the others", layers.like_the_others_rule(stacked), stacked))
     found += [finding for _, findings in asked for finding in findings]
     questions = [question for question, _ in asked if question.asked or question.not_asked]
-    model = type(record.modules[""]).__name__
-    layers = len({call.name for call in run.calls})
+    names = {call.name for call in run.calls}
     unknown = tuple(_unknown(record, run, questions))
-    return Checked(model, layers, tuple(by_module(_without_echoes(found))), tuple(questions), unknown=unknown)
+    sorted_out = tuple(by_module(_without_echoes(found)))
+    return Checked(type(record.modules[""]).__name__, len(names), sorted_out, tuple(questions), unknown=unknown)
 
 
 def _answers_to(name: str, rule: Rule, calls: Iterable[AuditedCall]) -> tuple[AuditQuestion, list[Finding]]:

@@ -13,17 +13,21 @@ from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.facts import Facts, allowed_pairs, facts_of
 from regard.watching.checks.roles import Role, config_of, is_of_decoder, reads_memory, role_of
 from regard.watching.checks.told import (
+    DOCUMENTS,
+    ENDS,
+    IDS,
+    NUMBERED,
     PadToken,
     SequencePart,
     Told,
-    documents_told,
+    are_ids,
+    arguments,
+    documents_among,
     handed,
-    ids_of,
+    ids_in,
+    is_pair_of,
     masks_of,
     padding_of,
-    part_of,
-    prefix_of,
-    types_of,
 )
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 from regard.watching.kept.sequences import SequenceStep
@@ -117,7 +121,20 @@ class AuditedCall:
 
     @cached_property
     def part(self) -> SequencePart | None:
-        return part_of(self.call, crosses=self.crosses, module_is_decoder=is_of_decoder(self.modules, self.name))
+        """The sequence of the queries in a pair; "own" outside of one, and None if it is not known."""
+        frames = self.call.arguments
+        pairs = [number for number, frame in enumerate(frames) if is_pair_of(frame)]
+        if not pairs:
+            return "own"
+        if self.crosses:
+            return "target"
+        of_pair = list(ids_in(frames[pairs[-1]]))
+        for ids in (tensor for frame in frames[pairs[-1] + 1 :] for _, tensor in ids_in(frame)):
+            return "target" if any(part == "target" and torch.equal(ids, one) for part, one in of_pair) else "source"
+        if (is_decoder := is_of_decoder(self.modules, self.name)) is not None:
+            return "target" if is_decoder else "source"
+        fitting = {part for part, tensor in of_pair if tensor.shape[1] == self.sizes.queries}
+        return None if len(fitting) != 1 else "target" if "target" in fitting else "source"
 
     @cached_property
     def key_part(self) -> SequencePart | None:
@@ -125,7 +142,10 @@ class AuditedCall:
 
     def ids(self, part: SequencePart | None, length: int) -> Told | None:
         """The ids of the tokens of a sequence, (B, length)."""
-        return None if part is None else ids_of(self.call, part, length)
+        if part is None:
+            return None
+        found = (one for one in handed(self.call, IDS, length) if are_ids(one.values))
+        return next((one.told() for one in found if one.is_of(part, IDS[one.name])), None)
 
     @cached_property
     def offset(self) -> int | None:
@@ -187,20 +207,34 @@ class AuditedCall:
             return None
         if self.user.documents is not None:
             return self._by_user(self.user.documents, "documents=")
-        told = None if self._is_of_another_tower else documents_told(self.call, self.real_keys)
-        return told and replace(told, values=told.values.to(self.device))
+        if self._is_of_another_tower:
+            return None
+        ends = (one for one in arguments(self.call) if one.name in ENDS)
+        flat = handed(self.call, (*DOCUMENTS, "position_ids", *NUMBERED), self.sizes.keys)
+        named = {one.name: one for one in reversed([*flat, *ends])}
+        found = documents_among({name: one.values for name, one in named.items()}, self.real_keys)
+        if found is None:
+            return None
+        told = named[found[0]].told(found[1].to(self.device))
+        return replace(told, source=f"the restarts of {told.source}") if found[0] == "position_ids" else told
 
     @cached_property
     def types(self) -> Told | None:
         """The kinds of the tokens, (B, S)."""
         is_asked = self.is_attention and self.offset == 0 and not self._is_of_another_tower
-        return types_of(self.call) if is_asked else None
+        found = handed(self.call, ("token_type_ids", "mm_token_type_ids"), self.sizes.keys) if is_asked else ()
+        return next((one.told() for one in found), None)
 
     @cached_property
     def prefix(self) -> Told | None:
         """The tokens of a prefix by its length, bool (B, S); None where its mask has no prefix."""
         is_asked = self.is_attention and self.offset == 0 and self.facts.mask.pattern in ("prefix", "causal")
-        return prefix_of(self.call) if is_asked else None
+        for one in arguments(self.call) if is_asked else ():
+            lengths, keys = one.values, self.sizes.keys
+            is_of_lengths = "prefix" in one.name and lengths.shape == (self.sizes.flat_batch,) and are_ids(lengths)
+            if is_of_lengths and 0 < int(lengths.max()) < keys and int(lengths.min()) >= 0:
+                return one.told(torch.arange(keys, device=lengths.device) < lengths[:, None])
+        return None
 
     @cached_property
     def position_table(self) -> int | None:
@@ -295,10 +329,6 @@ class NotAsked(Exception):
 def need(holds: bool, why_not: str) -> None:
     if not holds:
         raise NotAsked(why_not)
-
-
-def need_attention(call: AuditedCall) -> None:
-    need(call.is_attention, "it is no attention over positions")
 
 
 def need_one_sequence(call: AuditedCall, *, has_own_keys: bool = False) -> None:

@@ -59,10 +59,7 @@ def breach(call: AuditedCall, forbidden: Pairs, *, of: str = "") -> Breach | Non
         block = call.block(rows)
         # (The weights of a recurrence have signs, and sum to no number.)
         block = block.abs() / block.abs().sum(-1, keepdim=True).clamp_min(TINY) if is_range else block
-        pairs = bad[:, None] & ((block > 0) if is_range else call.sees(rows))
-        if not bool(pairs.any()):
-            continue
-        block = block.masked_fill(~pairs, 0.0)
+        block = block.masked_fill(~(bad[:, None] & ((block > 0) if is_range else call.sees(rows))), 0.0)
         total += float(block.sum(dtype=torch.float64))
         sequence, head, query, key = (int(n) for n in torch.unravel_index(block.argmax(), block.shape))
         weight = float(block[sequence, head, query, key])
@@ -92,8 +89,6 @@ def hidden_pairs(call: AuditedCall, required: Pairs) -> Breach | None:
     counted = call.counted
     for rows in call.chunks():
         wanted = required(rows) & counted[:, rows.start : rows.stop, None]
-        if not bool(wanted.any()):
-            continue
         away = call.back(rows, mask.offset)
         seen = call.sees(rows).any(1) if call.is_exact else (away >= 0) & (away < (mask.size or call.sizes.keys + 1))
         lost = wanted & ~seen

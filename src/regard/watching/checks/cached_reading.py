@@ -18,14 +18,13 @@ from regard.watching.checks.roles import is_huggingface_model, is_pair
 from regard.watching.checks.runs import Sample, Side, SubjectRun, UnsupportedError
 from regard.watching.checks.subject import Subject
 from regard.watching.checks.told import IDS
-from regard.watching.kept.arguments import CACHE_NAMES, cache_in
+from regard.watching.interference import STATES
+from regard.watching.kept.arguments import cache_in
 
-TAKEN = (*CACHE_NAMES, "kv_cache", "past", "past_kv", "layer_past", "state", "states", "hidden")
+TAKEN = (*STATES, "kv_cache", "past", "past_kv", "layer_past", "state", "states", "hidden")
 """The arguments of caches and states."""
 START = "start_pos"
 """The argument with the number of positions before, of models that keep their cache."""
-MakesCache = Callable[[Any, int], Any]
-"""An empty cache for a model and a number of positions."""
 
 
 def static_cache(model: Any, length: int) -> Any:
@@ -35,16 +34,12 @@ def static_cache(model: Any, length: int) -> Any:
         raise UnsupportedError("it takes no static cache")
     from transformers import StaticCache
 
-    return StaticCache(config=model.config, max_cache_len=length + FREE)
-
-
-FREE = 3
-"""The places of a static cache that stay free."""
+    return StaticCache(config=model.config, max_cache_len=length + 3)  # (Three places stay free.)
 
 
 def read_with_cache(
     subject: Subject, rows: Sequence[Sample], last: int, chunk: int, *, side: Side = "right", turned: bool = False,
-    begin: MakesCache | None = None,
+    begin: Callable[[Any, int], Any] | None = None,
 ) -> SubjectRun:  # fmt: skip
     """Read rows with a cache: all but the `last` positions at once, padded on a side, and these `chunk` at a time;
     `turned` exchanges two rows of one length, and their caches, after the prompt."""
@@ -62,19 +57,16 @@ def read_with_cache(
     is_started = name is None and START in takes
     # (States of another sequence are handed over once, and then kept.)
     is_read = all(any(n in IDS for n in subject.inputs_of(of)) for of in subject.sequences)
-    is_made = subject.made_up is not None
-    if not (name or is_started) or not (is_read or is_made):
+    if not (name or is_started) or not (is_read or subject.made_up is not None):
         raise UnsupportedError("it has no cache that is known")
     if is_started and turned:
         raise UnsupportedError("its cache does not reorder its rows")
     starts = [len(row[ahead]) - last for row in rows]
     prompts = [subject.cut(row, slice(n)) for row, n in zip(rows, starts, strict=True)]
     whole = [subject.cut(row, slice(n, None)) for row, n in zip(rows, starts, strict=True)]
-    prompt, keeps = subject.together(prompts, side)
-    ends, _ = subject.together(whole, side)
+    (prompt, keeps), (ends, _) = subject.together(prompts, side), subject.together(whole, side)
     keep = torch.cat([keeps[ahead], keeps[ahead].new_ones(len(rows), last)], 1)
-    is_padded = not bool(keep.all())
-    if is_padded and "position_ids" not in prompt:
+    if "position_ids" not in prompt and not bool(keep.all()):
         raise UnsupportedError("the positions of its padded rows cannot be given")
     own = [n for n in subject.inputs_of(ahead) if n in ends]
     width = max(starts)
@@ -86,7 +78,9 @@ def read_with_cache(
         given = dict(prompt)
         if cut.start:
             given |= {n: ends[n][:, cut.start - width : cut.stop - width] for n in own}
-            given |= {n: subject.tells[n].given(keep[:, : cut.stop]) for n in masks}
+            # (Beside the cache of Mamba's models, a mask is of the new positions.)
+            read = slice(cut.start if name == "cache_params" else 0, cut.stop)
+            given |= {n: subject.tells[n].given(keep[:, read]) for n in masks}
         more: dict[str, Any] = {"use_cache": True} if "use_cache" in takes else {}
         if is_started:
             more[START] = cut.start

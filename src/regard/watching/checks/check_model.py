@@ -49,8 +49,8 @@ def check(
         documents: the document of each token of the batch, integers (B, L), where no argument tells it.
         reference: a second implementation with the same weights, such as the one that was ported or optimized. Both run
             on the same inputs; their attention calls are paired in their order, and the first that departs is an error
-            that says how: another scale, order of heads, mask, or positions. This shows what no single run can, such
-            as a missing scale or rotary positions that are applied twice.
+            that says how: another scale, order of heads, mask, or positions. No single run shows a
+            missing scale or rotary positions that are applied twice.
 
     Returns:
         One object with the findings, the questions and the trials, as `Seen.audit` gives: false for a model without
@@ -77,9 +77,6 @@ def check(
     >>> check(Port(), x, reference=Model()).errors[0].cause
     '1/sqrt(4) is missing, or applied twice in the reference'
     """
-    for one in (model, *([] if reference is None else [reference])):
-        if not isinstance(one, nn.Module):
-            raise ArgumentError(f"check() takes a torch.nn.Module, got {type(one).__name__}")
     user = UserTold(causal, padding, documents)
     if batch is None and any(one is not None for one in (padding, documents)):
         raise ArgumentError("padding= and documents= describe a batch: check(model, batch, padding=...)")

@@ -43,32 +43,37 @@ EVERY = slice(None)
 class Way(NamedTuple):
     run: Callable[[Subject], SubjectRun]
     rows: int = 1
+    begin: Callable[[Subject], Subject] = Subject.fresh
+    """The subject that runs, as it is before: nothing of this is compared."""
 
     def __call__(self, subject: Subject) -> SubjectRun:
+        own = self.begin(subject)
         torch.manual_seed(SEED)
-        return self.run(subject.fresh())
+        return self.run(own)
 
 
-Around = Callable[[Subject], AbstractContextManager[object]]
-"""A state of a subject, such as its attention written out."""
+class Around(NamedTuple):
+    """A state of a subject, such as its attention written out."""
+
+    state: Callable[[Subject], AbstractContextManager[object]] = nullcontext
+    begin: Callable[[Subject], Subject] = Subject.fresh
 
 
-def as_it_is(subject: Subject) -> AbstractContextManager[object]:
-    return nullcontext()
+as_it_is, written_out = Around(), Around(Subject.eager)
 
 
 def as_they_are(
     rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0, around: Around = as_it_is
 ) -> Way:
     def run(subject: Subject) -> SubjectRun:
-        with around(subject):
+        with around.state(subject):
             return subject.run(rows, side=side, filler=filler, width=width)
 
-    return Way(run, len(rows))
+    return Way(run, len(rows), around.begin)
 
 
 @contextmanager
-def in_training(subject: Subject) -> Iterator[None]:
+def _trained(subject: Subject) -> Iterator[None]:
     """The model in training mode, whose code path may differ. Nothing is dropped: of a mixture of experts, each gets as
     many random numbers as it has tokens, and other last tokens go to other experts."""
     subject.model.train()
@@ -81,6 +86,7 @@ def in_training(subject: Subject) -> Iterator[None]:
         subject.model.eval()
 
 
+in_training = Around(_trained, Subject.copied)  # Training moves statistics, which are to stay as they are.
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -90,10 +96,27 @@ def are_equal(one: SubjectRun, other: SubjectRun) -> bool:
     return mine.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in mine.items())
 
 
-def random_states(subject: Subject) -> list[Tensor]:
+class OneDraw(TorchFunctionMode):
+    """`torch.rand` draws one number alone. What 0 and nearly 1 leave unchanged is decided by no draw."""
+
+    has_others = False
+    """True if a function drew in another way."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.number = number
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before, found = random_states(), func(*args, **(kwargs or {}))
+        if func in (torch.rand, torch.rand_like):
+            return found.fill_(self.number)
+        self.has_others = self.has_others or not all(map(torch.equal, before, random_states()))
+        return found
+
+
+def random_states() -> list[Tensor]:
     """Those of torch's generators, which a draw moves on."""
-    devices = {one.device for one in subject.model.parameters() if one.is_cuda}
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(one) for one in devices)]
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
 
 
 def loss_of(subject: Subject, row: Sample) -> float:
@@ -150,13 +173,15 @@ class Judge:
     """Decides between rounding and fault; makes at most one copy of the model, in float64, and locates faults."""
 
     def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+        self.subject, self.has_nan = subject, False
         self._axes: dict[tuple[bool, bool], PositionAxes] = {}
 
     def difference(self, promise: Promise) -> float | None:
-        """The largest difference of the results at the positions of a promise, over the largest result; inf if either
-        has NaN, None without a result to compare."""
-        return self._compared(promise, is_double=False, parts=False).of_results()
+        """The largest difference of the results at the positions of a promise, over the largest result; inf if one of
+        them has NaN, None without a result to compare."""
+        compared = self._compared(promise, is_double=False, parts=False)
+        found, self.has_nan = compared.of_results(), compared.has_nan or self.has_nan
+        return found
 
     def broken(self, promise: Promise, least: float | None = None) -> Broken | None:
         """The measured difference, if it stays in float64, and the module where it begins; or None. NaN is always
@@ -217,7 +242,7 @@ class Judge:
 def _traced(
     way: Way, subject: Subject, axes: PositionAxes | None = None, *, parts: bool
 ) -> tuple[RunTrace, SubjectRun]:
-    other = subject.fresh()
+    other = way.begin(subject)
     torch.manual_seed(SEED)
     trace = RunTrace(way.rows, axes)
     modules = dict(other.model.named_modules()) if parts else {"": other.model}

@@ -1,5 +1,5 @@
 """Findings of an audit or a check, each with its reason, its severity, its measurements, its cause and the remedy; and
-the result: one object, with the questions, the findings, and what could not be asked.
+the result: one object, with the questions, the findings, and the questions not asked.
 """
 
 import json
@@ -119,8 +119,7 @@ def by_module(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def grouped(findings: Iterable[Finding]) -> list[str]:
-    """The lines of each fault that modules have in common: the first of them, the number of the others, the cause and
-    the remedy."""
+    """The lines of each fault that modules share: the first of them, the count of the others, cause and remedy."""
     alike: dict[tuple[str, str, str, str], list[Finding]] = {}
     for one in findings:
         alike.setdefault((one.reason, one.severity, one.cause, one.remedy), []).append(one)

@@ -23,10 +23,6 @@ DECODED, FEW = 11, 6
 """and of the decoder's inputs."""
 MASKED = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 """The inputs of tokens, and the names of their masks."""
-MASKED_PIXELS = ("return_loss", "bool_masked_pos")
-"""Arguments of models that read pixels beside tokens."""
-LISTED = 20_000
-"""The most tokens that are chosen from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,7 @@ def _row(model: Any, takes: Container[str], generator: torch.Generator, *, is_sh
     main = model.main_input_name if isinstance(model.main_input_name, str) else "input_ids"
     if main == "input_ids" or ("input_ids" in takes and main != "pixel_values"):
         row["input_ids"] = _tokens(model, generator, SHORT if is_short else LONG)
-    masks_pixels = "pixel_values" in takes and any(name in takes for name in MASKED_PIXELS)
+    masks_pixels = "pixel_values" in takes and ("return_loss" in takes or "bool_masked_pos" in takes)
     if main == "pixel_values" or (main == "input_ids" and masks_pixels):
         row["pixel_values"] = _pixels(model, generator)
     if main == "input_features":
@@ -119,7 +115,7 @@ def _tokens(model: Any, generator: torch.Generator, length: int) -> Tensor:
     text, length = text_config(model), min(length, longest(model))
     size = int(_setting(model, "vocab_size", text, model.config))
     special = special_tokens(model.config)
-    usual = [token for token in range(3, min(size, LISTED)) if token not in special] or list(range(size))
+    usual = [token for token in range(3, min(size, 20_000)) if token not in special] or list(range(size))
     return torch.tensor(usual)[torch.randint(len(usual), (length,), generator=generator)]
 
 
@@ -211,7 +207,10 @@ def borders(model: nn.Module) -> list[int]:
     """The lengths that a model and its configs name, rising: at their multiples something may begin anew."""
     found = set[int]()
     for owner in _owners(model):
-        for name, value in list(vars(owner).items()):
+        # (Classes of configs hold the defaults of their settings.)
+        kinds = type(owner).__mro__ if isinstance(owner, nn.Module) else ()
+        of_class = {name: one for kind in reversed(kinds) for name, one in vars(kind).items()}
+        for name, value in {**of_class, **vars(owner)}.items():
             if name[:1] != "_" and any(one in name for one in NAMED) and not any(one in name for one in COUNTED):
                 several = value if isinstance(value, list | tuple) else (value,)
                 found |= {n for n in several if type(n) is int and 1 < n <= MOST}

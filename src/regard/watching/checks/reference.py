@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
-from regard.errors import ArgumentError, RegardError
+from regard.errors import ArgumentError
 from regard.maps.sources.call import CallSource
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.tensors.undisturbed import evaluated
@@ -23,7 +24,7 @@ from regard.watching.checks.finding import AuditQuestion, Checked, FaultyWeight,
 from regard.watching.checks.made_up import made_up
 from regard.watching.checks.runs import output_of
 from regard.watching.checks.subject import Subject
-from regard.watching.interference import results_of, shares
+from regard.watching.interference import largest_difference
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
 from regard.watching.watch import watch
 
@@ -121,7 +122,7 @@ def _compared(model: Given, reference: Given) -> Checked:
             "other calls", "info", f"the model made {len(mine)} attention calls, and the reference {len(theirs)}: they "
             "were compared in their order, as far as both go",
         ))  # fmt: skip
-    elif found is None and not (apart := _apart(output, expected)) <= TOLERANCE:
+    elif found is None and not (apart := largest_difference(output, expected)) <= TOLERANCE:
         findings.append(Finding(
             "another output", "error", f"all {len(mine)} maps are those of the reference, and the output differs by "
             f"{apart:.1e} of its largest value", numbers={"difference": apart},
@@ -137,22 +138,10 @@ def _seen(of: Given, what: str) -> tuple[list[AuditedCall], Any]:
     with evaluated(of.model), watch(of.model, values=True) as seen:
         try:
             output = output_of(of.model, of.batch)
-        except RegardError:
-            raise
         except Exception as error:
-            name = type(of.model).__name__
-            raise ArgumentError(
-                f"{what}, {name}, does not run on the inputs: {type(error).__name__}: {error}"
-            ) from error
+            said = f"{type(of.model).__name__}, does not run on the inputs: {type(error).__name__}: {error}"
+            raise ArgumentError(f"{what}, {said}") from error
     return [call for call in run_of(seen.record, UserTold()).calls if call.is_attention], output
-
-
-def _apart(output: Any, expected: Any) -> float:
-    """The largest difference of the first results of one shape, over the largest value; 0.0 without any."""
-    for one, other in zip(results_of(output).values(), results_of(expected).values(), strict=False):
-        if one.shape == other.shape and one.numel():
-            return float(shares(one.double(), other.double(), other).max())
-    return 0.0
 
 
 def _departure(pair: PairedCalls, before: int) -> Finding | None:
@@ -222,9 +211,7 @@ def _told_apart(pair: PairedCalls, live: Tensor, worst: int, apart: float) -> Fi
 def other_heads(rows: SomeRows) -> Finding | None:
     """Heads in another order: each is one of the reference, in another place."""
     heads = rows.own.shape[1]
-    of = torch.stack(
-        [(rows.own[:, h, None] - rows.other).abs().sum(-1).amax((0, 2)).argmin() for h in range(heads)]
-    ).tolist()
+    of = [int((rows.own[:, h, None] - rows.other).abs().sum(-1).amax((0, 2)).argmin()) for h in range(heads)]
     if of == list(range(heads)) or not rows.leaves(rows.other[:, of]):
         return None
     return _other(
@@ -302,14 +289,12 @@ def other_vectors(pair: PairedCalls) -> Finding | None:
             "rotary positions turn other pairs of dimensions: halves in place of neighbours, or the reverse",
         )  # fmt: skip
     numbers, said = dict[str, float](), list[str]()
-    for name, angles in zip(("queries", "keys"), turned, strict=True):
-        # (A turn is the same at each position, or grows from one to the next.)
-        fixed, rate = angles.of(0), angles.of(1)
-        numbers |= {f"turn of {name}": fixed, f"turn of {name} for each position": rate}
-        if max(rate, fixed) > TURN:
-            by = f"{rate:.3g} rad more from each position to the next" if rate > TURN else f"{fixed:.3g} rad"
+    for name, (first, growth) in zip(("queries", "keys"), turned, strict=True):
+        numbers |= {f"turn of {name}": first, f"turn of {name} for each position": growth}
+        if max(first, growth) > TURN:
+            by = f"{growth:.3g} rad more from each position to the next" if growth > TURN else f"{first:.3g} rad"
             said.append(f"the {name} by {by}")
-    grows = max(angles.of(1) for angles in turned) > TURN
+    grows = max(one.growth for one in turned) > TURN
     how = "applied twice, not at all, or with another base" if grows else "counted from another one, for one of the two"
     says = f"vectors are the reference's, turned: {' and '.join(said)}"
     return _other("other positions", says, f"rotary positions are {how}", **numbers)
@@ -335,22 +320,20 @@ TURN = 1e-3
 
 
 class Turns(NamedTuple):
-    angles: Tensor
-    """(T, pairs), complex, of the size 1."""
+    """Angles in rad, the largest of all pairs."""
 
-    def of(self, order: int) -> float:
-        """The largest angle of the first positions (0), or of the growth from position to position (1)."""
-        angles = self.angles if not order else self.angles[1:] * self.angles[:-1].conj()
-        return float(angles[0].angle().abs().max()) if len(angles) else 0.0
+    first: float
+    """That of the first position."""
+    growth: float
+    """That from each position to the next."""
 
 
 def turns(own: Tensor, other: Tensor) -> Turns | None:
     """The turns that make the vectors (B, H, T, D) of others, by the two layouts of rotary positions; None if none do.
 
     >>> x = torch.randn(1, 1, 3, 4, generator=torch.Generator().manual_seed(0))
-    >>> found = turns(torch.stack([-x[..., 1], x[..., 0], -x[..., 3], x[..., 2]], -1), x)
-    >>> round(found.of(0), 3), round(found.of(1), 3)
-    (1.571, 0.0)
+    >>> turns(torch.stack([-x[..., 1], x[..., 0], -x[..., 3], x[..., 2]], -1).double(), x.double())
+    Turns(first=1.57..., growth=0.0)
     """
     same = ((own - other).abs() <= NEAR * other.abs().amax()).flatten(0, 2).all(0)
     width = own.shape[-1] - int(same.flip(0).long().cumprod(0).sum())
@@ -362,8 +345,10 @@ def turns(own: Tensor, other: Tensor) -> Turns | None:
             mine, theirs = (_pairs(one[..., :dims], halves=halves) for one in (own, other))
             ratio = (mine * theirs.conj()).sum((0, 1))
             angles = ratio / ratio.abs().clamp(min=1e-30)
-            if is_near(torch.view_as_real(theirs * angles), torch.view_as_real(mine)) and _is_steady(angles):
-                return Turns(angles)
+            steps = angles[1:] * angles[:-1].conj()
+            is_steady = len(steps) < 2 or float((steps - steps[:1]).abs().max()) < TURN * 10
+            if is_steady and is_near(torch.view_as_real(theirs * angles), torch.view_as_real(mine)):
+                return Turns(*(float(one[:1].angle().abs().sum(0).max()) for one in (angles, steps)))
     return None
 
 
@@ -372,12 +357,6 @@ NEAR = 1e-4
 
 def is_near(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool((one - other).abs().amax() <= NEAR * other.abs().amax().clamp(min=1e-30))
-
-
-def _is_steady(angles: Tensor) -> bool:
-    """True if the angles grow by the same amount from each position to the next."""
-    steps = angles[1:] * angles[:-1].conj()
-    return len(steps) < 2 or float((steps - steps[:1]).abs().max()) < TURN * 10
 
 
 def _pairs(vectors: Tensor, *, halves: bool) -> Tensor:
@@ -397,10 +376,8 @@ def other_places(rows: SomeRows, pair: PairedCalls) -> Finding | None:
             mine = rows.own[:, :, [n for n, _ in inside], common.start : common.stop]
             theirs = torch.cat([pair.blocks(range(place, place + 1))[1] for _, place in inside], 2).double()
             theirs = theirs[..., common.start + columns : common.stop + columns]
-            sums = [one.sum(-1, keepdim=True) for one in (mine, theirs)]
-            counted = (sums[0] > LEAST_SHARE) & (sums[1] > LEAST_SHARE)
-            mine, theirs = (torch.where(counted, one / total.clamp(min=LEAST_SHARE), 0.0)
-                            for one, total in zip((mine, theirs), sums, strict=True))  # fmt: skip
+            counted = torch.minimum(*(one.sum(-1, keepdim=True) for one in (mine, theirs))) > LEAST_SHARE
+            mine, theirs = (normalize(one, 1, -1, LEAST_SHARE) * counted for one in (mine, theirs))
             if bool(counted.all((0, 1, 3)).sum() > len(inside) // 2) and rows.leaves(theirs, of=mine):
                 cause = "a token more at the beginning, or a shift in one of the two"
                 return _other("other positions", f"{what} those of the reference, shifted by {by}", cause, by=by)

@@ -32,8 +32,6 @@ from regard.watching.interference import ROWS, Place, Places, results_of
 
 IGNORED = -100
 """The label of positions without a loss."""
-LEAST_PADDED = 6
-"""The least length of a row of which a part can be padding."""
 
 
 class Subject:
@@ -88,7 +86,7 @@ class Subject:
     def _shortened(self, row: Sample) -> Sample | None:
         sequences = {one.of for one in self.tells.values()}
         lengths = {len(row[of]) for of in sequences}
-        if len(lengths) != 1 or max(lengths) < LEAST_PADDED:
+        if len(lengths) != 1 or max(lengths) < 6:
             return None
         for of in sequences:
             row = self.cut(row, slice(max(lengths) * 2 // 3), of)
@@ -216,10 +214,9 @@ class Subject:
         return SubjectRun(results, self.places(len(rows), keeps, side))
 
     def places(self, rows: int, keeps: Mapping[str, Tensor], side: Side) -> list[Places]:
-        """Those of each row; without a place of the row as a whole where padding may reach its pooled results: a model
-        of transformers may take one from a place that is padding, by design, as SigLIP."""
-        is_pooled = side == self.own_side and not is_huggingface_model(self.model)
-        is_pooled = is_pooled or all(bool(keep.all()) for keep in keeps.values())
+        """Those of each row; without a place of the row as a whole where its padding stands on the other side than the
+        caller's, where a pooled result may be that of the first token."""
+        is_pooled = side == self.own_side or all(bool(keep.all()) for keep in keeps.values())
         whole = {ROWS: torch.zeros(1, dtype=torch.long)} if is_pooled else {}
         at = [{**whole, **{of: keep[row].nonzero()[:, 0] for of, keep in keeps.items()}} for row in range(rows)]
         return [{of: Place(row, index) for of, index in one.items()} for row, one in enumerate(at)]
@@ -267,8 +264,7 @@ class Subject:
         return output_of(self.model, self.given(batch, **more), **more)
 
     def keep(self, rows: Sequence[Sample]) -> Tensor | None:
-        """The real positions of such a batch, bool (B, S), where no argument of the model tells them; None without
-        padding."""
+        """The real positions of such a batch, bool (B, S), that no argument of the model tells; None without any."""
         if not self.arguments.is_told or self.ahead is None:
             return None
         keep = self.together(rows, self.own_side)[1][self.ahead]
@@ -280,16 +276,18 @@ class Subject:
         return sdpa_kernel([SDPBackend.MATH])
 
     def fresh(self) -> Self:
-        if not self.keeps_state:
-            return self
-        other = copy.copy(self)
-        other.model = copy.deepcopy(self.model)
-        return other
+        return self.copied() if self.keeps_state else self
+
+    def copied(self) -> Self:
+        return self._of(copy.deepcopy(self.model))
 
     def in_double(self) -> Self:
-        other = copy.copy(self)
         own: Any = copy.deepcopy(self.model).double()
-        other.model = own
         if hasattr(own, "set_experts_implementation"):
             own.set_experts_implementation("eager")
+        return self._of(own)
+
+    def _of(self, model: nn.Module) -> Self:
+        other = copy.copy(self)
+        other.model = model
         return other

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from regard.watching.checks.roles import config_of
 from regard.watching.kept.arguments import KeptArguments
 from regard.watching.observed import Observed
 
@@ -75,9 +74,9 @@ class Handed(NamedTuple):
         source = f"{self.name} of {self.frame.path or 'the model'}"
         return Told(self.values if values is None else values, source)
 
-    def is_of(self, part: SequencePart, said: SequencePart) -> bool:
+    def is_of(self, part: SequencePart | None, said: SequencePart) -> bool:
         """True if it is of a sequence: in a pair, the encoder's arguments have the names of a model by itself."""
-        return part == ("source" if said == "own" and _is_pair(self.frame) else said)
+        return part == ("source" if said == "own" and is_pair_of(self.frame) else said)
 
 
 def arguments(call: Observed) -> Iterator[Handed]:
@@ -99,23 +98,6 @@ def handed(call: Observed, names: Container[str], length: int) -> Iterator[Hande
             yield one._replace(values=one.values.reshape(-1, length).expand(batch, length))
 
 
-def part_of(call: Observed, *, crosses: bool, module_is_decoder: bool | None) -> SequencePart | None:
-    """Which sequence the queries of a call are of, in a pair; "own" outside of one, and None if that is not known."""
-    pairs = [frame for frame in call.arguments if _is_pair(frame)]
-    if not pairs:
-        return "own"
-    if crosses:
-        return "target"
-    of_pair = list(_ids(pairs[-1]))
-    inner = call.arguments[call.arguments.index(pairs[-1]) + 1 :]
-    for ids in (tensor for frame in inner for _, tensor in _ids(frame)):
-        return "target" if any(part == "target" and torch.equal(ids, one) for part, one in of_pair) else "source"
-    if module_is_decoder is not None:
-        return "target" if module_is_decoder else "source"
-    fitting = {part for part, tensor in of_pair if tensor.shape[1] == call.sizes.queries}
-    return None if len(fitting) != 1 else "target" if "target" in fitting else "source"
-
-
 def masks_of(call: Observed, part: SequencePart, length: int) -> Iterator[Told]:
     """The masks of padding of one sequence, True for words, (B, L); those that were handed over first come first."""
     for one in handed(call, MASKS, length):
@@ -128,26 +110,6 @@ def is_of_keys(call: Observed, one: Handed, part: SequencePart, said: SequencePa
     """True for an argument of a sequence, as its name says; or of the other sequence that a module by itself reads."""
     reads_another = said == "own" and part == "source" and call.sizes.queries != call.sizes.keys
     return one.is_of(part, said) or reads_another
-
-
-def ids_of(call: Observed, part: SequencePart, length: int) -> Told | None:
-    """The ids of the tokens of one sequence, (B, L)."""
-    for one in handed(call, IDS, length):
-        if one.is_of(part, IDS[one.name]) and are_ids(one.values):
-            return one.told()
-    return None
-
-
-def documents_told(call: Observed, real: Tensor) -> Told | None:
-    """The documents of the keys of a whole pass, of which `real` are no padding, bool (B, S)."""
-    ends = (one for one in arguments(call) if one.name in ENDS)
-    flat = handed(call, (*DOCUMENTS, "position_ids", *NUMBERED), call.sizes.keys)
-    named = {one.name: one for one in reversed([*flat, *ends])}
-    if (found := documents_among({name: one.values for name, one in named.items()}, real)) is None:
-        return None
-    name, documents = found
-    told = named[name].told(documents)
-    return replace(told, source=f"the restarts of {told.source}") if name == "position_ids" else told
 
 
 def documents_among(given: Mapping[str, Tensor], real: Tensor) -> tuple[str, Tensor] | None:
@@ -172,22 +134,6 @@ def is_numbered(mask: Tensor) -> bool:
     return are_ids(mask) and bool((mask > 1).any())
 
 
-def prefix_of(call: Observed) -> Told | None:
-    """The tokens of the prefix, bool (B, S), by an argument with its length in each sequence."""
-    batch, keys = call.sizes.flat_batch, call.sizes.keys
-    for one in arguments(call):
-        lengths = one.values
-        is_of_lengths = "prefix" in one.name and lengths.shape == (batch,) and are_ids(lengths)
-        if is_of_lengths and 0 < int(lengths.max()) < keys and int(lengths.min()) >= 0:
-            return one.told(torch.arange(keys, device=lengths.device) < lengths[:, None])
-    return None
-
-
-def types_of(call: Observed) -> Told | None:
-    """The kinds of the tokens, (B, S)."""
-    return next((one.told() for one in handed(call, ("token_type_ids", "mm_token_type_ids"), call.sizes.keys)), None)
-
-
 def _restarts(positions: Tensor, real: Tensor) -> Tensor | None:
     """Number the documents of positions that rise by one, and fall or go back to the first one of their row."""
     first = positions.gather(1, real.long().argmax(-1, keepdim=True))
@@ -200,11 +146,11 @@ def _restarts(positions: Tensor, real: Tensor) -> Tensor | None:
     return torch.nn.functional.pad(begins.long().cumsum(-1), (1, 0))
 
 
-def _is_pair(frame: KeptArguments) -> bool:
+def is_pair_of(frame: KeptArguments) -> bool:
     return any(IDS.get(name) == "target" for name in frame.tensors)
 
 
-def _ids(frame: KeptArguments) -> Iterator[tuple[SequencePart, Tensor]]:
+def ids_in(frame: KeptArguments) -> Iterator[tuple[SequencePart, Tensor]]:
     found = ((name, frame.read(name)) for name in frame.tensors if name in IDS)
     return ((IDS[name], tensor) for name, tensor in found if tensor is not None and tensor.dim() == 2)
 
@@ -231,7 +177,7 @@ class PadToken:
         root: Any = modules.get("")
         owners = [getattr(root, name, None) for name in ("config", "generation_config")]
         owners += [get() for one in owners[:1] if (get := getattr(one, "get_text_config", None)) is not None]
-        owners = [one for one in (*owners, config_of(modules, "")) if one is not None] or _inner(modules.values())
+        owners = [one for one in owners if one is not None] or _inner(modules.values())
         for owner in owners:
             if isinstance(found := getattr(owner, "pad_token_id", None), int) and found >= 0:
                 marks = (getattr(one, name, None) for one in owners for name in MARKS)
@@ -267,7 +213,7 @@ LONGEST = 3
 def padding_of(call: Any) -> Told | None:
     """The real tokens among the keys of an `AuditedCall`, bool (B, S); None if nothing tells of any padding."""
     part, keys = call.key_part, call.sizes.keys
-    ids = ids_of(call.call, part, keys)
+    ids = call.ids(part, keys)
     runs = None if ids is None else _runs(call, ids)
     words = _words_of if ids is None else lambda flags: None if runs is None else runs.values
     mask = next(masks_of(call.call, part, keys), None) or _by_arguments(call, words)
@@ -395,20 +341,19 @@ def _runs_at_ends(flags: Tensor) -> tuple[Tensor, Tensor]:
 
 def _by_the_calls_before(call: Any) -> Told | None:
     """The padding of keys that earlier calls made: of a cache, of the same memory, or of an encoder's output."""
-    before, keys = call.before, call.sizes.keys
+    before, step, keys, batch = call.before, call.step, call.sizes.keys, call.sizes.flat_batch
+    is_reordered = step is not None and step.origins is not None
+    known: Told | None
     if call.crosses:
-        is_reordered = call.grows or (call.step is not None and call.step.origins is not None)
-        shape = call.sizes.flat_batch, keys
-        if before is not None and not is_reordered and (before.sizes.flat_batch, before.sizes.keys) == shape:
-            keep: Told | None = before.keep
-            return keep
-        encoder = call.encoder
-        known = None if encoder is None or encoder.sizes.keys != keys else encoder.keep
-        return known if known is not None and len(known.values) == call.sizes.flat_batch else None
-    if before is None or not call.grows or call.step is None or call.step.origins is not None:
+        is_again = before is not None and not call.grows and not is_reordered
+        is_again = is_again and (before.sizes.flat_batch, before.sizes.keys) == (batch, keys)
+        maker = before if is_again else call.encoder
+        known = None if maker is None or maker.sizes.keys != keys else maker.keep
+        return known if known is not None and len(known.values) == batch else None
+    if before is None or not call.grows or step is None or is_reordered:
         return None
     known, new = before.keep, keys - before.sizes.keys
-    if known is None or new < 0 or call.step.start != (before.step.start if before.step is not None else 0):
+    if known is None or new < 0 or step.start != (before.step.start if before.step is not None else 0):
         return None
     return Told(pad(known.values, (0, new), value=True), known.source, known.is_sure)
 

@@ -11,20 +11,29 @@ from torch import Tensor
 from regard.errors import ArgumentError, RegardError
 from regard.watching.checks.audit import CAUSAL_UNKNOWN, audit
 from regard.watching.checks.audited_call import UserTold, run_of
-from regard.watching.checks.differences import Promise, Same, Way, are_equal, as_it_is, as_they_are, in_training
+from regard.watching.checks.differences import (
+    Promise,
+    Same,
+    Way,
+    are_equal,
+    as_it_is,
+    as_they_are,
+    in_training,
+    written_out,
+)
 from regard.watching.checks.finding import Checked, Finding
 from regard.watching.checks.made_up import text_config
 from regard.watching.checks.promised_trials import PromisedTrials
 from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
-from regard.watching.checks.runs import SubjectRun, UnsupportedError
+from regard.watching.checks.runs import UnsupportedError
 from regard.watching.checks.subject import Subject
-from regard.watching.interference import results_of
+from regard.watching.interference import largest_difference, results_of
 from regard.watching.report import mixers_in
 from regard.watching.watch import Seen, watch
 
 SHOWN = ("no key", "not seen")
 """The reasons of the infos of an audit that a check shows."""
-STATE = "the same inputs give another result the second time: a state that is kept between calls reaches it"
+STATE = "the same inputs give another result after other calls: a state that is kept between calls reaches it"
 ROTARY = (
     "the config says rotary positions, which are relative, and a shift of all of them changes the results: look at "
     "queries and keys that are not both turned, at values that are, and at positions that are cut off"
@@ -55,26 +64,30 @@ class Trials(PromisedTrials):
             says = "its output has NaN for a single sequence without padding"
             self.found.append(Finding("not finite", "error", says))
             return
-        if not are_equal(first, alone(subject)):
-            self._stateful(alone)
+        with self.trying("the same inputs after other calls"):
+            self._after_others(subject)
+            if not are_equal(first, again := alone(subject)):
+                subject.keeps_state, after = True, Way(alone.run, begin=self._after_others)
+                is_found = self.unless_rounding("cache", STATE, Promise(alone, after, is_exact=True))
+                # (Such calls may leave the state that they found, as a memory of the last four.)
+                if not is_found and (change := largest_difference(first.output, again.output)) > MOVED:
+                    self.found.append(Finding("cache", "error", STATE, numbers={"difference": change}))
         torch.manual_seed(1)
-        other = subject.run([rows.long])
-        if not are_equal(alone(subject), other) and not subject.keeps_state:
+        if not are_equal(subject.run([rows.long]), alone(subject)) and not subject.keeps_state:
             self.found.append(Finding("random", "info", "its output is random in evaluation mode too: not compared"))
             self.unknown.append("its output is random, so no results were compared: set dropout to 0 in evaluation")
         else:
             self._infer_causality()
             self._compare()
 
-    def _stateful(self, alone: Way) -> None:
-        """Results that differ under the same seed: a module keeps state between calls."""
-
-        def twice(subject: Subject) -> SubjectRun:
-            subject.run([self.subject.rows.long])
-            return subject.run([self.subject.rows.long])
-
-        self.subject.keeps_state = True
-        self.unless_rounding("cache", STATE, Promise(alone, Way(twice), is_exact=True))
+    def _after_others(self, subject: Subject) -> Subject:
+        """The subject after a call with this sequence, one with another, and one with a longer one."""
+        own, rows = subject.fresh(), self.subject.rows
+        own.run([rows.long])
+        with suppress(Exception):  # of a model of one length
+            own.run([rows.other])
+            own.run([own.made(2 * len(rows.long[own.ahead or ""]))])
+        return own
 
     def _infer_causality(self) -> None:
         """Where nothing tells the direction, most layers do, in evaluation or in training."""
@@ -82,8 +95,9 @@ class Trials(PromisedTrials):
             return
         self.is_inferred = self._most_are_causal(self.seen[0][0])
         if not self.is_inferred and not self.has_norms:
-            with suppress(Exception), (seen := watch(self.subject.model)):
-                as_they_are([self.subject.rows.long], around=in_training)(self.subject)
+            own = self.subject.copied()
+            with suppress(Exception), (seen := watch(own.model)), in_training.state(own):
+                own.run([own.rows.long])
             self.is_inferred = self._most_are_causal(seen)
         self.subject.causal = self.is_inferred or None
 
@@ -142,7 +156,7 @@ class Trials(PromisedTrials):
 
     def _eager(self) -> None:
         for said, batch, side in self.forms():
-            kernel, written = (as_they_are(batch, side=side, around=one) for one in (as_it_is, Subject.eager))
+            kernel, written = (as_they_are(batch, side=side, around=one) for one in (as_it_is, written_out))
             with self.trying(f"eager{said}"):
                 same = [Same(number, number) for number in range(len(batch))]
                 says = EAGER.format(said and f" of a batch{said}")

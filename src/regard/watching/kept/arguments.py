@@ -53,9 +53,8 @@ def small_arguments(module: nn.Module, args: Iterable[Any], kwargs: Mapping[str,
     found = {name: one for name, one in (kwargs or {}).items() if isinstance(one, Tensor)}
     flags = {name: one for name in FLAGS if isinstance(one := (kwargs or {}).get(name), bool)}
     if any(isinstance(one, Tensor) for one in args):
-        forward = module.__dict__.get("forward") or getattr(type(module), "forward", None)
-        names = iter(_names(forward))
-        found |= {name: one for name, one in zip(names, args, strict=False) if isinstance(one, Tensor)}
+        named = zip(positional_names(module), args, strict=False)
+        found |= {name: one for name, one in named if isinstance(one, Tensor)}
     if found:
         with DisableTorchFunction():
             found = {name: one for name, one in found.items() if is_small(name, one)}
@@ -70,14 +69,25 @@ def is_small(name: str, tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex()) or (tensor.dim() == 2 and "mask" in name)
 
 
+def positional_names(module: nn.Module) -> tuple[str, ...]:
+    """The arguments of `forward` that may be given in their order; none where they are not known.
+
+    >>> wrapped = nn.Linear(2, 2)
+    >>> wrapped.forward = lambda input: input  # as accelerate does: it takes no module
+    >>> positional_names(nn.Linear(2, 2)), positional_names(wrapped)
+    (('input',), ('input',))
+    """
+    own = module.__dict__.get("forward")
+    return _names(getattr(type(module), "forward", None))[1:] if own is None else _names(own)
+
+
 @lru_cache(maxsize=1024)
 def _names(forward: Callable[..., Any] | None) -> tuple[str, ...]:
     try:
         parameters = [] if forward is None else list(inspect.signature(forward).parameters.values())
     except (TypeError, ValueError):
         return ()
-    places = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    return tuple(places if inspect.ismethod(forward) else places[1:])
+    return tuple(one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD))
 
 
 def kept(tensor: Tensor) -> tuple[Tensor, Fresh]:

@@ -81,8 +81,7 @@ class Streams:
             self._made[_number(base)] = _Memory(StorageWeakRef(base.untyped_storage()), shape, channels_last, stream)
 
     def stream(self, tensor: Tensor) -> "Stream | Origins | None":
-        """The sequence whose positions a tensor has; of scores, the pair of those of its queries and keys. None if
-        unknown."""
+        """The sequence whose positions a tensor has; of scores, those of its queries and keys. None if unknown."""
         made = self._found(tensor)
         return None if made is None else made.stream
 

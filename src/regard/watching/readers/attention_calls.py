@@ -63,7 +63,7 @@ class AttentionCall(ObservedCall):
         return NOTHING_GIVEN, None
 
     def value_layout(self, sizes: Sizes) -> LaidOut:
-        """Lays out values as (B, G or H, S, E)."""
+        """Lays out values as (B, G, S, E)."""
         return lambda value: _expanded(value, sizes)
 
     def output_layout(self, sizes: Sizes) -> LaidOut:
@@ -138,7 +138,8 @@ class AttentionCall(ObservedCall):
 
 def _expanded(value: Tensor, sizes: Sizes) -> Tensor:
     value = value[(None,) * (len(sizes.map_shape) - value.dim())]
-    # The keys may be grouped while the values came with a copy for each query head.
-    heads = sizes.heads if sizes.has_heads and value.shape[-3] == sizes.heads else sizes.kv_heads
+    heads = sizes.kv_heads
+    if sizes.has_heads and 1 < value.shape[-3] < heads:
+        value = value.repeat_interleave(heads // value.shape[-3], -3)
     lead = (*sizes.batch, heads) if sizes.has_heads else sizes.batch
     return value.expand(*lead, *value.shape[-2:]).reshape(sizes.flat_batch, heads, *value.shape[-2:])

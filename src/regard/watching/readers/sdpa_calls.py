@@ -45,7 +45,7 @@ class Sdpa(AttentionCall):
                 s if s is not None and s.shape == g.shape and s.dtype == dtype and not g.requires_grad else g.to(dtype)
                 for s, g in zip(seen, (query, key), strict=True)
             )
-        return one_rank(query, key, self.enable_gqa)
+        return one_rank(query, key, self.value, self.enable_gqa)
 
     def call_of(self, query: Tensor, key: Tensor) -> Call:
         # Its checks are cached by shape.
@@ -87,15 +87,18 @@ def _checked(query: Tensor, key: Tensor, scale: float | None) -> Call:
     return make_call(query, key, key, score=score, normalization=Softmax(), mask=None, bias=None, dropout=0.0)[0]
 
 
-def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tensor]:
-    """Query and key with equal dimensions, as by broadcasting; grouped heads need four. Raises ShapeError if nested."""
+def one_rank(query: Tensor, key: Tensor, value: Tensor, has_groups: bool) -> tuple[Tensor, Tensor]:
+    """Query and key, broadcast to one rank, with the heads of values at least. Raises ShapeError if nested."""
     if query.is_nested or key.is_nested:
         raise ShapeError("nested tensors are not read: pass padded tensors with a mask to see this call")
-    rank = max(query.dim(), key.dim(), 4 if has_groups else 2)
+    rank = max(query.dim(), key.dim(), value.dim(), 4 if has_groups else 2)
     if not query.dim() == key.dim() == rank:
         query, key = (t[(None,) * (rank - t.dim())] for t in (query, key))
-    if rank >= 4 and not has_groups and query.shape[-3] < key.shape[-3]:
-        query = query.expand(*query.shape[:-3], key.shape[-3], *query.shape[-2:])
+    if has_groups and value.shape[-3] > key.shape[-3]:
+        key = key.repeat_interleave(value.shape[-3] // key.shape[-3], -3)
+    elif not has_groups and not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+        key = key.expand(*torch.broadcast_shapes(key.shape[:-2], value.shape[:-2]), *key.shape[-2:])
+        query = query.expand(*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), *query.shape[-2:])
     return query, key
 
 

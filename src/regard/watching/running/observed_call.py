@@ -129,8 +129,7 @@ class Interceptor:
         """Called for a module that mixes positions (so many, if that is known) without an observed call."""
 
     def embedded(self, ids: Tensor, table: int, taken: int) -> None:
-        """Called for ids of tokens, of positions or of kinds that a table (by its id) was read by, after so many
-        calls."""
+        """Called for ids of tokens, positions or kinds by which a table (by its id) was read, after so many calls."""
 
     def chose(self, choice: KeysChosen, queries: int) -> None:
         """Called for a module that chose keys for each of so many queries, by scores of its own."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.watching.checks.audited_call import AuditedCall, need, need_one_sequence
 from regard.watching.checks.breach import hidden_pairs
 from regard.watching.checks.finding import Finding
-from regard.watching.checks.rules.window import window_of
+from regard.watching.checks.rules.layers import window_of
 from regard.watching.checks.told import ENDS, handed
 
 OLDEST = "a cache that is cut back keeps its oldest keys, or the kernel got it before the new keys were added"

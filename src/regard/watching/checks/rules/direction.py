@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.watching.checks.audited_call import AuditedCall, NotAsked, need, need_attention, need_one_sequence
+from regard.watching.checks.audited_call import AuditedCall, NotAsked, need, need_one_sequence
 from regard.watching.checks.breach import breach, hidden_pairs
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.roles import around
+from regard.watching.checks.rules.layers import layer_kind, window_of
 from regard.watching.checks.rules.padding import TRUE
-from regard.watching.checks.rules.window import layer_kind, window_of
 
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted", "documents, causal")
 """Patterns that show each query nothing after its own position, or nothing before."""
@@ -56,11 +56,8 @@ def future_rule(call: AuditedCall) -> Iterator[Finding]:
         severity, says = "info", f", in a model that should be causal ({role.why})"
         cause, remedy = "right for a prefix or an image, and wrong otherwise", ""
     else:
-        says, cause, remedy = (
-            f", in a model that should be causal ({role.why})",
-            _cause(call),
-            "hand the kernel a causal mask",
-        )
+        says, remedy = f", in a model that should be causal ({role.why})", "hand the kernel a causal mask"
+        cause = _cause(call)
     yield found.finding(call, reason, f"is on later positions{says}", severity=severity, cause=cause, remedy=remedy)
 
 
@@ -77,14 +74,12 @@ def _slip(call: AuditedCall) -> tuple[str, str, str] | None:
         )
     # (No row lacks a later key, and some lack earlier ones.)
     is_half = mask.ahead == queries - 1 and 1 < (mask.size or 0) - mask.ahead < queries
+    if not is_half:
+        return None
     return (
-        (
-            ": each query sees all of them, and few before it",
-            "a window (query - key < size) without the causal half (query >= key)",
-            "hide the later keys",
-        )
-        if is_half
-        else None
+        ": each query sees all of them, and few before it",
+        "a window (query - key < size) without the causal half (query >= key)",
+        "hide the later keys",
     )
 
 
@@ -136,7 +131,7 @@ def _causal_by(call: AuditedCall) -> tuple[str, str]:
 
 
 def images_and_prefixes_rule(call: AuditedCall) -> Iterator[Finding]:
-    need_attention(call)
+    need(call.is_attention, "it is no attention over positions")
     told, found, window = call.types or call.prefix, two_way_blocks(call), window_of(call)
     if found is None:
         raise NotAsked("no token_type_ids were given, or they are no part of a mask, as far as is known")

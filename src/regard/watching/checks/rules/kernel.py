@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.call.biases.base import DenseBias
 from regard.call.scores.base import ScaledDot
 from regard.call.shapes import take
-from regard.watching.checks.audited_call import AuditedCall, NotAsked, need, need_attention
+from regard.watching.checks.audited_call import AuditedCall, NotAsked, need
 from regard.watching.checks.breach import LEAST, breach
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.told import IDS, arguments
@@ -79,7 +79,7 @@ def choice_of_keys_rule(call: AuditedCall) -> Iterator[Finding]:
 
 
 def softmax_rule(call: AuditedCall) -> Iterator[Finding]:
-    need_attention(call)
+    need(call.is_attention, "it is no attention over positions")
     if call.call.is_over_queries:
         yield Finding(
             "softmax over the wrong axis", "error",
@@ -169,7 +169,7 @@ def _changed_weights(call: AuditedCall) -> Iterator[Finding]:
 
 
 def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
-    need_attention(call)
+    need(call.is_attention, "it is no attention over positions")
     factors, added, keys = call.call.factors, call.facts.mask.added, range(call.sizes.keys)
     hide = "hide with -inf, or torch.finfo(dtype).min"
     bias = None if factors is None else factors.call.bias
@@ -197,7 +197,7 @@ def hiding_rule(call: AuditedCall) -> Iterator[Finding]:
         return
     low = float(tensor.min())
     # A learned or a relative bias has many values; a mask of a finite number has two.
-    is_of_two = HIDDEN < low < 0 and bool(((tensor == low) | (tensor == 0) | (tensor <= HIDDEN)).all())
+    is_of_two = HIDDEN < low < 0 and bool(((tensor == low) | (tensor == 0)).all())
     is_small = low > -HIDING_FROM
     if not is_of_two or (is_small and not _is_of_later(call, tensor, low)):
         return

@@ -48,7 +48,6 @@ DINO = {
 KNOWN: Mapping[str, Mapping[str, str]] = {
     # What stands in the padding changes results.
     "canine": {"padding": "unmasked convolutions over characters (modeling_canine.py:204, 262)"},
-    "owlv2": {"padding": "its text is pooled at the largest token, which the padding may hold (modeling_owlv2.py:600)"},
     "convbert": {"padding": "an unmasked convolution beside attention (modeling_convbert.py:202-220)"},
     "deepseek_v4": dict.fromkeys(
         ("padding", "documents"),
@@ -58,8 +57,10 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "padding": "the decoder takes decoder_attention_mask alone, and without it no mask of the prompt "
         "(modeling_diffusion_gemma.py:1277-1284, 1357-1362)"
     },
-    "fastspeech2_conformer": {"padding": CONFORMER},
-    "fastspeech2_conformer_with_hifigan": {"padding": CONFORMER},
+    **dict.fromkeys(
+        ("fastspeech2_conformer", "fastspeech2_conformer_with_hifigan"),
+        dict.fromkeys(("padding", "batch"), CONFORMER),
+    ),
     "funnel": {"padding": "pooling takes the last token and padding together (modeling_funnel.py:277, 309)"},
     "mobilebert": {"padding": "a token's embedding has those of its neighbours (modeling_mobilebert.py:113)"},
     "nystromformer": {"padding": "a convolution over values reaches it; with weights of 0 the padding changes nothing"},
@@ -67,6 +68,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     "sam3_lite_text": {"padding": "positions are stretched over the padded length (modeling_sam3_lite_text.py:82-85)"},
     "sam3_lite_text_text_model": {"padding": "unmasked convolutions (modeling_sam3_lite_text.py:97-110, 136-148)"},
     "siglip": {"padding": POOLED},
+    "shieldgemma2": {"padding": "its last place is pooled, by design (modeling_shieldgemma2.py:128)"},
     "yoso": {
         "padding": "1 + mask / 10000 wants an additive mask and gets zeros and ones, which hide nothing "
         "(modeling_yoso.py:356, 684)"

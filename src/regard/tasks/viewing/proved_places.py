@@ -1,10 +1,11 @@
 """Labels of positions are proved: a part of the input changes, and the positions that stand for it move, no others."""
 
+import itertools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from math import prod
+from math import comb, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -78,7 +79,7 @@ class PlaceProof:
         asked = dict(claims) if is_image else _first_of_each(claims)
         proved = set[Any]()
         for cells, is_time in dict.fromkeys((axis.cells, axis.is_time) for axis in every):
-            codes = {part: number for number, part in enumerate(self._parts(cells))}
+            codes = _codes(self._parts(cells))
             changes = self._quarters() if is_time else self._coded(cells, codes)
             wanted = {name: places[name] for name in asked}
             found = [self._positions(one, wanted, silent=is_image) for one in (self.inputs, *changes)]
@@ -102,11 +103,10 @@ class PlaceProof:
         tokens = [(name, n) for name, rows in ids for n, one in enumerate(rows[0].tolist()) if one not in self.fixed]
         return [*tokens, *(cells.each() if cells is not None else ())]
 
-    def _coded(self, cells: ImageCells | None, codes: Mapping[Any, int]) -> Iterator[dict[str, Any]]:
-        """Two inputs for each binary digit of the parts' numbers: those with a 1 are changed, and those with a 0."""
-        for digit in range(max(1, (len(codes) - 1).bit_length())):
-            for value in (1, 0):
-                yield self._changed(cells, {part for part, code in codes.items() if code >> digit & 1 == value})
+    def _coded(self, cells: ImageCells | None, codes: Mapping[Any, tuple[int, ...]]) -> Iterator[dict[str, Any]]:
+        """An input for each digit, in which those parts are changed whose code has a 1 there."""
+        for digit in range(1 + max((place for code in codes.values() for place in code), default=0)):
+            yield self._changed(cells, {part for part, code in codes.items() if digit in code})
 
     def _changed(self, cells: ImageCells | None, chosen: Container[Any]) -> dict[str, Any]:
         changed = dict(self.inputs)
@@ -214,7 +214,17 @@ def _moved(positions: Tensor | None, before: Tensor | None) -> Tensor | None:
     return (positions - before).abs().amax(-1).nan_to_num(nan=0.0)
 
 
-def _agrees(axis: ClaimedAxis, moved: Sequence[Tensor | None], codes: Mapping[Any, int]) -> bool:
+def _codes(parts: Sequence[Any]) -> dict[Any, tuple[int, ...]]:
+    """Codes of as many ones each, by the places of the ones: what moves with two parts has more ones than any.
+
+    >>> _codes("abcde")
+    {'a': (0, 1), 'b': (0, 2), 'c': (0, 3), 'd': (1, 2), 'e': (1, 3)}
+    """
+    digits = next(n for n in itertools.count(1) if comb(n, (n + 1) // 2) >= len(parts))
+    return dict(zip(parts, itertools.combinations(range(digits), (digits + 1) // 2), strict=False))
+
+
+def _agrees(axis: ClaimedAxis, moved: Sequence[Tensor | None], codes: Mapping[Any, tuple[int, ...]]) -> bool:
     if any(one is None for one in moved):
         return False
     sizes = torch.stack([one for one in moved if one is not None])
@@ -223,17 +233,10 @@ def _agrees(axis: ClaimedAxis, moved: Sequence[Tensor | None], codes: Mapping[An
         strongest = sizes.argmax(0) * count
         is_own = (moments < strongest + count) & (moments + QUARTERS > strongest)  # a moment may lie in two quarters
         return bool((sizes > 0).any(0).all()) and float(is_own.float().mean()) >= LEAST_OWN
-    digits = len(sizes) // 2
-    has_moved = (sizes > 0).T.reshape(-1, digits, 2).tolist()
-    return all(_moves_with(part, each, codes) for part, each in zip(axis.parts, has_moved, strict=True))
-
-
-def _moves_with(part: Any, has_moved: list[list[bool]], codes: Mapping[Any, int]) -> bool:
-    if part is NoPart.UNKNOWN:
-        return True
-    if (code := codes.get(part)) is None:  # a learned token, or a mark, which does not change
-        return not any(map(any, has_moved))
-    return has_moved == [[bool(code >> n & 1), not code >> n & 1] for n in range(len(has_moved))]
+    has_moved = [tuple(n for n, one in enumerate(each) if one) for each in (sizes > 0).T.tolist()]
+    # (A learned token, or a mark, does not change.)
+    return all(part is NoPart.UNKNOWN or codes.get(part, ()) == ones
+               for part, ones in zip(axis.parts, has_moved, strict=True))  # fmt: skip
 
 
 def _first_of_each(claims: Mapping[str, ClaimedAxes]) -> dict[str, ClaimedAxes]:

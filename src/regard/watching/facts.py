@@ -315,11 +315,13 @@ def _later(call: Observed, kind: MaskKind, seen: RowSpans) -> float | None:
     if not kind.ahead:
         return 0.0
     weights, (queries, keys) = call.map, call.map.shape[-2:]
-    places, parts = torch.arange(keys, device=weights.device), []
+    # (Made before the blocks: small tensors between large ones keep glibc from using the memory of the last block.)
+    places = torch.arange(keys, device=weights.device)
+    found = torch.empty(weights.shape[:-1], dtype=weights.dtype, device=weights.device)
     for rows in ranges(queries, fitting(CHUNK_ELEMENTS, math.prod(weights.leading) * keys)):
         later = places > (torch.arange(rows.start, rows.stop, device=weights.device) + kind.offset)[:, None]
-        parts.append((weights.block(rows, range(keys)) * later).sum(-1))
-    return _mean(call, seen, torch.cat(parts, -1))
+        found[..., rows.start : rows.stop] = (weights.block(rows, range(keys)) * later).sum(-1)
+    return _mean(call, seen, found)
 
 
 def _percent(share: float) -> str:

@@ -215,11 +215,7 @@ def _moved(positions: Tensor | None, before: Tensor | None) -> Tensor | None:
 
 
 def _codes(parts: Sequence[Any]) -> dict[Any, tuple[int, ...]]:
-    """Codes of as many ones each, by the places of the ones: what moves with two parts has more ones than any.
-
-    >>> _codes("abcde")
-    {'a': (0, 1), 'b': (0, 2), 'c': (0, 3), 'd': (1, 2), 'e': (1, 3)}
-    """
+    """Codes of as many ones each, by the places of the ones: what moves with two parts has more ones than any."""
     digits = next(n for n in itertools.count(1) if comb(n, (n + 1) // 2) >= len(parts))
     return dict(zip(parts, itertools.combinations(range(digits), (digits + 1) // 2), strict=False))
 

@@ -59,11 +59,11 @@ class Around(NamedTuple):
     begin: Callable[[Subject], Subject] = Subject.fresh
 
 
-as_it_is, written_out = Around(), Around(Subject.eager)
+plain, written_out = Around(), Around(Subject.eager)
 
 
 def as_they_are(
-    rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0, around: Around = as_it_is
+    rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, width: int = 0, around: Around = plain
 ) -> Way:
     def run(subject: Subject) -> SubjectRun:
         with around.state(subject):

@@ -22,10 +22,10 @@ from regard.watching.checks.differences import (
     Same,
     Way,
     are_equal,
-    as_it_is,
     as_they_are,
     in_training,
     loss_of,
+    plain,
     written_out,
 )
 from regard.watching.checks.finding import Finding, Reason, Severity
@@ -151,7 +151,7 @@ class PromisedTrials:
         if not subject.causal or subject.ahead is None:
             return
         ways: list[tuple[str, Sequence[Sample], Side, Around]] = [
-            (f",{said}" if said else "", rows, side, as_it_is) for said, rows, side in self.forms()
+            (f",{said}" if said else "", rows, side, plain) for said, rows, side in self.forms()
         ]
         if not self.has_norms:
             ways.append((", in training", [subject.rows.long], "right", in_training))
@@ -166,7 +166,7 @@ class PromisedTrials:
             self._prefix(subject.rows.long)
 
     def _looks_ahead(
-        self, rows: Sequence[Sample], place: int, says: str, side: Side = "right", around: Around = as_it_is
+        self, rows: Sequence[Sample], place: int, says: str, side: Side = "right", around: Around = plain
     ) -> bool:
         changed = [self.subject.changed(rows[0], slice(place, None)), *rows[1:]]
         before, after = (as_they_are(one, side=side, around=around) for one in (rows, changed))

@@ -16,9 +16,9 @@ from regard.watching.checks.differences import (
     Same,
     Way,
     are_equal,
-    as_it_is,
     as_they_are,
     in_training,
+    plain,
     written_out,
 )
 from regard.watching.checks.finding import Checked, Finding
@@ -162,11 +162,10 @@ class Trials(PromisedTrials):
 
     def _eager(self) -> None:
         for said, batch, side in self.forms():
-            kernel, written = (as_they_are(batch, side=side, around=one) for one in (as_it_is, written_out))
+            kernel, written = (as_they_are(batch, side=side, around=one) for one in (plain, written_out))
             with self.trying(f"eager{said}"):
                 # (A model of transformers may pool a place of padding, for which its kernels give no common result.)
-                pools = said and is_huggingface_model(self.subject.model)
-                of = self.subject.sequences if pools else (None,)
+                of = self.subject.sequences if said and is_huggingface_model(self.subject.model) else (None,)
                 same = [Same(number, number, of=one) for number in range(len(batch)) for one in of]
                 says = EAGER.format(said and f" of a batch{said}")
                 if self.unless_rounding("kernel and eager", says, Promise(kernel, written, same)):

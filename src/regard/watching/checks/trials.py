@@ -67,10 +67,13 @@ class Trials(PromisedTrials):
             self.found.append(Finding("not finite", "error", says))
             return
         with self.trying("the same inputs after other calls"):
-            self._after_others(subject)
-            if not are_equal(first, again := alone(subject)):
-                subject.keeps_state, after = True, Way(alone.run, begin=self._after_others)
-                is_found = self.unless_rounding("cache", STATE, Promise(alone, after, is_exact=True))
+            if are_equal(first, again := alone(subject)):
+                self._after_others(subject)
+                again = alone(subject)
+            if not are_equal(first, again):
+                subject.keeps_state = True
+                after = (Way(alone.run, begin=one) for one in (self._after_itself, self._after_others))
+                is_found = self.unless_rounding("cache", STATE, *(Promise(alone, one, is_exact=True) for one in after))
                 # (Such calls may leave the state that they found, as a memory of the last four.)
                 if not is_found and (change := largest_difference(first.output, again.output)) > MOVED:
                     self.found.append(Finding("cache", "error", STATE, numbers={"difference": change}))
@@ -82,10 +85,14 @@ class Trials(PromisedTrials):
             self._infer_causality()
             self._compare()
 
+    def _after_itself(self, subject: Subject) -> Subject:
+        own = subject.fresh()
+        own.run([own.rows.long])
+        return own
+
     def _after_others(self, subject: Subject) -> Subject:
         """The subject after a call with this sequence, one with another, and one with a longer one."""
-        own, rows = subject.fresh(), self.subject.rows
-        own.run([rows.long])
+        own, rows = self._after_itself(subject), self.subject.rows
         with suppress(Exception):  # of a model of one length
             own.run([rows.other])
             own.run([own.made(2 * len(rows.long[own.ahead or ""]))])

@@ -68,7 +68,7 @@ def check(
     ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
     >>> x = torch.randn(2, 6, 4)
     >>> check(Model(), x)
-    Model: 1 layer, 6 questions, 3 trials, nothing found; whether it is causal is not known: tell causal=
+    Model: 1 layer, 6 questions, 4 trials, nothing found; whether it is causal is not known: tell causal=
     >>> {finding.reason for finding in check(Model(), x, causal=True)}
     {'future'}
     >>> class Port(nn.Module):

@@ -201,7 +201,7 @@ class RunTrace(FollowedRun):
         axes = [axis for axis in self.axes.get(place, ()) if axis[0] < x.dim()]
         prints = torch.clone if place[1] and not place[0][0] else _product  # (The next call may write to results.)
         along = tuple(one for of in axes if of[1] != ROWS for one in self._along(x, *of, prints))
-        whole = None if along or x.numel() > 1 << 20 else float(_product(x.reshape(1, -1)).sum())
+        whole = None if along or x.numel() > MOST_VALUES else float(_product(x.reshape(1, -1)).sum())
         if not along and (0, ROWS, 1) in axes and len(x) == self.rows and x.numel():
             rows = x.reshape(1, self.rows, -1)
             along = (AxisPrints(ROWS, prints(rows), rows.shape[-1]),)
@@ -229,8 +229,8 @@ class RunTrace(FollowedRun):
         return along * 2 if not axis and len(along) == 1 else along
 
 
-HIDDEN = 1e30
-"""From here on, a number in a mask stands for infinity."""
+HIDDEN, MOST_VALUES = 1e30, 1 << 20
+"""From where on a number in a mask stands for infinity; the most values of a tensor without positions that count."""
 
 
 def _is_plain(x: Tensor) -> bool:

@@ -343,21 +343,12 @@ def test_the_map_is_the_output_for_the_identity_as_values(name: str) -> None:
     length = 40
     values = torch.eye(length)[None, :, None].expand(2, -1, 3, -1)
     given = given_for(name, length, values)
-    with home_of(name, KERNELS[name][0]) as layer, regard.watch(layer) as seen:
+    with home_of(name, KERNELS[name][0]) as layer, regard.watch(layer, verify=True) as seen:
         output = layer(given)
     output = output[0] if isinstance(output, tuple) else output
     torch.testing.assert_close(seen["", 0].dense(), by_time(output), rtol=0, atol=1e-6)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", FLA)
-def test_functions_of_fla_by_their_names(name: str) -> None:
-    given = given_for(name, 7)
-    with home_of(name, FLA[name][0]) as layer, regard.watch(layer, verify=True) as seen:
-        output = layer(given)[0]
     assert seen.calls[0].error < 1e-5
-    torch.testing.assert_close(seen["", 0] @ by_time(given["v"]), by_time(output), rtol=0, atol=1e-5)
-    assert "fla's" in str(seen.report())
+    assert ("fla's" in str(seen.report())) == (name in FLA)
 
 
 BAD: dict[str, tuple[str, Callable[[Any], Any], str]] = {

@@ -279,18 +279,6 @@ def test_what_was_not_seen_is_said() -> None:
     assert repr(seen) == "Seen(Two: 1 map of 1 module)"
 
 
-OddAttention = module(
-    lambda m, x: torch.sigmoid(x @ x.mT * m.scale) @ x, lambda: {"scale": nn.Parameter(torch.ones(()))}
-)
-"""Attends by a formula that no reader observes."""
-
-
-def test_a_module_that_attends_out_of_sight_is_reported() -> None:
-    model = nn.Sequential(Attend(), OddAttention())
-    seen = watching(model)(x())
-    assert seen.report().mixers == (("1", "products of activations with each other"),)
-
-
 def test_calls_outside_the_model_are_counted() -> None:
     model, other = Two(), Two()
     with torch.no_grad(), regard.watch(model) as seen:

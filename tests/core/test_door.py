@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.errors import ArgumentError, BackendError, RegardError, ShapeError
+from regard.errors import ArgumentError, BackendError, ShapeError
 from regard.kernels import BACKENDS
 
 ONES = torch.ones
@@ -35,13 +35,6 @@ ONES = torch.ones
 def test_wrong_tensors_are_named(query: Any, key: Tensor, value: Tensor, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         regard.attention(query, key, value)
-
-
-def test_batches_broadcast() -> None:
-    q, k = torch.randn(5, 1, 2, 3, 4), torch.randn(1, 6, 2, 7, 4)
-    output = regard.attention(q, k, k)
-    assert output.shape == (5, 6, 2, 3, 4)
-    torch.testing.assert_close(output[3, 2], regard.attention(q[3, 0], k[0, 2], k[0, 2]))
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0, float("nan")])
@@ -151,15 +144,3 @@ def test_nested_and_sparse_tensors_are_refused_with_what_to_do(grad: bool, monke
             regard.attention(dense, dense, dense, mask=mask)
         with pytest.raises(ShapeError, match="lengths must be dense"):
             regard.attention(dense, dense, dense, mask=regard.lengths(torch.tensor([3, 5]).to_sparse()))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda q: regard.causal(7.5), "must be a whole number.*got float: 7.5"),  # type: ignore[arg-type]
-        (lambda q: regard.map_of(q, q).save("not_there/map.safetensors"), "not_there/map.safetensors"),
-    ],
-)
-def test_a_wrong_type_or_place_is_an_error_of_regard(call: Callable[[Tensor], Any], message: str) -> None:
-    with pytest.raises(RegardError, match=message):
-        call(torch.randn(1, 4, 8))

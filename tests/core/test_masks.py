@@ -51,6 +51,7 @@ def test_drawings_name_the_combination() -> None:
     ("mask", "message"),
     [
         (torch.ones(2, 3), r"torch.float32; a float tensor goes in as bias="),
+        (torch.tensor([1, 2]), r"valid lengths go in as lengths\(\.\.\.\)"),
         ("causal", r"got str"),
         (torch.ones(3, 2, dtype=torch.bool), r"or be 2-D \(2, 3\); got \(3, 2\)"),
         (torch.ones(2, 2, 3, dtype=torch.bool), r"got \(2, 2, 3\)"),

@@ -1,7 +1,6 @@
 """What torch keeps private: all of it is there, and what is not there is named in one sentence."""
 
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,18 +55,6 @@ def test_a_name_that_is_gone_is_told_in_one_sentence(place: str, use: str) -> No
     wanted = f"torch {torch.__version__} has no {place}, which regard {regard.__version__} needs: it was tested with"
     assert done.stdout.startswith(wanted), done.stderr
     assert f"pip install torch=={torch_private.NEWEST}" in done.stdout
-
-
-def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("tyro", reason="the command line comes with the extra `train`")
-    (tmp_path / "pairs.tsv").write_text("one\teins\ntwo\tzwei\n", encoding="utf-8")
-    command = ["train", "--data", str(tmp_path / "pairs.tsv"), "--out", str(tmp_path / "run"), "--steps", "1"]
-    gone = "import torch\ndel torch._C._functorch.peek_interpreter_stack\n"
-    done = run_code(f"{gone}from regard.cli.main import run_command\nraise SystemExit(run_command({command}))")
-    assert done.returncode == 2, done.stderr
-    line = done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-    assert "has no torch._C._functorch.peek_interpreter_stack" in line
 
 
 class Torchs:

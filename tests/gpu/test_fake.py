@@ -123,21 +123,6 @@ def test_every_backward(dtype: torch.dtype, capability: tuple[int, int]) -> None
                 forward_and_backward(kernel, dtype, t, s, width, groups)
 
 
-def test_the_schemas_and_the_answers_that_we_name() -> None:
-    """How many answers each operator has, which are what, and that a gradient of a mask is not asked for."""
-    aten = torch.ops.aten
-    answers = {
-        aten._scaled_dot_product_flash_attention: 9,
-        aten._scaled_dot_product_flash_attention_backward: 3,
-        aten._scaled_dot_product_efficient_attention: 4,
-        aten._scaled_dot_product_efficient_attention_backward: 4,
-        aten._scaled_dot_product_cudnn_attention: 9,
-    }
-    for operator, count in answers.items():
-        schema = operator.default._schema
-        assert len(schema.returns) == count, schema
-
-
 @pytest.mark.parametrize("queries", [37, 64])
 def test_the_log_sum_exp_of_every_kernel_as_a_watch_reads_it(queries: int) -> None:
     """A model may run cuDNN's kernel, whose log-sum-exp has one more dimension, or none if no gradient is wanted."""

@@ -185,16 +185,6 @@ def test_a_signal_within_a_finalizer_ends_the_work_too(monkeypatch: pytest.Monke
     is_told_to_end.set()
 
 
-def test_the_work_of_a_library_returns_and_raises() -> None:
-    assert in_background(lambda: 7) == 7
-    with pytest.raises(DataError, match="no text"):
-        in_background(partial(_raise, DataError("no text")))
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
 COMMANDS = {
     "evaluate": ("--beam", "1", "--engine", "regard", "--data"),
     "align": ("--data",),

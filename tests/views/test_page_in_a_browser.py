@@ -167,7 +167,7 @@ def test_a_translation_is_exported_as_pairs_and_free_words_are_counted(tab: Tab)
 
 
 def test_every_query_whose_strongest_key_is_a_token_is_found(tab: Tab) -> None:
-    """Of a map whose weights are not all carried; the heads in the order of a number."""
+    """Of a map whose weights are not all carried."""
     weights = causal(200, heads=3, seed=5)
     dense = weights.dense()
     words = [f"w{n % 50}" for n in range(200)]
@@ -176,16 +176,10 @@ def test_every_query_whose_strongest_key_is_a_token_is_found(tab: Tab) -> None:
     assert made.carried[0].exact == 0
     strongest = dense[1].argmax(-1)
     key = int(strongest.mode().values)
-    tab.show(made.text, f"heads=1&key={key}&sort=induction")
-    found = tab.run("""
-      const order = [...root.querySelectorAll(".thumb")].map((one) => Number(one.dataset.head));
-      return { text: reading().text, order };""")
+    found = tab.show(made.text, f"heads=1&key={key}").run("return reading().text;")
     lookers = (strongest == key).nonzero().ravel().tolist()
     assert len(lookers) > 1
-    assert f"strongest key of {len(lookers)} queries: {', '.join(map(str, lookers))}" in found["text"]
-    tokens = torch.arange(200) % 50
-    score = regard.watching.head_table([weights], ids=tokens)["induction"][0]
-    assert found["order"] == score.argsort(descending=True).tolist()
+    assert f"strongest key of {len(lookers)} queries: {', '.join(map(str, lookers))}" in found
 
 
 def test_what_is_not_carried_is_drawn_and_said_so(tab: Tab) -> None:

@@ -54,7 +54,7 @@ PARTS = {
     "maps": "maps/test_map_statistics.py maps/test_map_gradients.py maps/test_idioms.py",
     "inspection": "inspection/test_watch.py inspection/test_watch_multi_head.py inspection/test_watch_gradients.py",
     "transformers": "inspection/test_huggingface.py inspection/test_huggingface_enable.py",
-    "models": "models/test_transformer.py models/test_rnn.py models/test_steps.py models/test_properties.py",
+    "models": "models/test_transformer.py models/test_rnn.py models/test_steps.py",
     "training": "training/test_loop.py storage/test_other_systems.py",
 }
 """The parts of the table and their files under tests."""

@@ -128,28 +128,13 @@ def _additive(score: Any, query: Tensor, key: Tensor) -> Tensor:
     return hidden.tanh() @ score.vector.double()
 
 
-def _cosine(score: Any, query: Tensor, key: Tensor) -> Tensor:
-    norms = query.norm(dim=-1)[..., :, None] * key.norm(dim=-1)[..., None, :]
-    return _per_head(score.temperature, query) * (query @ key.mT) / norms
-
-
 FORMULAS: dict[type, Callable[[Any, Tensor, Tensor], Tensor]] = {
     regard.ScaledDot: lambda score, q, k: q @ k.mT * (1.0 if score.scale else q.shape[-1] ** -0.5),
     regard.Additive: _additive,
-    regard.Cosine: _cosine,
-    regard.Bilinear: lambda score, q, k: q @ score.weight.double() @ k.mT,
-    regard.SoftCapped: lambda score, q, k: 1.5 * (q @ k.mT / 1.5).tanh(),
     regard.call.scores.Gaussian: lambda score, q, k: -(_distance(q, k) ** 2) / (2 * _per_head(score.width, q) ** 2),
-    regard.call.scores.Laplacian: lambda score, q, k: -_distance(q, k) / _per_head(score.width, q),
-    regard.call.scores.Boxcar: lambda score, q, k: (_distance(q, k) < score.width).double().log(),
-    regard.call.scores.Epanechnikov: lambda score, q, k: (
-        (1 - (_distance(q, k) / _per_head(score.width, q)) ** 2).clamp_min(0).log()
-    ),
-    regard.call.scores.Triangular: lambda score, q, k: (1 - _distance(q, k) / score.width).clamp_min(0).log(),
-    regard.call.scores.Constant: lambda score, q, k: 0 * (q @ k.mT),
     FunctionType: lambda score, q, k: -(q[..., :, None, :] - k[..., None, :, :]).abs().sum(-1),
 }
-"""Each score's formula in float64, for key heads already repeated."""
+"""The formulas of some scores in float64, for key heads already repeated; `tests.fuzz.core.scores` has one of each."""
 
 ROUNDING: set[type] = {regard.Additive}
 """Scores that project the vectors in the input's dtype, as any linear layer does: bf16 weights differ more by that."""

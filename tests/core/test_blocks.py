@@ -16,7 +16,6 @@ from torch.testing import assert_close
 import regard
 from regard.call.biases import Shaw
 from regard.call.biases.relative import diagonal_sums
-from regard.call.masks import strided
 from regard.call.normalizations import Normalization, Softmax, Softpick
 from regard.call.scores.base import ScaledDot
 from regard.errors import BackendError
@@ -150,26 +149,6 @@ def test_joined_blocks_are_the_dense_mask(mask: regard.Mask, batch: int) -> None
     assert_close(found.output, expected.output, rtol=0, atol=1e-12)
     for one, other in zip(ours, theirs, strict=True):
         assert_close(one, other, rtol=1e-9, atol=1e-11)
-
-
-@given(st.data())
-def test_covers_and_is_relative_say_what_the_predicate_says(data: st.DataObject) -> None:
-    masks = (
-        regard.causal(), regard.causal(-2), regard.window(3), regard.window(5, side="both"), strided(2),
-        regard.lengths(torch.tensor([9])), regard.padding(torch.arange(12)[None] != 5), documents_of(5, 3, 4),
-        regard.blocks(torch.tensor([[True, True, False], [False, True, True], [True, True, True]]), 4),
-    )  # fmt: skip
-    one, other = data.draw(st.sampled_from(masks)), data.draw(st.sampled_from(masks))
-    how = data.draw(st.sampled_from(["alone", "and", "or", "not"]))
-    mask = {"alone": one, "and": one & other, "or": one | other, "not": ~one}[how]
-    sizes = regard.call.shapes.Sizes((1,), 1, 1, 12, 12, True)
-    bound, dense = mask.bind(sizes, torch.device("cpu")), mask.dense(sizes).expand(1, 1, 12, 12)[0, 0]
-    starts = [data.draw(st.integers(0, 11)) for _ in range(2)]
-    rows, columns = (range(start, data.draw(st.integers(start + 1, 12))) for start in starts)
-    if bound.covers(rows, columns):
-        assert dense[rows.start : rows.stop, columns.start : columns.stop].all()
-    if bound.is_relative():
-        assert all(len(set(dense.diagonal(d).tolist())) == 1 for d in range(-11, 12))
 
 
 def test_diagonal_sums_are_those_of_torch() -> None:

@@ -14,11 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard.call import shapes
-from regard.errors import NonFiniteError, OverwrittenError, ShapeError, TooLargeError
+from regard.errors import NonFiniteError, OverwrittenError, ShapeError
 from regard.functional import Attended
 from regard.kernels import fused_plan
 from regard.maps.sources.call import source_of_call
 from tests.core.random_calls import DTYPES, Case, cases
+from tests.fuzz.core.masks import random_mask
+from tests.fuzz.core.parts import Sides
+from tests.fuzz.drawing import Covering
 
 
 @pytest.fixture
@@ -59,44 +62,15 @@ def test_a_cache_changes_no_bit(dtype: torch.dtype, case: Case) -> None:
     assert_same(*first_and_third(*case.tensors(), **case.options()))
 
 
-MASKS: dict[str, Any] = {
-    "none": lambda: None,
-    "causal": regard.causal,
-    "causal(0)": lambda: regard.causal(0),
-    "causal(-1)": lambda: regard.causal(-1),
-    "causal(2)": lambda: regard.causal(2),
-    "window": lambda: regard.window(3),
-    "wider window": lambda: regard.window(4),
-    "window and causal": lambda: regard.window(4) & regard.causal(0),
-    "not a window": lambda: ~regard.window(1),
-    "strided": lambda: regard.call.masks.strided(2),
-    "wider strides": lambda: regard.call.masks.strided(3),
-    "prefix": lambda: regard.prefix(3),
-    "lengths": lambda: regard.lengths(torch.tensor([3, 9])),
-    "other lengths": lambda: regard.lengths(torch.tensor([9, 8])),
-    "all keys": lambda: regard.lengths(torch.tensor([9, 9])),
-    "no key": lambda: regard.lengths(torch.tensor([0, 4])),
-    "both": lambda: regard.causal() & regard.lengths(torch.tensor([9, 2])),
-    "window and lengths": lambda: regard.window(3) & regard.lengths(torch.tensor([9, 2])),
-    "per query": lambda: regard.lengths(torch.arange(18).view(2, 9), per_query=True),
-    "offsets": lambda: regard.causal(torch.tensor([0, 2])),
-    "other offsets": lambda: regard.causal(torch.tensor([3, 1])),
-    "windows": lambda: regard.window(3, offset=torch.tensor([0, 2])),
-    "padding": lambda: regard.padding(torch.arange(18).view(2, 9) % 3 > 0),
-}
-
-
 @pytest.mark.parametrize("keys", [9, 11])
 def test_masks_of_every_kind_after_one_another(keys: int) -> None:
     """Each in the wake of all others, so that a decision of one of them could be taken for another."""
-    q, k, v = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
-    if keys > 9:
-        k, v = (torch.cat([t, t[:, :, :2]], 2) for t in (k, v))
-    for name, make in [*MASKS.items(), *reversed(MASKS.items())]:
-        if keys > 9 and name in ("padding",):
-            continue
-        output, weights = regard.attention(q, k, v, mask=make(), return_weights=True)
-        expected = regard.attention(q, k, v, mask=make(), return_weights=True, backend="reference")
+    sides, counts = Sides((2,), 4, 2, 9, keys, 8, 8, True), dict[Any, list[int]]()
+    drawn = [random_mask(Covering(counts, seed), sides).mask for seed in range(40)]
+    q, k, v = torch.randn(2, 4, 9, 8), torch.randn(2, 2, keys, 8), torch.randn(2, 2, keys, 8)
+    for mask in [*drawn, *reversed(drawn)]:
+        output, weights = regard.attention(q, k, v, mask=mask, return_weights=True)
+        expected = regard.attention(q, k, v, mask=mask, return_weights=True, backend="reference")
         torch.testing.assert_close(output, expected.output, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(weights.dense(), expected.weights.dense(), atol=1e-5, rtol=1e-5)
 
@@ -188,31 +162,6 @@ def test_errors_are_those_of_a_first_call() -> None:
             regard.attention(q, q, q, mask=regard.lengths(torch.tensor([1, 2, 3])))
         with pytest.raises(ShapeError, match="same length"):
             regard.attention(q, q, q[:, :, :3])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("mask", [None, regard.causal(0), regard.lengths(torch.tensor([7, 3]))], ids=str)
-@pytest.mark.parametrize("groups", [4, 2])
-def test_all_weights_of_a_short_call_are_those_of_a_block_and_keep_its_promises(mask: Any, groups: int) -> None:
-    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, groups, 7, 8)
-    for _ in range(2):
-        weights = regard.attention(q, k, k, mask=mask, return_weights=True).weights
-    dense, keys = weights.dense(), k.repeat_interleave(4 // groups, 1)
-    assert torch.equal(dense, weights.block(range(5), range(7)))
-    scores = (q.double() @ keys.double().mT) / 8**0.5
-    if mask is not None:
-        allowed = torch.ones(2, 1, 5, 7, dtype=torch.bool).tril() if "causal" in str(mask) else None
-        scores = scores.masked_fill(
-            ~(torch.arange(7) < mask.valid.view(2, 1, 1, 1) if allowed is None else allowed), -torch.inf
-        )
-    assert torch.allclose(dense.double(), scores.softmax(-1), atol=1e-6)
-    cost = 2 * 4 * 5 * 7 * 4
-    assert weights.dense(limit_bytes=cost).shape == (2, 4, 5, 7)
-    with pytest.raises(TooLargeError, match="above the limit"):
-        weights.dense(limit_bytes=cost - 1)
-    k.zero_()
-    with pytest.raises(OverwrittenError, match="the keys"):
-        weights.dense()
 
 
 @torch.no_grad()

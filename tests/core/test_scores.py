@@ -8,7 +8,6 @@ from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, BackendError, ShapeError
-from tests import each_once
 
 
 @pytest.mark.parametrize("backend", ["tiled", "reference"])
@@ -138,48 +137,6 @@ def test_the_cosine_of_a_short_or_long_vector_is_a_number(size: float, dtype: to
     weights = regard.attention(x, x, x, score=regard.Cosine(3.0), return_weights=True).weights.dense()
     unit = torch.nn.functional.normalize(x.double(), dim=-1)
     torch.testing.assert_close(weights.double(), (3 * unit @ unit.mT).softmax(-1), rtol=0, atol=3e-2)
-
-
-MASKS = {
-    "causal": regard.causal(),
-    "causal(0)": regard.causal(0),
-    "causal, one offset a sequence": regard.causal(torch.tensor([0, 2])),
-    "causal & lengths": regard.causal() & regard.lengths(torch.tensor([2, 5])),
-    "window": regard.window(2),
-    "window, one offset a sequence": regard.window(2, offset=torch.tensor([0, 2])),
-    "none": None,
-}
-
-
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize(
-    ("factor", "lengths", "dtype"),
-    each_once([-1.0, -0.3, 0.0, 0.5], [(6, 6), (3, 6), (6, 3)], [torch.float32, torch.float64]),
-)
-def test_any_factor_is_as_the_reference_has_it(
-    mask: regard.Mask | None, factor: float, lengths: tuple[int, int], dtype: torch.dtype
-) -> None:
-    queries, keys = lengths
-    q = torch.randn(2, 2, queries, 4, dtype=dtype, requires_grad=True)
-    k = torch.randn(2, 2, keys, 4, dtype=dtype, requires_grad=True)
-    v, x = torch.randn(2, 2, keys, 3, dtype=dtype), torch.randn(2, 2, queries, 3, dtype=dtype)
-    score = regard.ScaledDot(factor)
-    output, weights = regard.attention(q, k, v, score=score, mask=mask, return_weights=True)
-    expected, reference = regard.attention(q, k, v, score=score, mask=mask, return_weights=True, backend="reference")
-    dense = reference.dense()
-    pairs = [
-        (output, expected),
-        (weights.dense(), dense),
-        (weights.received(), dense.sum(-2)),
-        (weights.mT @ x, dense.mT @ x),
-        (weights.average().received(), dense.mean(1, keepdim=True).sum(-2).view_as(weights.average().received())),
-        (weights.entropy(), -torch.special.xlogy(dense, dense).sum(-1)),
-    ]
-    for got, wanted in pairs:
-        torch.testing.assert_close(got, wanted, atol=2e-6, rtol=2e-5)
-    weigh = torch.randn_like(output)
-    for got, wanted in zip(*(torch.autograd.grad(o, (q, k), weigh) for o in (output, expected)), strict=True):
-        torch.testing.assert_close(got, wanted, atol=2e-6, rtol=2e-5)
 
 
 @pytest.mark.parametrize(("heads", "queries", "keys"), [(2, 2, 1), (4, 5, 3), (4, 1, 3), (1, 5, 3)])

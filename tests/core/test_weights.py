@@ -99,35 +99,6 @@ def test_a_block_takes_what_an_index_takes(weights: Any) -> None:
             weights.block(wrong, range(2))
 
 
-def near(query: Tensor, key: Tensor) -> Tensor:
-    scores = query @ key.mT
-    return scores.masked_fill(torch.cdist(query, key) > 1.0, -torch.inf)
-
-
-@pytest.mark.parametrize(
-    "score",
-    [regard.call.scores.Boxcar(), regard.call.scores.Epanechnikov(), regard.call.scores.Triangular(), near],
-    ids=["box", "square", "hat", "own"],
-)
-@pytest.mark.parametrize("is_short", [True, False])
-def test_a_query_that_no_key_is_near_has_zeros_without_a_mask(score: Any, is_short: bool) -> None:
-    queries, keys = (3, 4) if is_short else (70, 90)
-    k = torch.rand(2, 2, keys, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    q = k[..., :queries, :] + 0.01
-    q[:, 1, 1] = 9.0
-    output, weights = regard.attention(q, k, k, score=score, return_weights=True)
-    dense = weights.dense()
-    torch.testing.assert_close(dense @ k, output)
-    for read in (dense, weights[0], weights[0, 1], weights[:, 1, 1], weights.block(range(1, 2), range(2))):
-        numbers = read if isinstance(read, Tensor) else read.dense()
-        assert bool(numbers.isfinite().all())
-    assert not dense[:, 1, 1].any()
-    assert bool((dense.sum(-1) > 0.99).logical_not().sum() == 2)
-    assert not weights.entropy()[:, 1, 1].any()
-    assert bool((weights.top_keys(2).indices[:, 1, 1] == -1).all())
-    torch.testing.assert_close(weights.received(), dense.sum(-2))
-
-
 @given(case=cases())
 def test_it_is_the_map_of_the_call(case: Case) -> None:
     options = case.options()

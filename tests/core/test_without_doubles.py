@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import regard
-from regard.maps.attention_map import AttentionMap
 from regard.nn import MultiHeadAttention
 from regard.nn.embeddings import sinusoidal
 from regard.tensors import memory
+from tests.maps.test_map_indices import QUESTIONS as OF_A_MAP
 
 
 class NoDoubles(TorchDispatchMode):
@@ -53,23 +53,14 @@ def test_attention_and_its_gradients(name: str, backend: Any) -> None:
     assert q.grad is not None
 
 
-STATISTICS: dict[str, Any] = {
-    "entropy": AttentionMap.entropy,
-    "top_p_count": lambda weights: weights.top_p_count(0.9),
-    "distance": AttentionMap.distance,
-    "received": AttentionMap.received,
-    "spans": lambda weights: weights.spans(keys=[(0, 2), (1, 40)], queries=[(0, 5), (5, 40)]),
-    "pooled": lambda weights: weights.pooled(2, 2),
-}
-
-
-@pytest.mark.parametrize("name", STATISTICS)
-def test_statistics(name: str) -> None:
-    q, k = torch.randn(1, 2, 40, 4), torch.randn(1, 2, 40, 4)
-    expected = STATISTICS[name](regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights)
+@pytest.mark.parametrize(("ask", "tail"), OF_A_MAP.values(), ids=OF_A_MAP)
+def test_statistics(ask: Any, tail: tuple[int, ...]) -> None:
+    q, k, x = torch.randn(1, 2, 40, 4), torch.randn(1, 2, 40, 4), torch.randn(40, 4)
+    expected = ask(regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights, x)
     with NoDoubles():
         weights = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
-        torch.testing.assert_close(STATISTICS[name](weights), expected)
+        torch.testing.assert_close(ask(weights, x), expected)
+        weights.spans(keys=[(0, 2), (1, 40)], queries=[(0, 5), (5, 40)])
 
 
 def test_positions_and_the_largest_logit() -> None:

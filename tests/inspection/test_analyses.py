@@ -113,17 +113,6 @@ def test_tokens_are_strings_and_ids_are_their_numbers() -> None:
             torch.testing.assert_close(ours[column], theirs[column], rtol=0, atol=0)
 
 
-def test_a_head_that_looks_up_what_came_last_time_has_an_induction_of_1() -> None:
-    tokens = torch.randperm(20).repeat(2)
-    target = torch.where(torch.arange(40) >= 20, torch.arange(40) - 19, 0)
-    q, k = 30.0 * torch.eye(40)[target], 30.0 * torch.eye(40)
-    weights = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
-    table = head_table(weights, ids=tokens)
-    assert table["induction"].item() == pytest.approx(1.0, abs=1e-4)
-    assert table["previous"].item() < 0.1
-    assert head_table(weights, ids=torch.arange(40))["induction"].isnan().all()
-
-
 def test_a_model_of_our_own_by_its_parts() -> None:
     from regard.models import Transformer, TransformerConfig
 

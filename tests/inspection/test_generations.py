@@ -1,6 +1,5 @@
 """The steps of generations, joined: each against the same model's own eager weights of the whole sequence at once."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -129,17 +128,6 @@ def test_a_token_of_padding_may_have_a_key_of_zeros(prompt: list[int], written: 
         same(seen.joined(path).dense(), at_once[path].dense())
 
 
-def test_recurrent_gemma() -> None:
-    settings = {
-        **LLAMA, "num_hidden_layers": 3, "num_key_value_heads": 1, "attention_window_size": 4, "lru_width": 32,
-    }  # fmt: skip
-    family, inputs = Family("RecurrentGemmaForCausalLM", settings), tokens(None)
-    ids, seen = generated(family.build(), inputs)
-    (path,) = names_of(seen)
-    at_once = watching(family.build())(ids[:, :-1])
-    same(seen.joined(path).dense(), at_once[path].dense())
-
-
 @pytest.mark.parametrize("name", ["mistral", "gpt-oss"])
 def test_statistics_alone_are_joined_at_the_same_places(name: str) -> None:
     what = regard.Summarize("received", "entropy", "top_key", "top_keys", "distance", k=3)
@@ -153,17 +141,9 @@ def test_statistics_alone_are_joined_at_the_same_places(name: str) -> None:
         torch.testing.assert_close(joined.distance(), (expected * apart).sum(-1), rtol=0, atol=1e-4)
 
 
-def test_a_prompt_in_pieces_and_a_watch_that_begins_in_the_middle() -> None:
-    family, ids = FAMILIES["mistral"], tokens(None, 14)["input_ids"]
-    expected = whole(family, {"input_ids": ids[:, :1]}, torch.cat([ids, ids[:, :1]], 1))
-    model: Any = family.build()
-    cache = transformers.DynamicCache(config=model.config)
-    with torch.no_grad(), regard.watch(model) as seen:
-        for a, b in ((0, 5), (5, 9), (9, 12), (12, 13), (13, 14)):
-            model(ids[:, a:b], past_key_values=cache)
-    for path, truth in zip(names_of(seen), expected, strict=True):
-        same(seen.joined(path).dense(), truth)
-    model = FAMILIES["llama"].build()
+def test_a_watch_that_begins_in_the_middle() -> None:
+    model: Any = FAMILIES["llama"].build()
+    ids = tokens(None, 14)["input_ids"]
     cache = transformers.DynamicCache(config=model.config)
     with torch.no_grad():
         model(ids[:, :6], past_key_values=cache)
@@ -256,27 +236,6 @@ def test_two_calls_a_step_of_other_keys() -> None:
         stop = torch.tensor([4, 4, 4, 4, 5, 6, 9, 9, 9])
         truth = scores.masked_fill(keys >= stop[:, None], -torch.inf).softmax(-1)
         torch.testing.assert_close(joined.dense(), truth, rtol=0, atol=1e-5)
-
-
-def test_two_segments_of_whisper_are_two_maps() -> None:
-    model: Any = dataclasses.replace(FAMILIES["whisper"], model="WhisperForConditionalGeneration").build()
-    model.generation_config.no_timestamps_token_id = 40
-    model.generation_config.max_initial_timestamp_index = 5
-    sound = torch.randn(1, 8, 40, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad(), regard.watch(model) as seen:
-        model.generate(
-            sound, attention_mask=torch.ones(1, 40, dtype=torch.long), return_timestamps=True, max_new_tokens=6,
-            do_sample=False, pad_token_id=0, condition_on_prev_tokens=False,
-        )  # fmt: skip
-    for part in ("decoder.layers.1.self_attn", "decoder.layers.1.encoder_attn"):
-        (path,) = names_of(seen, part)
-        with pytest.raises(ShapeError, match="sequences, not one"):
-            seen.joined(path)
-        maps = seen.generations(path)
-        assert len(maps) > 1
-        assert sum(one.shape[-2] for one in maps) == len(seen.calls_of(path))
-        for one in maps:
-            torch.testing.assert_close(one.dense().sum(-1), torch.ones(one.shape[:-1]))
 
 
 class Rounded(transformers.DynamicCache):
@@ -491,12 +450,3 @@ def test_two_ends_of_one_beginning_are_two_maps() -> None:
     assert (first.shape[-2:], second.shape[-2:]) == ((9, 9), (8, 8))
     assert torch.equal(first.dense()[..., :5, :8], second.dense()[..., :5, :])
     assert torch.equal(second.dense()[..., 5:, :], seen["", 2].dense())
-
-
-def test_calls_of_one_module_at_several_depths_are_told_apart() -> None:
-    x = torch.randn(2, 2, 2, 7, 4)
-    with torch.no_grad(), regard.watch(Cached()) as seen:
-        for a, b in ((0, 4), (4, 5), (5, 7)):
-            for depth in x:
-                seen.modules[""](depth[:, :, a:b], depth[:, :, :b])
-    assert [one.shape[-2:] for one in seen.generations("")] == [(7, 7)] * 2

@@ -97,14 +97,6 @@ def test_logits_and_maps_are_those_of_eager(name: str, context: type[Any]) -> No
         assert all(isinstance(m, Causal | Padding | Window) for m in (() if mask is None else mask.factors()))
 
 
-def test_a_query_of_padding_is_zero() -> None:
-    model = enabled("gpt2, left")
-    with torch.no_grad():
-        first = model(**tokens("left"), output_attentions=True).attentions[0].dense()
-    assert (first[1, :, :4] == 0).all()
-    torch.testing.assert_close(first[1, :, 4:].sum(-1), torch.ones(4, LENGTH - 4))
-
-
 def test_maps_are_made_of_grouped_heads_sinks_and_caps() -> None:
     kinds = {}
     for name in ("llama", "gemma2", "gpt-oss", "deepseek-v3"):
@@ -293,9 +285,7 @@ def test_parts_that_do_not_dispatch_are_named() -> None:
     assert repr(enabled) == "Enabled(LlamaForCausalLM; left as they were: BloomForCausalLM)"
 
 
-def test_what_is_not_a_model_of_transformers_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"transformers\.PreTrainedModel or a module around one, got Linear"):
-        regard.huggingface.enable(torch.nn.Linear(2, 2))
+def test_arguments_that_regard_does_not_run_are_refused() -> None:
     q = torch.ones(1, 1, 2, 4)
     with pytest.raises(ArgumentError, match="paged cache"):
         forward(torch.nn.Identity(), q, q, q, None, cache=object())
@@ -313,27 +303,6 @@ def test_a_transformers_without_a_choice_of_attention_is_refused(lacks: str, mon
     with pytest.raises(ArgumentError, match=r"4\.57 or newer, and this is \d.*regard\.watch"):
         regard.huggingface.enable(model)
     assert model.config._attn_implementation == "sdpa"
-
-
-def test_an_enabled_model_is_watched_like_any_other() -> None:
-    model = enabled("llama")
-    with torch.no_grad(), regard.watch(model, verify=True) as seen:
-        outputs = model(**tokens(), output_attentions=True)
-    assert {call.how for call in seen.calls} == {"regard.attention"}
-    for weights, own in zip(seen.maps, outputs.attentions, strict=True):
-        assert torch.equal(weights.dense(), own.dense())
-
-
-def test_a_static_cache_that_is_written_to_later_does_not_change_a_map() -> None:
-    class Layer(torch.nn.Module):
-        is_causal = False
-
-    keys = torch.zeros(1, 1, 3, 4)
-    keys[:] = torch.randn(1, 1, 3, 4)
-    weights = forward(Layer(), torch.randn(1, 1, 2, 4), keys, keys, None)[1]
-    before = weights.dense()
-    keys.zero_()
-    assert torch.equal(weights.dense(), before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.float16])
@@ -363,10 +332,6 @@ def tiny(name: str, kind: str) -> tuple[Any, Any, dict[str, Any]]:
         ("git", "GitModel"),  # pads its mask with zeros, which are to mean "keep"
         ("bridgetower", "BridgeTowerModel"),  # gives no mask where it sees all keys
         ("deepseek_v32", "DeepseekV32Model"),  # gives the keys that an indexer has chosen
-        ("llama", "LlamaModel"),
-        ("t5", "T5Model"),
-        ("gemma2", "Gemma2Model"),
-        ("gpt_oss", "GptOssModel"),
     ],
 )
 def test_outputs_maps_and_gradients_are_those_of_eager(name: str, kind: str) -> None:
@@ -465,7 +430,7 @@ def test_a_model_within_another_module_is_enabled() -> None:
     others = FAMILIES["llama"].build(), FAMILIES["llama"].build()
     with pytest.raises(ArgumentError, match=r"got Around with 2 of them \(\w+, \w+\) inside: enable each of them"):
         regard.huggingface.enable(Around(*others))
-    with pytest.raises(ArgumentError, match=r"got Linear with none inside$"):
+    with pytest.raises(ArgumentError, match=r"a module around one, got Linear with none inside$"):
         regard.huggingface.enable(nn.Linear(2, 2))
 
 

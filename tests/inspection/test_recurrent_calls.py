@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.errors import ArgumentError, NotSeenError, OverwrittenError, ShapeError
+from regard.errors import ArgumentError, ShapeError
 from regard.models import DecoderOnly, DecoderOnlyConfig
 from regard.watching import head_table, rollout
 from regard.watching.kept.kept_recurrence import Factored, KeptRecurrence, RecurrentRebuilding, Shared
@@ -193,22 +193,6 @@ def test_our_own_layers(layers: str) -> None:
     torch.testing.assert_close(steps.joined("layers.0.self_attention").dense(), weights.dense()[..., :8, :8])
 
 
-class Overwriting(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        key = x.clone()
-        output = regard.linear_attention(x, key, x)
-        key.zero_()
-        return output
-
-
-def test_factors_that_are_written_to_later_are_noticed() -> None:
-    model, x = Overwriting(), torch.randn(1, 2, 5, 4)
-    with regard.watch(model) as seen, torch.no_grad():
-        model(x)
-    with pytest.raises((OverwrittenError, NotSeenError), match="the keys of"):
-        seen["", 0].dense()
-
-
 @pytest.mark.parametrize("finish", [None, lambda rebuilt, count: 2 * rebuilt])
 def test_any_row_of_a_recurrence_is_proved(finish: Any) -> None:
     """A late row is rebuilt of one head, and a fault there is found by the rows that are drawn."""
@@ -343,21 +327,12 @@ def test_the_map_is_the_output_for_the_identity_as_values(name: str) -> None:
     length = 40
     values = torch.eye(length)[None, :, None].expand(2, -1, 3, -1)
     given = given_for(name, length, values)
-    with home_of(name, KERNELS[name][0]) as layer, regard.watch(layer) as seen:
+    with home_of(name, KERNELS[name][0]) as layer, regard.watch(layer, verify=True) as seen:
         output = layer(given)
     output = output[0] if isinstance(output, tuple) else output
     torch.testing.assert_close(seen["", 0].dense(), by_time(output), rtol=0, atol=1e-6)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", FLA)
-def test_functions_of_fla_by_their_names(name: str) -> None:
-    given = given_for(name, 7)
-    with home_of(name, FLA[name][0]) as layer, regard.watch(layer, verify=True) as seen:
-        output = layer(given)[0]
     assert seen.calls[0].error < 1e-5
-    torch.testing.assert_close(seen["", 0] @ by_time(given["v"]), by_time(output), rtol=0, atol=1e-5)
-    assert "fla's" in str(seen.report())
+    assert ("fla's" in str(seen.report())) == (name in FLA)
 
 
 BAD: dict[str, tuple[str, Callable[[Any], Any], str]] = {

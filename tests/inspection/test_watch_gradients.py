@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import regard
-from regard.errors import ArgumentError, GradientError, NotSeenError, OverwrittenError
+from regard.errors import ArgumentError, GradientError, NotSeenError
 from regard.maps.attention_map import AttentionMap
 from tests.inspection.test_watch import MASKS, TRIL, Attend, B, D, H, T, Two, dense, x
 from tests.largest import Largest
@@ -432,23 +432,6 @@ def test_a_generation_has_no_gradient_of_its_own() -> None:
         seen.joined("").gradient()
     with pytest.raises(GradientError):
         seen["", 1].gradient()
-
-
-def test_values_that_the_model_overwrites_are_noticed() -> None:
-    class Overwrites(Attend):
-        def forward(self, x: Tensor, **settings: Any) -> Tensor:
-            with torch.no_grad():
-                q, k, v = (t.clone() for t in self.vectors(x))
-                output = F.scaled_dot_product_attention(q, k, v)
-                v.zero_()
-            return output
-
-    model = Overwrites()
-    seen = watching(model, context=nullcontext, values=True)(x())
-    with pytest.raises(OverwrittenError, match="the values of"):
-        seen["", 0].value_norms()
-    seen = watching(model, context=nullcontext, values=True, copy=True)(x())
-    assert float(seen["", 0].value_norms().received().sum()) > 0
 
 
 @pytest.mark.parametrize("options", [{"grad": True}, {"values": True, "gradients": True},

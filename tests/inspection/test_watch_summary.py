@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -120,6 +121,7 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
     seen = watching(model, keep=EVERYTHING)(inputs)
     kept, weights = seen[""], whole[""]
     torch.testing.assert_close(kept.received("mean"), weights.received("mean"))
+    torch.testing.assert_close(kept.sum(-2), weights.received())
     torch.testing.assert_close(kept.top_keys(2).values, weights.top_keys(2).values)
     assert torch.equal(kept.top_keys(2).indices, weights.top_keys(2).indices)
     assert kept.top_keys(3).indices.dtype == kept.top_keys(1).indices[..., 0].dtype == torch.int64
@@ -143,6 +145,8 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
     "read",
     [
         lambda m: m.dense(),
+        np.asarray,
+        lambda m: m.mean(1).entropy(),
         lambda m: m[0, 0, 3],
         lambda m: m[..., 1, :],
         lambda m: m[..., torch.tensor([0]), torch.tensor([0])],

@@ -39,16 +39,6 @@ def test_the_output_the_weights_and_the_state_are_those_of_the_loop(drawn: Given
     close(ours.weights.mT @ same, weights.mT, 1e-9)
 
 
-@given(recurrences(lengths=(1, 5, 64, 65, 129), dtype=torch.float32))
-@settings(max_examples=40)
-def test_float32(drawn: Given) -> None:
-    output, weights, _ = step_by_step(drawn)
-    ours = regard.linear_attention(*drawn[:3], **drawn.options, return_weights=True)
-    assert ours.output.dtype == ours.weights.dtype == torch.float32
-    close(ours.output, output, 1e-5)
-    close(ours.weights.dense(), weights, 1e-5)
-
-
 @given(recurrences(lengths=FEW), st.data())
 @settings(max_examples=60)
 def test_parts_and_statistics_are_those_of_the_dense_weights(drawn: Given, data: st.DataObject) -> None:
@@ -248,31 +238,3 @@ def test_bad_input_is_refused_in_a_sentence(name: str) -> None:
     parts, options, error, said = BAD[name]
     with pytest.raises(error, match=said):
         regard.linear_attention(*parts, **options)
-
-
-def test_transformers_gated_delta_rule() -> None:
-    theirs = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
-    length, heads = 130, 4
-    q, k, v = (torch.randn(2, length, n, 8) for n in (2, 2, heads))
-    k = torch.nn.functional.normalize(k, dim=-1)
-    # (Their chunks take differences of sums of g, which lose digits where gates close.)
-    g, beta = -torch.rand(2, length, heads) / 10, torch.rand(2, length, heads)
-    ours, weights = regard.linear_attention(
-        *(x.transpose(1, 2) for x in (q, k, v)), decay=g.mT, beta=beta.mT, removal="delta", return_weights=True
-    )
-    identity = torch.eye(length)[:, None].expand(2, length, heads, length)
-    for function in (theirs.torch_recurrent_gated_delta_rule, theirs.torch_chunk_gated_delta_rule):
-        close(ours, function(q, k, v, g=g, beta=beta)[0].transpose(1, 2), 1e-6)
-        close(weights.dense(), function(q, k, identity, g=g, beta=beta)[0].transpose(1, 2), 1e-6)
-
-
-def test_transformers_kimi_delta_attention() -> None:
-    theirs = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
-    q, k, v = torch.randn(3, 2, 70, 3, 8).unbind()
-    k = torch.nn.functional.normalize(k, dim=-1)
-    g, beta = -torch.rand(2, 70, 3, 8), torch.rand(2, 70, 3)
-    ours = regard.linear_attention(
-        *(x.transpose(1, 2) for x in (q, k, v)), decay=g.transpose(1, 2), beta=beta.mT, removal="delta"
-    )
-    exact = theirs.recurrent_kimi_delta_attention(q, k, v, g, beta, None, False)[0]
-    close(ours, exact.transpose(1, 2), 1e-6)

@@ -14,6 +14,7 @@ from regard.call.shapes import Sizes
 from regard.errors import ArgumentError, ShapeError
 from tests import each_once
 from tests.core.random_calls import Case, cases
+from tests.maps import dense_maps
 
 MASKS = {
     "none": None,
@@ -21,12 +22,7 @@ MASKS = {
     "causal and lengths, one of 0": regard.causal() & regard.lengths(torch.tensor([0, 20])),
     "window": regard.window(5),
 }
-NORMALIZATIONS = {
-    "softmax": regard.Softmax(),
-    "sink": regard.SoftmaxWithSink(0.3),
-    "sigmoid": regard.Sigmoid(-0.5),
-    "sparsemax": regard.Sparsemax(),
-}
+NORMALIZATIONS = {name: dense_maps.NORMALIZATIONS[name] for name in ("softmax", "sink", "sigmoid", "sparsemax")}
 SIZES = Sizes((2,), 4, 2, 37, 41, True)
 
 
@@ -117,6 +113,9 @@ def test_random_spans_of_a_map_of_many_tiles(data: st.DataObject) -> None:
         torch.testing.assert_close(weights.spans(keys, queries).double(), expected, rtol=0, atol=1e-5)
 
 
+NO_WHOLE_NUMBERS = [[(0.5, 2)], [("1", "2")], ["12"], torch.tensor([[0.0, 2.0]]), torch.tensor([0, 2]), 5]
+
+
 @pytest.mark.parametrize(
     ("spans", "said"),
     [
@@ -125,11 +124,13 @@ def test_random_spans_of_a_map_of_many_tiles(data: st.DataObject) -> None:
         ([(-1, 2)], r"\(-1, 2\)"),
         ([5], "a pair"),
         ([], "at least one span"),
+        *((one, "whole numbers|list of pairs") for one in NO_WHOLE_NUMBERS),
     ],
 )
 def test_spans_that_do_not_fit(spans: Any, said: str) -> None:
-    with pytest.raises(ShapeError, match=said):
-        example(None, regard.Softmax())[0].spans(keys=spans)
+    for name in ("keys", "queries"):
+        with pytest.raises(ShapeError, match=said if name == "keys" else "."):
+            example(None, regard.Softmax())[0].spans(**{name: spans})
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS.values(), ids=NORMALIZATIONS)
@@ -169,13 +170,3 @@ def test_a_part_of_maps_of_one_head_is_multiplied() -> None:
     weights, x = regard.attention(q, q, q, return_weights=True).weights, torch.randn(5, 3)
     torch.testing.assert_close(weights[:, 0] @ x, weights.dense()[:, 0] @ x)
     torch.testing.assert_close(weights[0][0] @ x, weights.dense()[0, 0] @ x)
-
-
-@pytest.mark.parametrize(
-    "spans", [[(0.5, 2)], [("1", "2")], ["12"], torch.tensor([[0.0, 2.0]]), torch.tensor([0, 2]), 5]
-)
-def test_spans_that_are_no_whole_numbers(spans: Any) -> None:
-    weights, _, _ = example(None, regard.Softmax())
-    for name in ("keys", "queries"):
-        with pytest.raises(ShapeError, match=r"whole numbers|list of pairs"):
-            weights.spans(**{name: spans})

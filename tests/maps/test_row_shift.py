@@ -78,14 +78,6 @@ def in_window(dense: Tensor) -> Tensor:
     return (dense * ((before >= 0) & (before < 4))).sum(-1)
 
 
-@pytest.mark.parametrize("backend", [None, "tiled", "reference"])
-@pytest.mark.parametrize("shape", [(B, H, T, S), (B, 1, T, S), (T, S), (B, 1, 1, S)], ids=str)
-def test_any_shape_of_bias_by_any_backend(shape: tuple[int, ...], backend: Any) -> None:
-    query, key, value, bias = inputs(-1e9, shape)
-    weights = regard.attention(query, key, value, bias=bias, backend=backend, return_weights=True).weights
-    close(weights.dense(), written_out(query, key, bias, None), 2e-6)
-
-
 def test_float64_where_it_too_has_no_digits_left() -> None:
     query, key, value, bias = (one.double() for one in inputs(-1e30))
     weights = regard.attention(query, key, value, bias=bias, return_weights=True).weights

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from regard.errors import ArgumentError, NotKeptError, TooLargeError
+from regard.errors import ArgumentError, TooLargeError
 from tests.maps.dense_maps import bins, distances
 from tests.maps.test_idioms import LAZY, idioms, made, said
 
@@ -160,18 +160,6 @@ def test_arithmetic_gives_what_is_stored() -> None:
     for found in (one + array, one - array, one * array, 2 * one, one - one, np.float32(0.5) * one):
         assert not isinstance(found, regard.AttentionMap)
         assert torch.as_tensor(found).shape == one.shape
-
-
-def test_only_statistics_were_kept() -> None:
-    model = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
-    with torch.no_grad(), regard.watch(model, keep=regard.Summarize("received")) as seen:
-        model(*[torch.randn(1, 5, 8)] * 3)
-    kept = seen.maps[0]
-    torch.testing.assert_close(kept.sum(-2), kept.received())
-    with pytest.raises(NotKeptError):
-        kept.mean(1).entropy()
-    with pytest.raises(NotKeptError):
-        np.asarray(kept)
 
 
 def test_the_dtype_of_answers() -> None:

@@ -141,6 +141,9 @@ def test_every_parameter_learns(changes: dict[str, Any]) -> None:
     model(source, lengths, target).square().sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
     assert all(p.grad.isfinite().all() for p in model.parameters())
+    expected, half = model(source, lengths, target), model.bfloat16()(source, lengths, target)
+    assert half.dtype == torch.bfloat16
+    assert (half.double() - expected).abs().max() < 0.05 * expected.abs().max()
 
 
 def test_dropout_only_in_training() -> None:

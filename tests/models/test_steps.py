@@ -7,17 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 import regard
 from regard.call.rotary import rotary
 from regard.models import DecoderOnly, DecoderOnlyConfig, Transformer, TransformerConfig
 from regard.nn import DifferentialAttention, LatentAttention, Mamba2
-from regard.tasks.generation import Beam
 from regard.tensors.guards import KeptPlace
 from tests import each_once
 from tests.operators import operators_of
-from tests.searches import beam_search, greedy
+from tests.searches import greedy
 
 VOCAB, BOS, EOS = 31, 1, 2
 LENGTHS = torch.tensor([7, 0, 4, 7])
@@ -134,50 +132,6 @@ def test_gradients_go_through_the_steps(family: str, kind: Any) -> None:
         assert (ours is None) == (right is None)
         if ours is not None:
             torch.testing.assert_close(ours, right, rtol=0, atol=1e-10)
-
-
-class LowRank(nn.Module):
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(9)
-        self.up, self.down = (
-            nn.Parameter(0.5 * torch.randn(size, 1, dtype=weight.dtype, generator=generator)) for size in weight.shape
-        )
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight + self.up @ self.down.T
-
-
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_searches_follow_hooks_and_parametrised_weights(family: str, size: int) -> None:
-    """They are put on and taken off between two searches: nothing is remembered."""
-    model = untrained(family, {})
-    limits: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS, "max_steps": 8}
-    layers = model.layers if family == "decoder" else model.decoder
-
-    def searched() -> list[Any]:
-        if size == 1:
-            return greedy(model, SOURCE, LENGTHS, **limits)
-        return [best[0] for best in beam_search(model, SOURCE, LENGTHS, beam=Beam(size, length_penalty=0), **limits)]
-
-    plain = searched()
-    hook = layers[1].feed_forward.register_forward_hook(lambda module, args, output: 2 * output + 1)
-    attention, up = layers[0].self_attention, layers[0].feed_forward.up
-    for module, name in ((attention.in_weights, "0"), (attention.out, "weight"), (up, "weight")):
-        parametrize.register_parametrization(module, name, LowRank(getattr(module, name)))
-    changed = searched()
-    assert all(abs(one.score - other.score) > 1e-3 for one, other in zip(changed, plain, strict=True))
-    for row, one in enumerate(changed):
-        tokens = torch.tensor([[BOS, *one.tokens[:-1]]])
-        gains = in_one_pass(model, torch.tensor([row]), tokens)[0].log_softmax(-1)
-        assert one.score == pytest.approx(
-            float(gains[torch.arange(len(one.tokens)), one.tokens].sum().detach()), abs=1e-5
-        )
-    hook.remove()
-    for module, name in ((attention.in_weights, "0"), (attention.out, "weight"), (up, "weight")):
-        parametrize.remove_parametrizations(module, name, leave_parametrized=False)
-    assert [(one.tokens, one.score) for one in searched()] == [(one.tokens, one.score) for one in plain]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -123,12 +123,16 @@ def test_every_variant_trains_and_decodes_alike(changes: dict[str, Any]) -> None
     logits.square().sum().backward()
     assert logits.shape == (BATCH, TARGET, TARGET_VOCAB)
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+    assert model.max_length == changes.get("max_length")
     model.eval()
     state, expected = model.start(source, lengths), model(source, lengths, target)
     for t in range(TARGET):
         step, alignment, state = model.step(state, target[:, t])
         torch.testing.assert_close(step, expected[:, t], rtol=0, atol=1e-10)
         torch.testing.assert_close(alignment.dense().sum(-1), torch.ones(BATCH, 3, 1).double(), rtol=0, atol=1e-10)
+    half = model.bfloat16()(source, lengths, target)
+    assert half.dtype == torch.bfloat16
+    assert (half.double() - expected).abs().max() < 0.05 * expected.abs().max()
 
 
 def test_tied_and_shared_matrices_are_one_parameter() -> None:
@@ -192,21 +196,6 @@ def test_shared_embeddings_need_one_vocabulary() -> None:
     config = dataclasses.replace(TINY, shared_embeddings=True)
     with pytest.raises(ArgumentError, match="one vocabulary, got sizes 13 and 17"):
         Transformer(config, source_vocab_size=13, target_vocab_size=17)
-
-
-def test_learned_positions_have_an_end() -> None:
-    model = make(positions="learned", max_length=6)
-    assert (model.max_length, make().max_length) == (6, None)
-    source, lengths, target = inputs()
-    with pytest.raises(ArgumentError, match="up to 6 tokens, got a sequence that reaches 7"):
-        model(source, lengths, target)
-    with pytest.raises(ArgumentError, match="reaches 7"):
-        model.start(source, lengths)
-    state = model.start(source[:, :6], lengths.clamp(max=6))
-    for _ in range(6):
-        _, _, state = model.step(state, target[:, 0])
-    with pytest.raises(ArgumentError, match="reaches 7"):
-        model.step(state, target[:, 0])
 
 
 @pytest.mark.usefixtures("as_installed")

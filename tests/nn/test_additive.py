@@ -46,14 +46,6 @@ def test_equals_the_formula(valid: list[int], seed: int) -> None:
                 torch.testing.assert_close(weights[b, i], row, rtol=0, atol=1e-12)
 
 
-def test_projected_once_is_projected_inside() -> None:
-    module = AdditiveAttention(3, 7, 11)
-    query, memory = torch.randn(2, 2, 3), torch.randn(2, 5, 7)
-    mask = regard.lengths(torch.tensor([3, 5]))
-    once = module.attend(query, module.project(memory), memory, mask=mask)
-    assert torch.equal(once, module(query, memory, mask=mask))
-
-
 def test_the_value_is_the_key_unless_given() -> None:
     module = AdditiveAttention(3, 7, 11)
     query, key = torch.randn(2, 2, 3), torch.randn(2, 5, 7)

@@ -13,31 +13,18 @@ from torch.nn.functional import log_softmax
 from tests.conftest import Call
 
 pytest.importorskip("transformers")
-from tests.tasks.test_pretrained import SMALL, TEXT, byte_level, save
+from tests.tasks.test_pretrained import make_bart
+from tests.tasks.test_pretrained_text import make_gpt2
 
-LINES = ["!!!", '"#!" $', "the cat!"]
 PAIRS = [("!!! the", '"!"'), ("#", "!!!!"), ("the cat $", "$")]
-
-
-def tokenizer_of(special: list[str]) -> Any:
-    backend = byte_level(TEXT, 280)
-    backend.add_special_tokens(special)
-    assert [backend.id_to_token(n) for n in range(4)] == ["!", '"', "#", "$"]
-    return backend
 
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel
 
-    folder, backend = tmp_path_factory.mktemp("gpt2"), tokenizer_of(["<|endoftext|>"])
-    backend.save(str(folder / "tokenizer.json"))
-    end = backend.token_to_id("<|endoftext|>")
-    model: Any = GPT2LMHeadModel(
-        GPT2Config(vocab_size=end + 1, n_positions=24, n_embd=16, n_layer=2, n_head=2, bos_token_id=end,
-                   eos_token_id=end)
-    )  # fmt: skip
-    save(model, folder)
+    folder = make_gpt2(tmp_path_factory.mktemp("gpt2"))
+    model: Any = GPT2LMHeadModel.from_pretrained(folder)
     with torch.no_grad():  # it likes to write `!`
         model.transformer.ln_f.bias.fill_(1.0)
         model.transformer.wte.weight[0] = 1.0
@@ -47,38 +34,13 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tokenizers import processors
-    from transformers import BartConfig, BartForConditionalGeneration
+    from transformers import BartForConditionalGeneration
 
-    folder, backend = tmp_path_factory.mktemp("bart"), tokenizer_of(["<s>", "<pad>", "</s>"])
-    begin, pad, end = (backend.token_to_id(mark) for mark in ("<s>", "<pad>", "</s>"))
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", begin), ("</s>", end)]
-    )
-    backend.save(str(folder / "tokenizer.json"))
-    model = BartForConditionalGeneration(BartConfig(
-        **SMALL, vocab_size=end + 1, pad_token_id=pad, bos_token_id=begin, eos_token_id=end,
-        decoder_start_token_id=end, forced_eos_token_id=None,
-    ))  # fmt: skip
-    model.final_logits_bias[0, 0] = 4.0
-    save(model, folder)
+    folder = make_bart(tmp_path_factory.mktemp("bart"))
+    model = BartForConditionalGeneration.from_pretrained(folder)
+    model.final_logits_bias[0, 0] = 9.0
+    model.save_pretrained(folder)
     return folder
-
-
-def of_lines(folder: Path, lines: list[str]) -> list[tuple[float, int]]:
-    """The log-probability of each line and the number of its tokens, by transformers, one by one."""
-    import transformers
-    from tokenizers import Tokenizer
-
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    found = []
-    for line in lines:
-        ids = torch.tensor([model.config.bos_token_id, *tokenizer.encode(line).ids])
-        with torch.no_grad():
-            logs = log_softmax(model(ids[None]).logits[0].double(), -1)
-        found.append((float(logs[:-1].gather(-1, ids[1:, None]).sum()), len(ids) - 1))
-    return found
 
 
 def of_pairs(folder: Path, pairs: list[tuple[str, str]]) -> list[tuple[float, int]]:
@@ -97,35 +59,12 @@ def of_pairs(folder: Path, pairs: list[tuple[str, str]]) -> list[tuple[float, in
     return found
 
 
-def table(out: str) -> dict[str, str]:
-    return {name: value for name, value, *_ in (line.split("\t") for line in out.splitlines())}
-
-
-def test_a_text_is_evaluated_to_the_last_token(gpt2: Path, call: Call, tmp_path: Path) -> None:
-    (data := tmp_path / "text.txt").write_text('!!\n#"!\n')
-    status, out, _ = call("evaluate", str(gpt2), "--data", str(data), "--device", "cpu")
-    ((expected, tokens),) = of_lines(gpt2, ['!!\n#"!\n'])
-    assert status == 0
-    assert int(table(out)["tokens"]) == tokens
-    assert float(table(out)["loss"]) == pytest.approx(-expected / tokens, abs=1e-4)
-
-
 def test_a_text_is_written_and_shown(gpt2: Path, call: Call, tmp_path: Path) -> None:
     written = call("generate", str(gpt2), "!#", "--max-tokens", "6", "--top-k", "1", "--device", "cpu")
     assert (written[0], written[1].strip()) == (0, "!#!!!!!!")
     status, out, _ = call("view", str(gpt2), "!#", "--terminal", "--device", "cpu")
     assert status == 0
     assert "#" in out
-
-
-def test_pairs_are_evaluated_to_the_end_mark(bart: Path, call: Call, tmp_path: Path) -> None:
-    (data := tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
-    expected = of_pairs(bart, PAIRS)
-    status, out, _ = call("evaluate", str(bart), "--data", str(data), "--device", "cpu")
-    assert status == 0
-    assert float(table(out)["loss"]) == pytest.approx(
-        -sum(a for a, _ in expected) / sum(n for _, n in expected), abs=1e-4
-    )
 
 
 def test_a_vocabulary_without_padding_counts_the_end_mark(bart: Path, tmp_path: Path) -> None:

@@ -99,18 +99,20 @@ def byte_level(text: Sequence[str], vocab_size: int, *special: str) -> Any:
 
 
 def make_bart(folder: Path) -> Path:
-    """As a BART folder: byte-level BPE in a tokenizer.json, with marks before and after a text."""
+    """As a BART folder: byte-level BPE, whose ids 0 to 3 are ordinary text, with marks before and after a text."""
     from tokenizers import processors
     from transformers import BartConfig, BartForConditionalGeneration
 
-    backend = byte_level(TEXT, 300, "<s>", "<pad>", "</s>", "<unk>")
+    backend = byte_level(TEXT, 300)
+    backend.add_special_tokens(["<s>", "<pad>", "</s>"])
+    begin, pad, end = (backend.token_to_id(mark) for mark in ("<s>", "<pad>", "</s>"))
     backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+        single="<s> $A </s>", special_tokens=[("<s>", begin), ("</s>", end)]
     )
     backend.save(str(folder / "tokenizer.json"))
     config = BartConfig(
-        **SMALL, vocab_size=backend.get_vocab_size(), pad_token_id=1, bos_token_id=0, eos_token_id=2,
-        decoder_start_token_id=2, forced_eos_token_id=None,
+        **SMALL, vocab_size=end + 1, pad_token_id=pad, bos_token_id=begin, eos_token_id=end,
+        decoder_start_token_id=end, forced_eos_token_id=None,
     )  # fmt: skip
     save(BartForConditionalGeneration(config), folder)
     return folder
@@ -179,32 +181,32 @@ def marian_tokenizer(folder: Path) -> Any:
     return make(*(str(folder / name) for name in names), separate_vocabs=separate)
 
 
-# The maker of a folder, its tokenizer, the class of its model, its end mark, and lines of its own.
-THERE: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any], str, int, list[str]]] = {
-    "marian": (make_marian, marian_tokenizer, "MarianMTModel", 0, [">>fra<< the old cat"]),
+# The maker of a folder, its tokenizer, the class of its model, and lines of its own.
+THERE: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any], str, list[str]]] = {
+    "marian": (make_marian, marian_tokenizer, "MarianMTModel", [">>fra<< the old cat"]),
     "marian, separate": (
-        lambda folder: make_marian(folder, separate=True), marian_tokenizer, "MarianMTModel", 0, [">>fra<< the old cat"]
+        lambda folder: make_marian(folder, separate=True), marian_tokenizer, "MarianMTModel", [">>fra<< the old cat"]
     ),
     "bart": (
         make_bart, lambda folder: fast_tokenizer(folder, bos_token="<s>", pad_token="<pad>"),
-        "BartForConditionalGeneration", 2, [],
+        "BartForConditionalGeneration", ['!!! "#" $'],
     ),
     "t5": (
         make_t5, lambda folder: fast_tokenizer(folder, pad_token="<pad>", unk_token="<unk>"),
-        "T5ForConditionalGeneration", 1, [],
+        "T5ForConditionalGeneration", [],
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", THERE)
 def test_a_folder_translates_as_it_does_there(name: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    make, tokenizer_of, model_class, end, more = THERE[name]
+    make, tokenizer_of, model_class, more = THERE[name]
     folder, lines = make(tmp_path), [*SENTENCES, *more]
     tokenizer = tokenizer_of(folder)
     recwarn.clear()  # Marian's recommends a package
     ids, expected = translated_by_theirs(folder, tokenizer, model_class, lines)
     translator = Translator.load(folder, device="cpu")
-    assert [[*one, end] for one in translator.source_tokenizer.encode_batch(lines)] == ids
+    assert [[*one, tokenizer.eos_token_id] for one in translator.source_tokenizer.encode_batch(lines)] == ids
     for ours, theirs in zip(translator.translate(lines, beam=Beam(1)), expected, strict=True):
         assert len(theirs) > 3
         assert ours.text[:40] == theirs.strip().replace("<unk>", "\ufffd")[:40]  # theirs stops at its positions
@@ -222,7 +224,7 @@ def test_the_loss_is_theirs(name: str, request: pytest.FixtureRequest) -> None:
     assert isinstance(translator.model, Downloaded)
     translator.model.banned = ()  # their loss knows none
     end, total, count = translator.target_tokenizer.marks.end_id, 0.0, 0
-    pairs = list(zip(SENTENCES, ["THE OLD CAT", "A", "WE SEE", "TREES AND TREES"], strict=True))
+    pairs = list(zip(SENTENCES, ["THE OLD CAT", "A", "!!! WE SEE!", "TREES AND TREES"], strict=True))
     for source, target in pairs:
         inputs, labels = (
             torch.tensor([[*side.encode_batch([text])[0], end]])

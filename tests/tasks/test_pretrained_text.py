@@ -18,14 +18,16 @@ TEXT = ["a small cat sees the old house", "the house sees a cat", "Zürich sees 
 
 
 def make_gpt2(folder: Path) -> Path:
+    """Byte-level BPE, whose ids 0 to 3 are `!`, `"`, `#` and `$`."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    backend = byte_level(TEXT, 280, "<|endoftext|>")
+    backend = byte_level(TEXT, 280)
+    backend.add_special_tokens(["<|endoftext|>"])
     backend.save(str(folder / "tokenizer.json"))
+    end = backend.token_to_id("<|endoftext|>")
     config = GPT2Config(
-        vocab_size=backend.get_vocab_size() + 3, n_positions=24, n_embd=16, n_layer=2, n_head=2, bos_token_id=0,
-        eos_token_id=0,
-    )  # fmt: skip
+        vocab_size=end + 4, n_positions=24, n_embd=16, n_layer=2, n_head=2, bos_token_id=end, eos_token_id=end
+    )
     save(GPT2LMHeadModel(config), folder)
     return folder
 
@@ -99,12 +101,13 @@ def test_scores_are_theirs(name: str, folders: dict[str, Path]) -> None:
 
     writer = LanguageModel.load(folders[name], device="cpu")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folders[name]).eval()
-    ids = writer.language.row(["the old cat", "sees"]).tokens
+    text = ['!! "the" old #cat', "sees!"]
+    ids = writer.language.row(text).tokens
     assert ids[0] == writer.language.begin_id
     with torch.no_grad():
         loss = theirs(torch.tensor([ids]), labels=torch.tensor([ids])).loss
-    found = writer.evaluate(["the old cat", "sees"])
-    assert (found.tokens, found.text_bytes) == (len(ids) - 1, len("the old cat\nsees\n"))
+    found = writer.evaluate(text)
+    assert (found.tokens, found.text_bytes) == (len(ids) - 1, len("\n".join(text)) + 1)
     assert found.loss == pytest.approx(float(loss), abs=1e-4)
     assert [one.shape[0] for one in writer.attend("the old cat").maps.values()] == [2, 2]
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, TorchVersionError
 from regard.nn import LearnedPositions, TokenEmbedding
 from regard.tasks import train_translation
-from regard.tasks.training.checkpoints import flatten_optimizer, unflatten_optimizer
 from regard.tasks.training.fit_config import cosine, inverse_square_root
 from regard.tasks.training.metrics import bleu, chrf, exact_match
 from regard.tasks.training.optimizers import adamw, muon, parameter_groups
@@ -108,21 +107,6 @@ def test_a_torch_without_muon_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(TorchVersionError, match="has no Muon"):
         train_translation(config)
     assert not config.out.exists()
-
-
-def test_muon_goes_on_from_its_state() -> None:
-    whole, parted = small_model(), small_model()
-    one = muon(whole)
-    first = muon(parted)
-    some_steps(whole, one, seed=1)
-    some_steps(parted, first, seed=1)
-    kept = flatten_optimizer(first.state_dict())
-    assert {name.rpartition(":")[2] for name in kept} == {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}
-    second = muon(parted)
-    second.load_state_dict(unflatten_optimizer(kept, second.state_dict(), source=Path("here")))
-    some_steps(whole, one, seed=2)
-    some_steps(parted, second, seed=2)
-    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(parted), strict=True))
 
 
 def test_several_optimizers_take_one_closure_and_call_hooks_once() -> None:

@@ -34,17 +34,13 @@ def _sink(drawn: Drawn, sides: Sides) -> Norm:
         return softmax_of(scores, sink.reshape(-1, 1, 1) if sink.dim() else sink.reshape(1, 1, 1))
 
     return Norm(
-        f"SoftmaxWithSink({kind} {number})", lambda t: regard.SoftmaxWithSink(t.get("sink", number)), formula, tensors,
-        is_shifted=False,
-    )  # fmt: skip
+        f"SoftmaxWithSink({kind} {number})", lambda t: regard.SoftmaxWithSink(t.get("sink", number)), formula, tensors
+    )
 
 
 def _sigmoid(drawn: Drawn, sides: Sides) -> Norm:
     shift = drawn.of([0.0, -2.0, 3.0])
-    return Norm(
-        f"Sigmoid({shift})", lambda t: regard.Sigmoid(shift), lambda t, s: torch.sigmoid(s + shift),
-        is_shifted=False,
-    )  # fmt: skip
+    return Norm(f"Sigmoid({shift})", lambda t: regard.Sigmoid(shift), lambda t, s: torch.sigmoid(s + shift))
 
 
 def _support_sum(scores: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,12 +91,10 @@ NORMS: tuple[Callable[[Drawn, Sides], Norm], ...] = (
     _sink,
     _sigmoid,
     lambda drawn, sides: Norm(
-        "Unnormalized", lambda t: regard.call.normalizations.Unnormalized(), lambda t, s: s.exp(), is_shifted=False
+        "Unnormalized", lambda t: regard.call.normalizations.Unnormalized(), lambda t, s: s.exp()
     ),
     lambda drawn, sides: Norm("Sparsemax", lambda t: regard.Sparsemax(), lambda t, s: sparsemax_of(s)),
-    lambda drawn, sides: Norm(
-        "Softpick", lambda t: regard.call.normalizations.Softpick(), lambda t, s: softpick_of(s), is_shifted=False
-    ),
+    lambda drawn, sides: Norm("Softpick", lambda t: regard.call.normalizations.Softpick(), lambda t, s: softpick_of(s)),
     lambda drawn, sides: Norm("Entmax15", lambda t: regard.Entmax15(), lambda t, s: entmax15_of(s)),
 )
 

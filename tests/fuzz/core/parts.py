@@ -55,7 +55,6 @@ class Score:
     is_dot: bool = False
     """Whether it hands the vectors to a bias unchanged."""
     scale: float | None = None
-    is_smooth: bool = True
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,6 @@ class Norm:
     make: Callable[[Tensors], Any]
     formula: Callable[[Tensors, Tensor], Tensor]
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    is_shifted: bool = True
-    """Whether a number added to a whole row changes no weight."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def _additive(drawn: Drawn, sides: Sides) -> Score:
 Kernel = Callable[[Tensor], Tensor]
 
 
-def _kernel(kind: type, log_kernel: Kernel, *, is_smooth: bool = True) -> Callable[[Drawn, Sides], Score]:
+def _kernel(kind: type, log_kernel: Kernel) -> Callable[[Drawn, Sides], Score]:
     def make(drawn: Drawn, sides: Sides) -> Score:
         how = drawn.of(["float", "scalar", "per head"])
         number = drawn.of([1.0, 3.0, 0.3])
@@ -123,7 +123,7 @@ def _kernel(kind: type, log_kernel: Kernel, *, is_smooth: bool = True) -> Callab
 
         return Score(
             f"{kind.__name__}({how} {number})", lambda t: kind(t.get("width", number)),
-            lambda t, q, k: log_kernel(u(t, q, k)), size, tensors, is_smooth=is_smooth,
+            lambda t, q, k: log_kernel(u(t, q, k)), size, tensors,
         )  # fmt: skip
 
     return make
@@ -153,7 +153,7 @@ SCORES: tuple[Callable[[Drawn, Sides], Score], ...] = (
     _additive,
     _kernel(regard.call.scores.Gaussian, lambda u: -u.square() / 2),
     _kernel(regard.call.scores.Laplacian, lambda u: -u),
-    _kernel(regard.call.scores.Boxcar, lambda u: _inside(u, lambda x: 0 * x), is_smooth=False),
+    _kernel(regard.call.scores.Boxcar, lambda u: _inside(u, lambda x: 0 * x)),
     _kernel(regard.call.scores.Epanechnikov, lambda u: _inside(u, lambda x: (1 - x.square()).log())),
     _kernel(regard.call.scores.Triangular, lambda u: _inside(u, lambda x: (1 - x).log())),
     _kernel(regard.call.scores.Constant, lambda u: 0 * u),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.errors import ArgumentError, OverwrittenError
+from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from tests.inspection.test_watch import Attend, Two, x
 from tests.modules import watching
@@ -85,21 +85,6 @@ def test_a_copy_has_the_gradient_that_came(name: str) -> None:
     # A copy that was made earlier was left behind by the backward pass.
     with pytest.raises(ArgumentError, match=r"not kept|does not keep"):
         before.gradient()
-
-
-def test_what_was_overwritten_is_not_copied() -> None:
-    class Overwrites(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            q = x.unflatten(-1, (3, -1)).transpose(1, 2).contiguous()
-            output = nn.functional.scaled_dot_product_attention(q, q, q)
-            q.zero_()
-            return output
-
-    model = Overwrites()
-    seen = watching(model)(x())
-    for way in WAYS.values():
-        with pytest.raises(OverwrittenError, match="the queries of the model itself"):
-            way(seen.maps[0])
 
 
 def test_the_watch_itself_is_bound_to_its_model() -> None:

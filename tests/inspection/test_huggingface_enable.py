@@ -285,9 +285,7 @@ def test_parts_that_do_not_dispatch_are_named() -> None:
     assert repr(enabled) == "Enabled(LlamaForCausalLM; left as they were: BloomForCausalLM)"
 
 
-def test_what_is_not_a_model_of_transformers_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"transformers\.PreTrainedModel or a module around one, got Linear"):
-        regard.huggingface.enable(torch.nn.Linear(2, 2))
+def test_arguments_that_regard_does_not_run_are_refused() -> None:
     q = torch.ones(1, 1, 2, 4)
     with pytest.raises(ArgumentError, match="paged cache"):
         forward(torch.nn.Identity(), q, q, q, None, cache=object())
@@ -334,10 +332,6 @@ def tiny(name: str, kind: str) -> tuple[Any, Any, dict[str, Any]]:
         ("git", "GitModel"),  # pads its mask with zeros, which are to mean "keep"
         ("bridgetower", "BridgeTowerModel"),  # gives no mask where it sees all keys
         ("deepseek_v32", "DeepseekV32Model"),  # gives the keys that an indexer has chosen
-        ("llama", "LlamaModel"),
-        ("t5", "T5Model"),
-        ("gemma2", "Gemma2Model"),
-        ("gpt_oss", "GptOssModel"),
     ],
 )
 def test_outputs_maps_and_gradients_are_those_of_eager(name: str, kind: str) -> None:
@@ -436,7 +430,7 @@ def test_a_model_within_another_module_is_enabled() -> None:
     others = FAMILIES["llama"].build(), FAMILIES["llama"].build()
     with pytest.raises(ArgumentError, match=r"got Around with 2 of them \(\w+, \w+\) inside: enable each of them"):
         regard.huggingface.enable(Around(*others))
-    with pytest.raises(ArgumentError, match=r"got Linear with none inside$"):
+    with pytest.raises(ArgumentError, match=r"a module around one, got Linear with none inside$"):
         regard.huggingface.enable(nn.Linear(2, 2))
 
 

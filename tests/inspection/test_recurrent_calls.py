@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.errors import ArgumentError, NotSeenError, OverwrittenError, ShapeError
+from regard.errors import ArgumentError, ShapeError
 from regard.models import DecoderOnly, DecoderOnlyConfig
 from regard.watching import head_table, rollout
 from regard.watching.kept.kept_recurrence import Factored, KeptRecurrence, RecurrentRebuilding, Shared
@@ -191,22 +191,6 @@ def test_our_own_layers(layers: str) -> None:
         for place in (6, 7):
             state = model.step(state, ids[:, place]).state
     torch.testing.assert_close(steps.joined("layers.0.self_attention").dense(), weights.dense()[..., :8, :8])
-
-
-class Overwriting(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        key = x.clone()
-        output = regard.linear_attention(x, key, x)
-        key.zero_()
-        return output
-
-
-def test_factors_that_are_written_to_later_are_noticed() -> None:
-    model, x = Overwriting(), torch.randn(1, 2, 5, 4)
-    with regard.watch(model) as seen, torch.no_grad():
-        model(x)
-    with pytest.raises((OverwrittenError, NotSeenError), match="the keys of"):
-        seen["", 0].dense()
 
 
 @pytest.mark.parametrize("finish", [None, lambda rebuilt, count: 2 * rebuilt])

@@ -235,11 +235,9 @@ def test_names(names: Any, expected: list[str]) -> None:
 
 @pytest.mark.parametrize("key", [0, None, ("first",), ("first", "0"), ("first", 0.0), ("first", True), (0, "first")])
 def test_what_is_no_key_is_refused(key: Any) -> None:
-    seen = watching(model := Two())(x())
+    seen = watching(Two())(x())
     with pytest.raises(ArgumentError, match=r"takes the path of a module, or \(path, number"):
         seen[key]
-    with pytest.raises(ArgumentError, match="a list of names or a function; got 3"):
-        regard.watch(model, 3)  # type: ignore[arg-type]
 
 
 def test_unknown_names_are_refused_at_the_door() -> None:
@@ -247,8 +245,9 @@ def test_unknown_names_are_refused_at_the_door() -> None:
     no_module: Any = lambda x: x  # noqa: E731
     with pytest.raises(ArgumentError, match="no module of the model is named 'frist'; similar: first"):
         regard.watch(Two(), "frist")
-    with pytest.raises(ArgumentError, match="names must be"):
-        regard.watch(Two(), no_names)
+    for wrong in (3, no_names):
+        with pytest.raises(ArgumentError, match=r"names must be .*a list of names or a function; got"):
+            regard.watch(Two(), wrong)
     with pytest.raises(ArgumentError, match=r"takes a torch\.nn\.Module, got function"):
         regard.watch(no_module)
 

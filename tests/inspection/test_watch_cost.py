@@ -1,6 +1,5 @@
 """Means to keep a watch cheap change nothing: the log-sum-exp of a kernel, modules without frames, late copies."""
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -249,18 +248,6 @@ def test_settings_of_equal_shapes_are_told_apart() -> None:
         model = Projected(scale=scale)
         found = watching(model)(x)[""].dense().double()
         torch.testing.assert_close(found, dense(*model.given, is_causal=True, scale=scale), atol=1e-6, rtol=0)
-
-
-def test_copies_are_kept_by_maps_alone_and_travel() -> None:
-    model = Projected()
-    seen = watching(model)(torch.randn(2, 200, H * D))
-    expected = dense(*model.given, is_causal=True)
-    weights = seen[""]
-    del seen
-    again = pickle.loads(pickle.dumps(weights))
-    watching(model)(torch.randn(2, 200, H * D))  # it must not take their memory
-    for one in (weights, again):
-        torch.testing.assert_close(one.dense().double(), expected, atol=1e-6, rtol=0)
 
 
 def test_other_queries_of_the_same_keys_go_on_with_a_late_call() -> None:

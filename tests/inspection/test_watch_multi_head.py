@@ -209,22 +209,6 @@ def test_our_transformer() -> None:
     assert all(call.error < 1e-6 for call in seen.calls)
 
 
-def test_steps_of_our_decoder_are_named_though_they_are_methods() -> None:
-    model = transformer()
-    source, lengths = torch.randint(1, 13, (3, 7)), torch.tensor([7, 4, 1])
-    tokens = torch.randint(1, 17, (3,))
-    with torch.no_grad(), regard.watch(model) as seen:
-        state = model.start(source, lengths)
-        for _ in range(3):
-            state = model.step(state, tokens).state
-    names = {name for name, _ in seen}
-    own = seen.calls_of("decoder.1.self_attention")
-    assert [m.shape[-1] for m in own] == [1, 2, 3]
-    close(seen.joined("decoder.1.self_attention").dense().sum(-1), torch.ones(3, 3, 3))
-    assert all(name.split(".")[-1] in ("self_attention", "cross_attention") for name in names), names
-    assert not seen.report().missed
-
-
 class SelfAttention(nn.MultiheadAttention):
     def forward(self, *inputs: Any, **settings: Any) -> Any:
         (x,) = inputs

@@ -39,16 +39,6 @@ def test_the_output_the_weights_and_the_state_are_those_of_the_loop(drawn: Given
     close(ours.weights.mT @ same, weights.mT, 1e-9)
 
 
-@given(recurrences(lengths=(1, 5, 64, 65, 129), dtype=torch.float32))
-@settings(max_examples=40)
-def test_float32(drawn: Given) -> None:
-    output, weights, _ = step_by_step(drawn)
-    ours = regard.linear_attention(*drawn[:3], **drawn.options, return_weights=True)
-    assert ours.output.dtype == ours.weights.dtype == torch.float32
-    close(ours.output, output, 1e-5)
-    close(ours.weights.dense(), weights, 1e-5)
-
-
 @given(recurrences(lengths=FEW), st.data())
 @settings(max_examples=60)
 def test_parts_and_statistics_are_those_of_the_dense_weights(drawn: Given, data: st.DataObject) -> None:

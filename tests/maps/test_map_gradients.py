@@ -45,16 +45,6 @@ def test_second_derivatives_where_the_backend_has_them() -> None:
         torch.autograd.grad(read(q, "fused"), q, create_graph=True)
 
 
-def test_a_detached_map_carries_no_gradient() -> None:
-    q = torch.randn(1, 1, 3, 2, requires_grad=True)
-    weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
-    for read in STATISTICS_WITHOUT_SHAPE:
-        assert read(weights).requires_grad
-        assert not read(weights.detach()).requires_grad
-    with torch.no_grad():
-        assert not weights.entropy().requires_grad
-
-
 def test_detached_maps_of_maps_carry_no_gradient_of_their_factors() -> None:
     q, v, d_output = (torch.randn(2, 2, 3, 2, requires_grad=True) for _ in range(3))
     shares = torch.tensor([0.25, 0.75], requires_grad=True)
@@ -69,15 +59,6 @@ def test_detached_maps_of_maps_carry_no_gradient_of_their_factors() -> None:
         assert one.received().requires_grad
         assert not one.detach().received().requires_grad
         torch.testing.assert_close(one.detach().dense(), one.dense())
-
-
-STATISTICS_WITHOUT_SHAPE = [
-    lambda w: w.received(),
-    lambda w: w.entropy(),
-    lambda w: w.pooled(2, 2),
-    lambda w: w.top_keys(1).values,
-    lambda w: w.mT @ torch.ones(3, 1),
-]
 
 
 @pytest.mark.parametrize("how", ["sum", "mean", "max"])

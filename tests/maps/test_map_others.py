@@ -58,36 +58,6 @@ def test_a_choice_of_one_head_drops_the_dimension() -> None:
     assert weights.only() is weights
 
 
-def generation(
-    steps: int = 7, prompt: int = 3, groups: int = 2
-) -> tuple[list[regard.AttentionMap], regard.AttentionMap]:
-    q, k = torch.randn(2, 4, prompt + steps, 5).double(), torch.randn(2, groups, prompt + steps, 5).double()
-    maps = [
-        regard.attention(
-            q[:, :, :prompt], k[:, :, :prompt], k[:, :, :prompt], mask=regard.causal(), return_weights=True
-        )
-    ]
-    for n in range(prompt, prompt + steps):
-        maps.append(regard.attention(q[:, :, n : n + 1], k[:, :, : n + 1], k[:, :, : n + 1], return_weights=True))
-    whole = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
-    return [m.weights for m in maps], whole  # fmt: skip
-
-
-def test_the_steps_of_a_generation_are_one_causal_map() -> None:
-    steps, whole = generation()
-    joined, dense = stack(steps), whole.dense()
-    check(joined, dense, **OPTIONS)
-    assert (joined.dense().triu(1) == 0).all()
-    check(joined[1], dense[1], **OPTIONS)
-    check(joined[:, 2], dense[:, 2], **OPTIONS)
-    check(joined.average(), dense.mean(-3), **OPTIONS)
-    check(stack(steps[1:]), dense[..., 3:, :], **OPTIONS)
-    rows, columns = torch.tensor([8, 0, 3, 3]), torch.tensor([0, 9, 4])
-    torch.testing.assert_close(joined.block(rows, columns), dense[..., rows, :][..., columns])
-    torch.testing.assert_close(joined[..., 2:5, 6:].dense(), dense[..., 2:5, 6:])
-    torch.testing.assert_close(joined[..., 4, :], dense[..., 4, :])
-
-
 def test_the_steps_of_a_sliding_window_begin_where_they_are_told() -> None:
     x = torch.randn(2, 4, 9, 5).double()
     starts = (0, 3, 5)

@@ -106,26 +106,6 @@ def test_rotary_must_fit_the_heads() -> None:
         MultiHeadAttention(8, 2, rotary=Rotary(8))
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "gpt-2": {"positions": "learned", "max_length": LENGTH},
-    "llama": {"norm": "rms", "activation": "swiglu", "num_kv_heads": 1},
-    "paper": {"norm_position": "post", "positions": "sinusoidal", "activation": "relu"},
-    "untied": {"tied_output": False, "dropout": 0.3, "attention_dropout": 0.3},
-}
-every_variant = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-
-
-@every_variant
-@pytest.mark.parametrize("make", [decoder_only, encoder_only])
-def test_every_variant_trains(make: Any, changes: dict[str, Any]) -> None:
-    model, text = make(**changes), some_text()
-    logits = model(text) if make is decoder_only else model(text, torch.tensor([7, 4, 1]))
-    logits.square().sum().backward()
-    assert logits.shape == (3, LENGTH, VOCAB)
-    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
-
-
 def test_maps_are_those_of_the_pass() -> None:
     text = some_text()
     maps = decoder_only(num_kv_heads=1).attend(text)

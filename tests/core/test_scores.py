@@ -106,8 +106,6 @@ def test_the_gaussian_kernel_runs_fused_also_far_from_the_origin() -> None:
             r"weight \(3, 4\) needs query and key of these widths, got 4 and",
         ),
         (lambda q, k: q, ShapeError, r"expected \(1, 1, 2, 5\), got \(1, 1, 2, 4\)"),
-        ("dots", ArgumentError, "score=.dots. is not known; it takes .scaled dot."),
-        (3, ArgumentError, "a regard score, its name or a function"),
         (regard.Additive(torch.ones(3)), ShapeError, "needs a query of width 3, got 4"),
     ],
 )

@@ -1,7 +1,6 @@
 """Edits of plain modules against attention that is written out, in bits where nothing changes, and under a watch."""
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from regard.edits import AddBias, Edit, Knockout, ReplaceWeights, Reweight, Scal
 from regard.errors import ArgumentError, NotSeenError, RegardError, ShapeError
 from regard.watching.hooks.observers import this_thread
 from tests.edits import eager
+from tests.inspection.test_watch import in_a_thread
 from tests.modules import module, parts, watching
 
 B, H, G, T, D = 2, 4, 2, 7, 3
@@ -421,11 +421,8 @@ def test_an_edit_holds_in_the_threads_that_entered_it(model: Any) -> None:
                     found[name] = model(x())
 
     with torch.no_grad(), regard.edit(model, {"": ScaleHeads(None, 0.5)}) as run:
-        threads = [threading.Thread(target=work, args=args) for args in (("plain", None), ("edited", run))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for args in (("plain", None), ("edited", run)):
+            in_a_thread(work, *args)
         here = model(x())
         with pytest.raises(ArgumentError, match="another thread"), run.attach():
             pass

@@ -30,7 +30,6 @@ GROUNDS = {
     for ground in (
         Ground("core", "tests.fuzz.core.ground:case"),
         Ground("maps", "tests.fuzz.maps.ground:case"),
-        Ground("parts", "tests.fuzz.parts:case"),
         Ground("watch", "tests.fuzz.watch.ground:case", cases=10),
         Ground("paths", "tests.fuzz.paths.ground:case"),
         Ground("lifetimes", "tests.fuzz.lifetimes.ground:case"),

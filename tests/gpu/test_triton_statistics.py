@@ -71,19 +71,6 @@ def test_sinks(name: str, parts: int, answered: Calls, monkeypatch: pytest.Monke
         check(weights[1, 2:3], dense[1, 2:3])
 
 
-def test_parts_of_keys_and_of_queries(answered: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a few queries of many keys, and of many queries of a few keys; and heads that take turns for memory."""
-    monkeypatch.setattr(triton_plan, "parts_of", lambda programs, length: 3)
-    monkeypatch.setattr(triton_plan, "SCRATCH", 7 * 5 * KEYS)
-    for mask in ("none", "several", "no key at first"):
-        weights, dense = made(MASKS[mask], torch.float32)
-        answered.clear()
-        check(weights, dense)
-        torch.testing.assert_close(weights.received().double(), dense.sum(-2), rtol=0, atol=1e-5)
-        assert answered[0]
-    check_ties()
-
-
 @pytest.mark.parametrize("k", [4, 8, 20, KEYS])
 def test_a_ranking_in_one_pass_and_in_several(k: int, answered: Calls) -> None:
     answered.clear()

@@ -113,23 +113,6 @@ def test_tokens_are_strings_and_ids_are_their_numbers() -> None:
             torch.testing.assert_close(ours[column], theirs[column], rtol=0, atol=0)
 
 
-def test_a_model_of_our_own_by_its_parts() -> None:
-    from regard.models import Transformer, TransformerConfig
-
-    config = TransformerConfig(dim=16, num_heads=2, encoder_layers=2, decoder_layers=1, feed_forward_dim=32)
-    model = Transformer(config, source_vocab_size=30, target_vocab_size=30).eval()
-    source, target = torch.randint(1, 30, (2, 9)), torch.randint(1, 30, (2, 5))
-    seen = watching(model)(source, torch.tensor([9, 6]), target)
-    with pytest.raises(ShapeError, match=r"layers of one length.*hand over those of the encoder"):
-        rollout(seen, 0)
-    encoder = [one for (name, _), one in seen.items() if name.startswith("encoder")]
-    expected = rolled_out([one.dense().double() for one in encoder], 0.5, torch.ones(2).double())
-    torch.testing.assert_close(rollout(encoder, [3]).double(), expected[:, [3]], rtol=0, atol=1e-6)
-    table = head_table(seen, ids=source)
-    assert table["induction"].shape == (4, 2)
-    assert table["entropy"].isfinite().all()
-
-
 def test_nothing_of_t_times_t() -> None:
     length = 1536
     q = torch.randn(1, 2, length, 4)

@@ -155,22 +155,14 @@ def test_a_watch_that_begins_in_the_middle() -> None:
 
 
 def test_a_generation_without_a_cache_is_as_many_maps() -> None:
-    inputs = tokens(None)
-    for family, path in (
-        (FAMILIES["llama"], "model.layers.1.self_attn"),
-        (
-            Family("MptForCausalLM", {"vocab_size": 61, "d_model": 32, "n_heads": 4, "n_layers": 2}),
-            "transformer.blocks.1.attn",
-        ),
-    ):
-        _, seen = generated(family.build(), inputs, **({"use_cache": False} if "Llama" in family.model else {}))
-        with pytest.raises(
-            ShapeError, match=r"4 sequences.*call 1 \(all its keys are new: another input, or a run without a cache"
-        ):
-            seen.joined(path)
-        maps = seen.generations(path)
-        assert [one.shape[-2:] for one in maps] == [(n, n) for n in range(11, 15)]
-        assert all(torch.equal(one.dense(), seen[path, n].dense()) for n, one in enumerate(maps))
+    _, seen = generated(FAMILIES["llama"].build(), tokens(None), use_cache=False)
+    path = "model.layers.1.self_attn"
+    said = r"4 sequences.*call 1 \(all its keys are new: another input, or a run without a cache"
+    with pytest.raises(ShapeError, match=said):
+        seen.joined(path)
+    maps = seen.generations(path)
+    assert [one.shape[-2:] for one in maps] == [(n, n) for n in range(11, 15)]
+    assert all(torch.equal(one.dense(), seen[path, n].dense()) for n, one in enumerate(maps))
 
 
 @pytest.mark.parametrize("other", ["another", "the same", "a beginning"])

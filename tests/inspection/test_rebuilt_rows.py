@@ -370,10 +370,6 @@ def test_the_conditions_of_the_fused_path_are_those_of_torch(monkeypatch: pytest
                         assert ran_fused(module, given) is bool(ran), (made, training, masks, grad)
 
 
-def test_a_mask_of_torch_is_decided_without_importing_its_module() -> None:
-    assert kernel_lse.decided({"attn_mask": None, "query": 0, "key": 0})["attn_mask"] is None
-
-
 def test_compiled_flex_runs_with_a_scale_that_varies() -> None:
     """torch's compiler makes a symbol of a number that differs from that of the call before."""
     Model = module(

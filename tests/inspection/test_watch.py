@@ -241,8 +241,8 @@ def test_what_is_no_key_is_refused(key: Any) -> None:
 
 
 def test_unknown_names_are_refused_at_the_door() -> None:
+    no_names: list[Any] = [3, [3]]
     no_module: Any = lambda x: x  # noqa: E731
-    no_names: tuple[Any, ...] = (3, [3])
     with pytest.raises(ArgumentError, match="no module of the model is named 'frist'; similar: first"):
         regard.watch(Two(), "frist")
     for wrong in no_names:

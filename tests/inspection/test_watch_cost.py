@@ -81,21 +81,11 @@ def _under_a_mode(call: Callable[[], Any]) -> Any:
     return result
 
 
-@pytest.mark.parametrize(
-    ("around", "settings"),
-    [
-        (_under_autocast, {}),
-        (_under_the_math_kernel, {}),
-        (_under_a_mode, {}),
-        (lambda call: call(), {"attn_mask": torch.ones(T, T, dtype=torch.bool).tril()}),
-        (lambda call: torch.vmap(lambda _: call()[0])(torch.zeros(2))[0], {}),
-    ],
-)
-def test_other_calls_keep_the_bits_of_torch(around: Any, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("around", [_under_autocast, _under_the_math_kernel, _under_a_mode])
+def test_other_calls_keep_the_bits_of_torch(around: Callable[..., Any]) -> None:
     given = vectors()
-    found = around(lambda: run_with_lse(ATTEND, tuple(given), settings))
-    output = found[0] if isinstance(found, tuple) else found
-    assert torch.equal(output, around(lambda: (ATTEND(*given, **settings),))[0].reshape(output.shape))
+    output, _ = around(lambda: run_with_lse(ATTEND, tuple(given), {}))
+    assert torch.equal(output, around(lambda: ATTEND(*given)))
 
 
 def test_a_subclass_is_left_to_torch() -> None:

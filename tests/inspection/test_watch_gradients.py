@@ -86,16 +86,6 @@ def test_a_block_of_the_other_kind_of_checkpoint_is_refused_by_name() -> None:
     output.sum().backward()
 
 
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_a_run_without_gradients_is_refused(context: Callable[[], Any]) -> None:
-    model = Two()
-    seen = watching(model, context=context, grad=True)(x())
-    with pytest.raises(NotSeenError, match="ran without gradients"):
-        seen["first"]
-    seen = watching(model, context=nullcontext, grad=True)(x())
-    assert seen["first", 0].requires_grad
-
-
 def test_under_autocast_the_gradients_are_those_of_rounded_queries_and_keys() -> None:
     model, inputs = Attend(), x()
     with regard.watch(model, grad=True) as seen, torch.autocast("cpu", torch.bfloat16):

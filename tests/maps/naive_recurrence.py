@@ -50,16 +50,16 @@ LENGTHS = (1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 127, 128, 129, 150)
 
 
 @st.composite
-def recurrences(draw: st.DrawFn, lengths: tuple[int, ...] = LENGTHS, dtype: torch.dtype = torch.float64) -> Given:
+def recurrences(draw: st.DrawFn, lengths: tuple[int, ...] = LENGTHS) -> Given:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
     batch, heads, length = draw(st.integers(0, 2)), draw(st.sampled_from((1, 2, 4))), draw(st.sampled_from(lengths))
     width = draw(st.integers(1, 5))
 
     def normal(count: int, size: int) -> Tensor:
-        return torch.randn(batch, count, length, size, generator=generator, dtype=dtype)
+        return torch.randn(batch, count, length, size, generator=generator, dtype=torch.float64)
 
     def uniform(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=dtype)
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
 
     groups = [draw(st.sampled_from([n for n in (1, 2, 4) if heads % n == 0])) for _ in range(2)]
     query, value = normal(heads, width), normal(groups[0], draw(st.integers(1, 3)))
@@ -76,7 +76,7 @@ def recurrences(draw: st.DrawFn, lengths: tuple[int, ...] = LENGTHS, dtype: torc
     if strength != "none":
         options["beta"] = {"any": uniform, "zero": torch.zeros, "one": torch.ones, "two": torch.ones}[strength](
             batch, heads, length
-        ).to(dtype) * (2 if strength == "two" else 1)
+        ).double() * (2 if strength == "two" else 1)
     removal = draw(st.sampled_from(("none", "delta", "pair")))
     if removal == "delta":
         options["removal"] = "delta"

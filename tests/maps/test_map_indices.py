@@ -100,7 +100,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "bias": {"mask": regard.causal(), "bias": torch.zeros(5, 5)},
     "dropout": {"dropout": 0.1},
 }
-QUESTIONS: dict[str, tuple[Callable[[regard.AttentionMap, Tensor], Tensor], tuple[int, ...]]] = {
+QUESTIONS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
     "dense": (lambda m, x: m.dense(), (5, 5)),
     "product": (lambda m, x: m @ x, (5, 4)),
     "transposed product": (lambda m, x: m.mT @ x, (5, 4)),

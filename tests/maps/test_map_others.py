@@ -68,6 +68,7 @@ def test_the_steps_of_a_sliding_window_begin_where_they_are_told() -> None:
     check(joined, dense, **OPTIONS)
     rows, columns = torch.tensor([8, 0, 11]), torch.tensor([0, 7, 4, 8, 3])
     torch.testing.assert_close(joined.block(rows, columns), dense[..., rows, :][..., columns])
+    torch.testing.assert_close(joined[..., :3, 6:].dense(), dense[..., :3, 6:])
     with pytest.raises(regard.errors.ArgumentError, match="the place of its first key"):
         stack(steps, starts=(0, 3))
 

@@ -59,16 +59,6 @@ def test_maps_of_many_tiles(monkeypatch: pytest.MonkeyPatch, mask: regard.Mask |
     check(weights, dense, tolerance=TOLERANCE[dtype], k=2, rows=150, columns=99, p=0.3)
 
 
-def test_a_causal_map_never_looks_ahead_and_the_first_query_only_at_itself() -> None:
-    q = torch.randn(1, 2, 33, 8)
-    weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
-    assert (weights.entropy()[..., 0] == 0).all()
-    assert (weights.entropy() >= 0).all()
-    assert (weights.participation_ratio()[..., 0] == 1).all()
-    assert (weights.top_keys(5).indices[..., 0, :] == torch.tensor([0, -1, -1, -1, -1])).all()
-    assert (weights.top_p_count(1.0) == torch.arange(1, 34)).all()
-
-
 def test_equal_weights_and_the_first_of_equals() -> None:
     q = torch.zeros(1, 4, 2)
     weights = regard.attention(q, q, q, mask=regard.lengths(torch.tensor([3])), return_weights=True).weights

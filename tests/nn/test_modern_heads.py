@@ -216,6 +216,9 @@ def test_an_encoders_window_has_the_query_in_its_middle() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
+        ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
+        ({"dim": 9, "num_heads": 3, "positions": "rotary"}, "dim / num_heads must be even, got 9 / 3"),
         ({"layers": "5 local"}, 'layers are written like "5 sliding, 1 full"'),
         ({"layers": "0 full"}, "layers are written like"),
         ({"layers": "sliding"}, "give --model.window"),

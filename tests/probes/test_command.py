@@ -77,6 +77,17 @@ def test_a_function(check: Call) -> None:
     assert [one["reason"] for one in record["findings"]] == ["future", "future"]
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_findings_are_as_wide_as_a_terminal(check: Call, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    piped = check(f"{MODULE}:everywhere", "--causal")[1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = check(f"{MODULE}:everywhere", "--causal")[1]
+    assert max(map(len, piped.splitlines())) > width >= max(map(len, shown.splitlines())) > width - 12
+    assert shown.split() == piped.split()
+    assert shown.count("\n  error: ") == 2, "the rest of a line stands to its right"
+
+
 def test_a_reference(check: Call) -> None:
     status, out, err = check(f"{MODULE}:unscaled", "--reference", f"{MODULE}:everywhere")
     assert (status, err) == (1, "")

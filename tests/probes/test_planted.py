@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from regard.errors import ArgumentError
 from regard.watching.checks import Checked, check
+from regard.watching.checks.audited_call import UserTold
 from regard.watching.checks.subject import Subject
 
 pytest.importorskip("transformers")
@@ -39,22 +40,6 @@ def sharp(model: nn.Module) -> Any:
     return model.eval()
 
 
-def mllama() -> tuple[nn.Module, dict[str, Tensor]]:
-    config = transformers.models.mllama.configuration_mllama.MllamaTextConfig(
-        **LLAMA, cross_attention_layers=[1], bos_token_id=1, eos_token_id=2, rope_parameters={"rope_type": "default",
-        "rope_theta": 1e4},
-    )  # fmt: skip
-    model = sharp(transformers.MllamaForCausalLM(config))
-    layer = model.model.layers[1]
-    layer.cross_attn_attn_gate.data.fill_(1.0)
-    generator = torch.Generator().manual_seed(2)
-    batch = {
-        "cross_attention_states": torch.randn(2, 9, 32, generator=generator),
-        "input_ids": torch.randint(3, 61, (2, 9), generator=generator),
-    }
-    return model, batch
-
-
 @parts(lambda mix: {"embedding": nn.Embedding(50, 8), "mix": mix, "head": nn.Linear(8, 50)})
 def Ahead(self: Any, input_ids: Tensor) -> Tensor:
     x = self.embedding(input_ids)
@@ -74,21 +59,6 @@ def Ahead(self: Any, input_ids: Tensor) -> Tensor:
 def test_a_look_ahead_has_the_cause_of_its_module(mix: nn.Module, cause: str) -> None:
     checked = check(sharp(Ahead(mix)), {"input_ids": torch.randint(0, 50, (2, 12))}, causal=True)
     assert (cause, "mix") in {(one.cause, one.path) for one in checked.errors if one.reason == "future"}
-
-
-@pytest.mark.parametrize("keys", [9, 14])
-def test_cross_attention_is_causal_where_nobody_says_that_it_is_not(monkeypatch: pytest.MonkeyPatch, keys: int) -> None:
-    """transformers#48172: the kernel is causal for every module that has no attribute `is_causal`."""
-    from transformers.models.mllama.modeling_mllama import MllamaTextCrossAttention
-
-    model, batch = mllama()
-    batch["cross_attention_states"] = torch.randn(2, keys, 32, generator=torch.Generator().manual_seed(2))
-    monkeypatch.setattr(MllamaTextCrossAttention, "is_causal", False, raising=False)
-    assert not check(model, batch, causal=True).faults
-    monkeypatch.delattr(MllamaTextCrossAttention, "is_causal")
-    checked = check(model, batch, causal=True)
-    assert found(checked) == {"causal cross-attention", "kernel and eager"}
-    assert places(checked, "causal cross-attention") == {"model.layers.1.cross_attn"}
 
 
 def test_a_path_that_only_training_takes_forgets_the_causal_mask() -> None:
@@ -250,18 +220,18 @@ def test_two_sequences_of_one_length_have_masks_of_their_own() -> None:
     assert not checked, str(checked)
     assert "the last positions replaced, padded right" in checked.tried
     assert not [one for one in checked.infos if one.reason == "not checked"]
-    kept = Subject(Translator(), translated(8, 8)).arguments.keeps
+    kept = Subject(Translator(), translated(8, 8), UserTold()).arguments.keeps
     assert [int(kept[name].sum()) for name in ("src", "tgt")] == [13, 15]
 
 
 @pytest.mark.parametrize("name", ["seen", "mask"])
 def test_a_mask_for_all_sequences_is_known_by_its_shape_and_by_no_name(name: str) -> None:
     allowed, ids = torch.ones(4, 4, dtype=torch.bool).tril(), torch.randint(3, 61, (2, 4))
-    assert set(Subject(nn.Identity(), {"x": ids, name: allowed}).rows.long) == {"x"}
+    assert set(Subject(nn.Identity(), {"x": ids, name: allowed}, UserTold()).rows.long) == {"x"}
     with pytest.raises(ArgumentError, match=rf"{name}: \(4, 4\) may be a mask \(T, T\) for all sequences"):
-        Subject(torch.nn.Identity(), {"x": ids.repeat(2, 1), name: allowed})
+        Subject(torch.nn.Identity(), {"x": ids.repeat(2, 1), name: allowed}, UserTold())
     padding = {"x": ids.repeat(2, 1), "attention_mask": allowed}
-    assert set(Subject(torch.nn.Identity(), padding).tells) == {"attention_mask"}
+    assert set(Subject(torch.nn.Identity(), padding, UserTold()).tells) == {"attention_mask"}
 
 
 @parts(

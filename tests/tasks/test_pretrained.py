@@ -266,13 +266,6 @@ def test_banned_tokens_are_never_written(marian: Path) -> None:
         assert all(pad not in best.tokens for (best, *_) in found)
 
 
-def test_an_empty_line_stays_empty(bart: Path, marian: Path) -> None:
-    for folder in (bart, marian):
-        found = list(Translator.load(folder, device="cpu").translate(["", "a tree"], beam=Beam(1)))
-        assert found[0].text == ""
-        assert found[1].text
-
-
 def test_what_is_wrong_with_a_folder_is_one_clear_line(
     marian: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,19 +230,11 @@ def test_what_is_too_long_stops_or_stays_empty() -> None:
     assert problems[::2] == [None, None]
     assert problems[1] == "8 tokens, and the model takes 6 at most"
     assert problems[3] == "a prefix of 7 tokens, and the model writes 6 at most"
-    assert [bool(one.text) for one in found] == [True, False, True, False]
+    assert [len(one.candidates[0].labels) if one.text else 0 for one in found] == [6, 0, 6, 0]
     together = translator.translate(lines)
     assert next(together).text == found[0].text
     with pytest.raises(DataError, match="line 2: 8 tokens"):
         next(together)
-
-
-@pytest.mark.parametrize("beam_size", [1, 3])
-def test_translations_end_where_learned_positions_do(beam_size: int) -> None:
-    translator = make(positions="learned", max_length=6)
-    favour(translator, EOS, -99.0)  # the end mark never comes by itself
-    for one in translator.translate([*SOURCES[:2], Request("we", "on voit")], beam=Beam(beam_size)):
-        assert len(one.candidates[0].labels) == 6
 
 
 @pytest.mark.parametrize("kind", ["transformer", "rnn"])

@@ -1,6 +1,6 @@
 """Batches: every pair once, within the budget, the same for any number of ranks, little padding."""
 
-import tracemalloc
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,6 +16,7 @@ from regard.tasks.text.batches import collate, plan_batches, sections
 from regard.tasks.text.blocks import BlockPlan
 from regard.tasks.text.tokenizers import BOS, EOS, PAD
 from regard.tasks.translation.corpus import TokenBatches
+from tests.text.test_store import peak_bytes
 
 length = st.one_of(st.integers(0, 30), st.sampled_from([0, 30]))
 lengths = st.lists(st.tuples(length, length), min_size=1, max_size=200)
@@ -241,17 +242,7 @@ def test_blocks_of_text_in_sections(small: None) -> None:
     assert blocks(plan(400), 2) != whole
 
 
-def peak_bytes(count: int) -> int:
-    found = batches(count)
-    tracemalloc.start()
-    next(found.epoch(0, 0))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return peak
-
-
 def test_memory_is_that_of_a_section(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sections_module, "SECTION_ROWS", 2**13)
-    peak_bytes(1000)
-    few, many = peak_bytes(2**14), peak_bytes(2**19)
+    _, few, many = (peak_bytes(partial(next, batches(count).epoch(0, 0))) for count in (1000, 2**14, 2**19))
     assert many - few < 2**19  # a byte a pair, where a plan of all of them takes about a hundred

@@ -197,13 +197,6 @@ def test_bf16_logits_are_summed_in_float32() -> None:
     assert float(loss.total) == pytest.approx(float(precise.total), rel=1e-6)  # a bf16 sum errs by 4e-3
 
 
-def test_leading_dimensions_are_rows() -> None:
-    logits, targets = logits_and_targets(6, 7, torch.float32)
-    flat = cross_entropy(logits, targets, ignore_index=PAD)
-    shaped = cross_entropy(logits.view(2, 3, 7), targets.view(2, 3), ignore_index=PAD)
-    assert float(flat.total) == float(shaped.total)
-
-
 def test_bad_arguments() -> None:
     logits, targets = logits_and_targets(6, 7, torch.float32)
     with pytest.raises(ArgumentError, match=r"between 0 and 1, got 1\.5"):

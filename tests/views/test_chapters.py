@@ -46,23 +46,6 @@ def test_a_rotary_shows_each_pair_turned_by_its_frequency(layout: str, monkeypat
     torch.testing.assert_close(drawn[0][:, second], angles.sin(), atol=1e-5, rtol=0)
 
 
-class Bahdanau(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder = nn.GRU(4, 8, batch_first=True), nn.GRUCell(12, 8)
-        self.w_q, self.w_k, self.v = nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(6, 1)
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        memory, last = self.encoder(source)
-        state, outputs = last[0], []
-        for step in target.unbind(1):
-            scores = self.v(torch.tanh(self.w_q(state)[:, None] + self.w_k(memory))).mT
-            context = torch.bmm(scores.softmax(-1), memory)[:, 0]
-            state = self.decoder(torch.cat([step, context], -1), state)
-            outputs.append(state)
-        return torch.stack(outputs, 1)
-
-
 def test_the_alignment_of_any_translator() -> None:
     tokens = torch.randint(4, 9, (2, 5)), torch.tensor([5, 4]), torch.randint(4, 9, (2, 3))
     sizes: dict[str, Any] = {"source_vocab_size": 9, "target_vocab_size": 9}
@@ -74,8 +57,6 @@ def test_the_alignment_of_any_translator() -> None:
         seen.alignment(3)
     model = RNNSeq2Seq(RNNConfig(embedding_dim=4, hidden_dim=8, attention_dim=4), **sizes).eval()
     seen = watching(model)(*tokens)
-    assert seen.alignment().shape[-2:] == (3, 5)
-    seen = watching(Bahdanau())(torch.randn(2, 5, 4), torch.randn(2, 3, 4))
     assert seen.alignment().shape[-2:] == (3, 5)
 
 

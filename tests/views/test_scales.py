@@ -29,12 +29,6 @@ def contrast(one: Any, other: Any) -> float:
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def causal(length: int, heads: int = 1, seed: int = 0) -> regard.AttentionMap:
-    generator = torch.Generator().manual_seed(seed)
-    q, k = torch.randn(2, heads, length, 16, generator=generator)
-    return regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
-
-
 def numbers(ax: Any) -> Any:
     return ax.get_images()[0].get_array()
 
@@ -54,7 +48,7 @@ def cell_colours(ax: Any) -> np.ndarray:
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_small_weights_are_seen(theme: Theme) -> None:
     """A map of 200 random tokens: with the square root most weights are no paper, on a linear scale most are."""
-    weights = causal(200)[0]
+    weights = regard.map_of(*torch.randn(2, 200, 16), mask=regard.causal())
     allowed = np.tril(np.ones((200, 200), bool))
     paper, seen = to_rgb(theme.paper), dict[str, float]()
     nothing = theme.colours()[0]
@@ -230,20 +224,12 @@ def test_a_map_of_zeros_is_drawn() -> None:
         cell_colours(heatmap(np.full((1, 1), 0.3), scale=scale))
 
 
-def lightness(colours: Any) -> Any:
-    """CIE L* of sRGB colours, 0..100."""
-    colours = np.asarray(colours)
-    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
-    luminance = linear @ [0.2126729, 0.7151522, 0.0721750]
-    return 116 * np.cbrt(luminance) - 16
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_steps_are_even(dark: bool) -> None:
     colours = ramp(dark=dark)
     assert np.min(colours) >= 0
     assert np.max(colours) <= 1
-    steps = np.diff(lightness(colours)) * (1 if dark else -1)
+    steps = np.diff(np.cbrt([luminance(one) for one in colours])) * (1 if dark else -1)  # as the L* of CIE
     assert steps.min() > 0.4 * steps.mean()
     assert steps.max() < 1.8 * steps.mean()
 

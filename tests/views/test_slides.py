@@ -17,6 +17,7 @@ from regard.views.artists import thin_vertices
 from regard.views.drawing import Panel
 from regard.views.fonts import letter
 from regard.views.heatmap import heatmap_grid
+from tests.views.test_heatmap import drawn
 from tests.views.written_dates import softmax
 
 WORDS = ["the", "cat", "sat", "on", "the", "mat", "and", "slept"]
@@ -103,12 +104,6 @@ def test_the_size_of_the_figure_and_the_titles_of_the_axes() -> None:
     with pytest.raises(ArgumentError, match="figsize= is the size of a new figure"):
         heatmap(softmax(3, 3), ax=ax, figsize=(1, 1))
     assert matplotlib.rcParams["figure.constrained_layout.use"] is False
-
-
-def drawn(figure: Any) -> np.ndarray:
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba()).copy()
 
 
 @pytest.mark.parametrize("layout", ["constrained", None])

@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import regard
 from regard import page
@@ -19,6 +17,7 @@ from regard.views.heatmap import head_panels
 from regard.views.values import picture
 from regard.watching import head_table
 from regard.watching.watch import Seen
+from tests.views.test_model_grid import image_of
 from tests.views.written_dates import array_of, embedded
 
 LENGTH, CELLS = 77, 16
@@ -38,24 +37,13 @@ def seen_by(*keeps: Any, length: int = LENGTH) -> list[Seen]:
     return found
 
 
-def image_of(figure: Any) -> npt.NDArray[np.floating[Any]]:
-    FigureCanvasAgg(figure).draw()
-    (image,) = figure.axes[0].get_images()
-    return np.asarray(image.get_array().filled(np.nan))
-
-
-def test_the_picture_that_a_summary_keeps_is_drawn() -> None:
-    whole, kept = seen_by("factors", "summary", length=300)
-    figure = model_grid(kept, how="mean", sequence=1)
-    np.testing.assert_allclose(image_of(figure), image_of(model_grid(whole, how="mean", sequence=1)), rtol=0, atol=1e-5)
-    assert figure.texts[0].get_text() == "(mean of 2.34 × 2.34 weights a dot)"
-
-
 @pytest.mark.parametrize("how", ["mean", "max"])
 def test_a_coarser_picture_is_drawn_where_a_finer_one_would_be_welcome(how: Any) -> None:
     whole, kept = seen_by("factors", WHAT)
-    drawn = image_of(model_grid(kept, how=how, cells=64))
+    figure = model_grid(kept, how=how, cells=64)
+    drawn = image_of(figure)
     expected = image_of(model_grid(whole, how=how, cells=CELLS))
+    assert figure.texts[0].get_text() == f"({how} of 4.81 × 4.81 weights a dot)"
     assert drawn.shape == expected.shape  # Both fill the same room with the 16 values that were kept.
     side = (drawn.shape[1] + 6) // 4 - 6  # four heads, and 6 dots between two
     np.testing.assert_allclose(drawn[:side, :side], expected[:side, :side], rtol=0, atol=1e-5)

@@ -1,7 +1,10 @@
 """`regard check`: whether a model attends as it should."""
 
+import sys
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tyro
@@ -63,9 +66,22 @@ class CheckCommand(Command):
             target.model.to(device), target.batch, causal=self.causal,
             reference=None if other is None else other.to(device),
         )  # fmt: skip
-        print(checked.to_json() if self.json else checked)
+        print(checked.to_json() if self.json else _shown(str(checked)))
         if checked.faults or checked.unknown:
             raise SystemExit(1 if checked.faults else 2)
+
+
+def _shown(text: str) -> str:
+    """The text as wide as the terminal; elsewhere each finding stays a line, which `grep` finds."""
+    if not sys.stdout.isatty():
+        return text
+    width = get_terminal_size().columns
+    return "\n".join(_wrapped(line, width) for line in text.splitlines())
+
+
+def _wrapped(line: str, width: int) -> str:
+    below = " " * (len(line) - len(line.lstrip()) + 4)
+    return "\n".join(wrap(line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False))
 
 
 def _read(words: str) -> Target:

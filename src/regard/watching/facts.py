@@ -198,7 +198,7 @@ def facts_of(call: Observed) -> Facts:
     if not min(call.sizes.map_shape):
         raise NotKeptError(f"{call.name!r} has an empty map {tuple(call.map.shape)}")
     factors = call.factors
-    seen = spans_of_weights(call.map) if factors is None else spans_of_call(factors.call, factors.even)
+    seen = spans_of_weights(call) if factors is None else spans_of_call(factors.call, factors.even)
     if isinstance(call.map.source, LinearSource):
         count, source = seen.first.shape[1] * call.sizes.flat_batch, call.map.source
         fault = fault_of(source.recurrence) if isinstance(source, LinearRecurrent) else None
@@ -253,22 +253,25 @@ def allowed_pairs(call: Call, rows: range) -> Tensor:
     return seen
 
 
-def spans_of_weights(weights: AttentionMap) -> RowSpans:
+def spans_of_weights(call: Observed) -> RowSpans:
     """The visible keys by weights that a model computed itself, which are not 0, over all heads together."""
-    queries, keys = weights.shape[-2:]
+    assert call.map is not None
+    weights, (queries, keys) = call.map, call.map.shape[-2:]
     if isinstance(weights.source, LinearSource):
         found = RowSpans.of(weights.source.mask, Sizes((1,), 1, 1, queries, keys, True), weights.device)
         assert found is not None, "it is a range for each query"
         return found
     heads = weights.shape[-3] if weights.dimensions.has_heads_last else 1
+    has_keys = call.has_keys is not None and bool(call.has_keys)
 
-    def read(rows: range) -> tuple[Tensor, Tensor]:
+    def read(rows: range) -> tuple[Tensor, Tensor | None]:
         block = weights.block(rows, range(keys)).reshape(-1, heads, len(rows), keys)
         seen = block != 0
-        # Where a mask leaves no key, models spread a row evenly over hidden keys; scores give no equal weights, but for
-        # queries over depth, which are learned, from zeros on.
+        if has_keys:
+            return seen.any(1, keepdim=True), None
+        # Where a mask leaves no key, models spread a row evenly over hidden keys. Equal scores do so too.
         spread = (block.amax(-1) == torch.where(seen, block, torch.inf).amin(-1)) & (seen.sum(-1) > 1)
-        return seen.any(1, keepdim=True), spread.all(1, keepdim=True) & (weights.dimensions.keys != "layers")
+        return seen.any(1, keepdim=True), spread.all(1, keepdim=True)
 
     step = fitting(CHUNK_ELEMENTS, math.prod(weights.leading) * keys)
     return RowSpans.read(read, queries, step, is_exact=False)

@@ -120,6 +120,8 @@ class Observed:
     """True if the weights of each key sum to 1, over queries of its own sequence."""
     is_part: bool = False
     """True if the softmax was over more keys than the weights have, as with a sink beside them."""
+    has_keys: Tensor | None = None
+    """Whether each row of its own softmax had a score that no mask made low; None if that is not known."""
     is_evaluated: bool = False
     ranks: int = 1
     """Over how many ranks the parameters of its module are split: its heads are those of this rank."""
@@ -283,8 +285,8 @@ class Record(Interceptor):
             blocks=(blocks := self._blocks(source, when)),
             chooser=self.choosers.get((weights.shape[-2], weights.shape[-1] if blocks is None else blocks.number)),
             arguments=self._arguments(source.arguments), dropout=source.dropped,
-            is_over_queries=source.is_over_queries, is_part=source.is_part, is_evaluated=not self.modules[""].training,
-            ranks=(ranks := ranks_of(self.modules[path])),
+            is_over_queries=source.is_over_queries, is_part=source.is_part, has_keys=source.has_keys,
+            is_evaluated=not self.modules[""].training, ranks=(ranks := ranks_of(self.modules[path])),
         )  # fmt: skip
         if ranks > 1:
             observed.notes = [*observed.notes, OF_ONE_RANK.format(ranks)]

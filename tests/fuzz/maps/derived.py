@@ -72,23 +72,27 @@ def _taken(tensor: Tensor | None, where: Any) -> Tensor | None:
 
 def _select(drawn: Drawn, one: Mirror) -> Mirror:
     wanted: dict[str, Any] = {}
-    dense, error = one.dense, one.error
+    dense, error, places = one.dense, one.error, list(one.places or ())
     for name, dim in (("rows", -2), ("columns", -1)):
         if drawn.chance():
             _, index = random_index(drawn, dense.shape[dim])
             wanted[name] = index
             where = torch.arange(dense.shape[dim])[index].reshape(-1)
             dense, error = dense.index_select(dim, where), error.index_select(dim, where)
+            if places:
+                places[dim] = places[dim][where]
     if one.map.dimensions.has_heads_last and drawn.chance(3):
         _, index = random_index(drawn, dense.shape[-3], may_drop=False)
         wanted["heads"] = index
         dense, error = dense[..., index, :, :], error[..., index, :, :]
     if not wanted:
         return one
-    return one.of(f"only({wanted})", map=one.map.only(**wanted), dense=dense, error=error, **NOT_A_CALL)
+    left: Any = {"places": tuple(places) or None, "dense": dense, "error": error, **NOT_A_CALL}
+    return one.of(f"only({wanted})", map=one.map.only(**wanted), **left)
 
 
 NOT_A_CALL: dict[str, Any] = {"value": None, "given": None, "grad": None, "is_call": False}
+NOWHERE: dict[str, Any] = {**NOT_A_CALL, "places": None}
 
 
 def _average(drawn: Drawn, one: Mirror) -> Mirror:
@@ -153,7 +157,7 @@ def _stack(drawn: Drawn, one: Mirror) -> Mirror:
     order = drawn.shuffled(range(len(parts)))
     return one.of(
         f"stack of {len(parts)}", map=stack([parts[n] for n in order]), dense=torch.cat([dense[n] for n in order], -2),
-        error=torch.cat([error[n] for n in order], -2), **NOT_A_CALL,
+        error=torch.cat([error[n] for n in order], -2), **NOWHERE,
     )  # fmt: skip
 
 
@@ -167,11 +171,11 @@ def _with_values(drawn: Drawn, one: Mirror) -> Mirror:
     if kind == "value_norms":
         norms = one.value.norm(dim=-1)[..., None, :]
         error = one.error * norms + 16 * u * one.dense.abs() * norms
-        return one.of(note_of, map=kept.value_norms(), dense=one.dense * norms, error=error, **NOT_A_CALL)
+        return one.of(note_of, map=kept.value_norms(), dense=one.dense * norms, error=error, **NOWHERE)
     grad = one.grad.to(kept.dtype)
     products = one.grad @ one.value.mT
     rounding = 16 * u * (one.grad.abs() @ one.value.abs().mT) + 1e-30
-    changes = {**NOT_A_CALL, "has_signs": True}
+    changes = {**NOWHERE, "has_signs": True}
     if kind == "gradient":
         return one.of(note_of, map=kept.gradient(grad), dense=products, error=rounding, **changes)
     error = one.error * products.abs() + rounding * one.dense.abs() + one.error * rounding
@@ -179,6 +183,13 @@ def _with_values(drawn: Drawn, one: Mirror) -> Mirror:
 
 
 STEPS: tuple[Step, ...] = (_index, _select, _average, _with_heads, _elsewhere, _file, _stack, _with_values)
+
+
+def parted(drawn: Drawn, one: Mirror) -> Mirror:
+    """A part, or a part of a part, perhaps saved and loaded."""
+    for _ in range(drawn.number(1, 3)):
+        one = drawn.of((_select, _select, _index, _file))(drawn, one)
+    return one
 
 
 def derived(drawn: Drawn, one: Mirror) -> Mirror:

@@ -29,6 +29,8 @@ class Mirror:
     """The same as they were given."""
     grad: Tensor | None = None
     """A gradient of the output."""
+    places: tuple[Tensor, Tensor] | None = None
+    """Where the queries (T, 1) and the keys (S,) of a part stand in the whole."""
     is_call: bool = True
     has_signs: bool = False
     has_head: bool = True
@@ -56,10 +58,11 @@ def random_mirror(drawn: Drawn, *, longest: int = 40) -> tuple[Mirror, Call]:
             weights = regard.attention(*vectors, **given, return_weights=True).weights
     size = float(dense.size.max()) if dense.size.numel() else 0.0
     output = call.laid_out(dense.output)
-    functions = "a function", "a predicate"
+    functions, keys = ("a function", "a predicate"), torch.arange(call.sides.keys)
     mirror = Mirror(
         weights, call.laid_out(dense.weights), call.laid_out(error), size, unit(call.dtype), "a call",
         value=call.laid_out(dense.value), given=vectors[2], grad=drawn.normal(*output.shape),
+        places=(torch.arange(queries := call.sides.queries)[:, None] + call.sides.keys - queries, keys),
         has_head=call.sides.has_heads,
         can_save=not any(word in str(call) for word in functions),
         may_vanish=call.norm.name != "Softmax",

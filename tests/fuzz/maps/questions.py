@@ -9,9 +9,10 @@ from torch import Tensor
 import regard
 from regard.maps import Grid
 from regard.maps.statistics.by_name import How
+from regard.watching.analysis.head_table import OF_POSITIONS, query_values
 from tests.fuzz.core.bounds import require_close
 from tests.fuzz.drawing import Drawn
-from tests.fuzz.maps.derived import random_index
+from tests.fuzz.maps.derived import parted, random_index
 from tests.fuzz.maps.mirrors import Mirror
 
 Question = Callable[[Drawn, Mirror], None]
@@ -50,13 +51,6 @@ def _points(drawn: Drawn, one: Mirror) -> None:
     require_close(f"[..., {i}, {j}]", one.map[..., i, j], one.dense[..., i, j], one.error[..., i, j] + TINY)
 
 
-def _row(drawn: Drawn, one: Mirror) -> None:
-    index = drawn.number(-one.dense.shape[-2], one.dense.shape[-2] - 1)
-    require_close(
-        f"[..., {index}, :]", one.map[..., index, :], one.dense[..., index, :], one.error[..., index, :] + TINY
-    )
-
-
 def _product(drawn: Drawn, one: Mirror) -> None:
     width = drawn.of([3, 1, 8, 40])
     lead = drawn.of([(), tuple(one.dense.shape[:-2])])
@@ -64,6 +58,9 @@ def _product(drawn: Drawn, one: Mirror) -> None:
     dense, error = (one.dense.mT, one.error.mT) if is_transposed else (one.dense, one.error)
     x = drawn.normal(*lead, dense.shape[-1], width) * drawn.of([1.0, 100.0])
     found = (one.map.mT if is_transposed else one.map) @ x.to(one.map.dtype)
+    if not lead and width == 1:
+        by_vector = (one.map.mT if is_transposed else one.map) @ x[:, 0].to(one.map.dtype)
+        torch.testing.assert_close(by_vector, found[..., 0])
     x = x.to(one.map.dtype).double()
     bound = error @ x.abs() + (16 + 4 * dense.shape[-1] ** 0.5) * one.unit * (dense.abs() @ x.abs()) + TINY
     require_close(f"{'transposed ' if is_transposed else ''}product with {tuple(x.shape)}", found, dense @ x, bound)
@@ -114,17 +111,6 @@ def _participation(drawn: Drawn, one: Mirror) -> None:
     require_close("participation_ratio()", found[is_told], right[is_told], bound[is_told])
 
 
-def _expected(drawn: Drawn, one: Mirror) -> None:
-    f = drawn.normal(one.dense.shape[-1], *drawn.of([(), (3,), (1,)]))
-    found = one.map @ f.to(one.map.dtype)
-    values = f.to(one.map.dtype).double()
-    columns = values[:, None] if values.dim() == 1 else values
-    right = one.dense @ columns
-    bound = one.error @ columns.abs() + 64 * one.unit * (one.dense.abs() @ columns.abs()) + TINY
-    right, bound = (right[..., 0], bound[..., 0]) if values.dim() == 1 else (right, bound)
-    require_close(f"@ {tuple(f.shape)}", found, right, bound)
-
-
 def _distance(drawn: Drawn, one: Mirror) -> None:
     queries, keys = one.dense.shape[-2:]
     number = drawn.number(-5, keys + 3)
@@ -137,10 +123,31 @@ def _distance(drawn: Drawn, one: Mirror) -> None:
     require_close(f"distance({offset})", one.map.distance(offset), (one.dense * away).sum(-1), bound)
 
 
-def _largest(drawn: Drawn, one: Mirror) -> None:
-    error = one.error.amax(-1) + TINY
-    require_close("top_weight()", one.map.top_keys(1).values[..., 0], one.dense.amax(-1), error)
-    _check_keys("top_key()", one, one.map.top_keys(1).values, one.map.top_keys(1).indices)
+def _places(drawn: Drawn, one: Mirror) -> None:
+    """A part is at the places of its whole: for distances, for masks, and for the columns of `head_table`."""
+    one = parted(drawn, one)
+    _dense(drawn, one)
+    _received(drawn, one)
+    if one.places is None:
+        return
+    i, j = one.places
+    answers = {
+        "distance": (one.map.distance(), (i - j).abs()),
+        "window": (one.map.mass(regard.window(3)), (i - j < 3) & (j <= i)),
+        "causal": (one.map.mass(regard.causal()), j <= i),
+    }
+    if len(j.unique()) == len(j):
+        weights = one.map if one.map.dimensions.has_heads_last else one.map.with_heads()
+        chosen = {"self": i == j, "previous": i - 1 == j, "first": (i > 0) & (j == 0)}
+        for name, column in query_values(weights, None, OF_POSITIONS).items():
+            answers[name] = column.values, chosen[name]
+    reach = 2 + float(i.abs().max() + j.max())
+    bound = reach * (one.error.sum(-1) + 32 * one.unit * one.dense.abs().sum(-1)) + TINY
+    for name, (found, factor) in answers.items():
+        right = (one.dense * factor).sum(-1)
+        require_close(f"{name} of a part", found.reshape(right.shape), right, bound)
+    keys = reach * (one.error.sum(-2) + 32 * one.unit * one.dense.abs().sum(-2)) + TINY
+    require_close("mT.distance()", one.map.mT.distance(), (one.dense * (i - j).abs()).sum(-2), keys)
 
 
 def _top(drawn: Drawn, one: Mirror) -> None:
@@ -244,15 +251,14 @@ QUESTIONS: tuple[Question, ...] = (
     _dense,
     _blocks,
     _points,
-    _row,
     _product,
     _product,
     _received,
     _entropy,
     _participation,
-    _expected,
     _distance,
-    _largest,
+    _places,
+    _places,
     _top,
     _quantile,
     _pooled,

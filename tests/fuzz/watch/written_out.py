@@ -216,9 +216,6 @@ class Textbook(nn.Module):
             case "mm":
                 p = torch.mm(q, k.t()).softmax(1)
                 found = torch.mm(p, v)
-            case "row by row":
-                rows = [torch.softmax(torch.stack([one @ other for other in k]), dim=0) for one in q]
-                p, found = torch.stack(rows), torch.stack([row @ v for row in rows])
             case _:
                 p = (q @ k.T).softmax(-1)
                 found = F.linear(p, v.T)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError
+from regard.watching.checks.audited_call import UserTold
 from regard.watching.checks.roles import is_causal_model, is_huggingface_model, is_pair, says_causal, sees_both_sides
 from regard.watching.checks.told import DOCUMENTS, ENDS, IDS, MASKS, Meaning, PadToken, agreeing_masks, is_numbered
 from regard.watching.kept.arguments import positional_names
@@ -53,9 +54,8 @@ class Arguments:
     """The sequence in which a causal model must not look ahead, by the name of an input, or None."""
 
     def __init__(
-        self, model: nn.Module, batch: Any, padding: Tensor | None, documents: Tensor | None,
-        positioned: Container[str] | None, turned: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self, model: nn.Module, batch: Any, user: UserTold, positioned: Container[str] | None, turned: Sequence[str]
+    ) -> None:
         self.model, self.turned = model, turned
         self.by_name = isinstance(batch, Mapping)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -85,19 +85,19 @@ class Arguments:
         """The inputs of each sequence, by the name of the first."""
         self.ahead = self._ahead()
         shape = None if self.ahead is None else self.tensors[self.ahead].shape[:2]
-        for name, one in {"padding": padding, "documents": documents}.items():
+        for name, one in {"padding": user.keep, "documents": user.documents}.items():
             if one is not None and one.shape != shape:
                 raise ShapeError(f"{name}= takes a tensor (B, L) of the batch, got {tuple(one.shape)}")
         self.tells: dict[str, TellsPadding] = {}
         """The arguments that tell padding."""
-        self.is_told, self.is_by_token = padding is not None, False
-        self.keeps = {of: self._keep(of, padding) for of in self.groups}
+        self.is_told, self.is_by_token = user.keep is not None, False
+        self.keeps = {of: self._keep(of, user.keep) for of in self.groups}
         """The real positions of each sequence, bool (B, L)."""
         for mask, meaning in self._masks.items():
             if (of := self._described(mask, meaning)) is not None:
                 self.tells[mask] = TellsPadding(of, meaning, self.tensors[mask].dtype)
-        if documents is not None and self.ahead is not None:
-            self.tensors[DOCUMENTS_TOLD] = documents.to(device)
+        if user.documents is not None and self.ahead is not None:
+            self.tensors[DOCUMENTS_TOLD] = user.documents.to(device)
             self.groups[self.ahead] += (DOCUMENTS_TOLD,)
         self.group_of = {name: of for of, names in self.groups.items() for name in names}
         if self.ahead is not None:

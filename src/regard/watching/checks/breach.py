@@ -41,13 +41,8 @@ class Breach:
 
 @torch.no_grad()
 def breach(call: AuditedCall, forbidden: Pairs, *, of: str = "") -> Breach | None:
-    """Measure the weight on forbidden pairs, in the rows of real tokens; None if there is none.
-
-    Args:
-        call: the call.
-        forbidden: the pairs, for some rows.
-        of: the kind of the forbidden keys, for the example.
-    """
+    """Measure the weight on forbidden pairs, in the rows of real tokens; None if there is none. The example says that
+    its key is `of` a kind."""
     counted, total, best = call.counted, 0.0, None
     is_range = isinstance(call.weights.source, LinearSource)
     for rows in call.chunks():
@@ -58,7 +53,7 @@ def breach(call: AuditedCall, forbidden: Pairs, *, of: str = "") -> Breach | Non
             continue
         block = call.block(rows)
         # (The weights of a recurrence have signs, and sum to no number.)
-        block = block.abs() / block.abs().sum(-1, keepdim=True).clamp_min(TINY) if is_range else block
+        block = block.abs() / block.abs().sum(-1, keepdim=True).clamp_min(1e-30) if is_range else block
         block = block.masked_fill(~(bad[:, None] & ((block > 0) if is_range else call.sees(rows))), 0.0)
         total += float(block.sum(dtype=torch.float64))
         sequence, head, query, key = (int(n) for n in torch.unravel_index(block.argmax(), block.shape))
@@ -74,9 +69,6 @@ def _in_reach(call: AuditedCall, rows: range) -> Tensor:
     seen, places = call.facts.seen, torch.arange(call.sizes.keys, device=call.device)
     first, last = (one[:, rows.start : rows.stop, None] for one in (seen.first, seen.last))
     return ((places >= first) & (places <= last)).any(0, keepdim=True)
-
-
-TINY = 1e-30
 
 
 @torch.no_grad()

@@ -59,8 +59,6 @@ def read_with_cache(
     is_read = all(any(n in IDS for n in subject.inputs_of(of)) for of in subject.sequences)
     if not (name or is_started) or not (is_read or subject.made_up is not None):
         raise UnsupportedError("it has no cache that is known")
-    if is_started and turned:
-        raise UnsupportedError("its cache does not reorder its rows")
     starts = [len(row[ahead]) - last for row in rows]
     prompts = [subject.cut(row, slice(n)) for row, n in zip(rows, starts, strict=True)]
     whole = [subject.cut(row, slice(n, None)) for row, n in zip(rows, starts, strict=True)]

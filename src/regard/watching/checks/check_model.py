@@ -87,7 +87,7 @@ def check(
                 f"nothing can be made up for a {type(model).__name__}: give a batch, as in check(model, batch), or let "
                 "module:function return (model, batch)"
             )
-        trials = Trials(Subject(model, given, causal=causal, padding=padding, documents=documents))
+        trials = Trials(Subject(model, given, user))
         _run_trials(trials, batch)
         audits = [trials.audited(seen, keep) for seen, keep in trials.seen]
         if batch is not None:

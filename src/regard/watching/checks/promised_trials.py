@@ -36,28 +36,16 @@ from regard.watching.checks.subject import IGNORED, Subject
 from regard.watching.report import kinds_of, mixers_in
 from regard.watching.watch import Seen, watch
 
-BESIDE = (
-    "a sequence gives another result beside a sequence of the same length than alone: no position may see another "
-    "sequence"
-)
+BESIDE = "a sequence gives another result beside another one of its length than alone"
 NEIGHBOUR = "other contents of a sequence change the results of its neighbour in the batch"
 PADDING = (
     "what stands in the padding (on the {}) changes the results of real tokens: they attend to it, or a convolution, a "
     "recurrence or pooling reaches it; hand each of them the padding mask"
 )
-PADDED = (
-    "a sequence gives another result beside a longer one, padded on the {}, than alone: look at masks and at "
-    "positions, which count from the first real token"
-)
-PADDED_ALONE = (
-    "a padded sequence (on the {}) that is alone in its batch gives another result than without padding: look at masks "
-    "that are left out for one row"
-)
+PADDED = "padded on the {} beside a longer one, a sequence gives another result than alone: look at masks and positions"
+PADDED_ALONE = "padded on the {} and alone in its batch, a sequence gives another result: look at masks of a single row"
 FUTURE = "what comes later changes earlier results of a model that should be causal{}"
-PREFIX = (
-    "the beginning of a sequence gives another result alone than with more behind it: its length reaches results that "
-    "should be causal"
-)
+PREFIX = "the beginning of a sequence gives another result alone than with more behind it: its length reaches results"
 DOCUMENTS = "the first document of a packed row changes the results of the next one, though {} tells them apart"
 UNPACKED = "a document gives another result in a packed row than alone, though {} tells where it begins"
 CACHE = (

@@ -89,7 +89,7 @@ def like(subject: Subject, reference: nn.Module) -> tuple[Given, Given]:
     if (inputs := made_up(reference)) is None:
         batch: Any = {name: torch.stack([row[name] for row in rows]) for name in own}
     else:
-        other = Subject(reference, inputs)
+        other = Subject(reference, inputs, UserTold())
         names = dict(zip(own, [name for name in other.rows.long if name not in FIXED], strict=False))
         names |= {name: name for name in rows[0] if name in FIXED and name in other.rows.long}
         batch = other.together([{of: row[name] for name, of in names.items()} for row in rows], "right")[0]

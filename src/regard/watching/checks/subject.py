@@ -8,6 +8,7 @@ import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.watching.checks.arguments import DOCUMENTS_TOLD, HUGE, Arguments, is_square, separate_blocks
+from regard.watching.checks.audited_call import UserTold
 from regard.watching.checks.made_up import MadeUp, eager_attention, longest, special_tokens
 from regard.watching.checks.roles import is_huggingface_model
 from regard.watching.checks.runs import (
@@ -43,26 +45,23 @@ class Subject:
     sides: tuple[Side, ...]
     """Where it can pad."""
 
-    def __init__(
-        self, model: nn.Module, batch: Any, *, causal: bool | None = None, padding: Tensor | None = None,
-        documents: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: nn.Module, batch: Any, user: UserTold) -> None:
         self.model, self.made_up = model, batch if isinstance(batch, MadeUp) else None
         if self.made_up is not None:
-            batch, padding = self.made_up.batch, self.made_up.padding
+            batch, user = self.made_up.batch, replace(user, keep=self.made_up.padding)
         positioned = None if self.made_up is None else self.made_up.positioned
-        self._read(Arguments(model, batch, padding, documents, positioned))
+        self._read(Arguments(model, batch, user, positioned, ()))
         for name in list(self.arguments.group_of) if self.made_up is None else ():
             before = self.arguments
             # (Features may stand before positions: (B, C, T).)
             if before.tensors[name].dim() == 3 and before.is_content(name) and not self._runs_shorter(name):
-                self._read(Arguments(model, batch, padding, documents, positioned, (*before.turned, name)))
+                self._read(Arguments(model, batch, user, positioned, (*before.turned, name)))
                 if not self._runs_shorter(name):
                     self._read(before)
-        self.causal = self.arguments.causality if causal is None else causal
+        self.causal = self.arguments.causality if user.causal is None else user.causal
         if self.causal is None and self.made_up is not None:
             self.causal = bool(self.made_up.causal)
-        self.told_causal = causal or (not is_huggingface_model(model) and self.causal) or None
+        self.told_causal = user.causal or (not is_huggingface_model(model) and self.causal) or None
         if self.made_up is not None:
             self.sides = self.made_up.sides(causal=bool(self.causal))
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, RegardError
+from regard.errors import ArgumentError
 from regard.watching.checks.audit import CAUSAL_UNKNOWN, audit
 from regard.watching.checks.audited_call import UserTold, run_of
 from regard.watching.checks.differences import (
@@ -28,7 +28,7 @@ from regard.watching.checks.roles import is_huggingface_model
 from regard.watching.checks.rules.kernel import HAND_SINKS, NO_SINK, sinks_of
 from regard.watching.checks.runs import UnsupportedError
 from regard.watching.checks.subject import Subject
-from regard.watching.interference import largest_difference, results_of
+from regard.watching.interference import largest_difference
 from regard.watching.report import mixers_in
 from regard.watching.watch import Seen, watch
 
@@ -54,18 +54,12 @@ class Trials(PromisedTrials):
         alone = as_they_are([rows.long])
         try:
             first = self.watched([rows.long])
-        except RegardError:
-            raise
         except Exception as error:
             given = ", ".join(f"{name} {(1, *tensor.shape)}" for name, tensor in rows.long.items())
             raise ArgumentError(
                 f"{type(subject.model).__name__} does not run on {given}, one sequence without padding: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if any(bool(one.isnan().any()) for one in results_of(first.output).values()):
-            says = "its output has NaN for a single sequence without padding"
-            self.found.append(Finding("not finite", "error", says))
-            return
         with self.trying("the same inputs after other calls"):
             if are_equal(first, again := alone(subject)):
                 self._after_others(subject)

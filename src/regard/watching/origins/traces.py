@@ -164,6 +164,8 @@ class SoftmaxOrigin:
     """The streams of the queries and of the keys, if known."""
     is_compared: bool = False
     """True if a running module had multiplied activations with activations, as queries with keys, by then."""
+    has_keys: Tensor | None = None
+    """Whether each of its rows has a score that no mask made low; None if that is not known."""
     calls: list[object] = field(default_factory=list)
     """A token of each attention call made of it."""
     is_of_slots: bool = False

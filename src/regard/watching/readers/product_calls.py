@@ -192,6 +192,7 @@ def attended(
     over_depth = origins is not None and origins.keys.sort == "layers"
     heads = OVER_DEPTH if over_depth else _heads_of(thread, product)
     call = WrittenOut(product, result, softmax, origin.how, how, tuple(notes), heads, origins, is_own, is_part)
+    call.has_keys = origin.has_keys if len(trace.origins) == 1 else None
     thread.give(call)
     for one in trace.origins:
         one.is_taken = True

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.tensors.guards import is_transformed
 from regard.tensors.torch_private import counted_version
-from regard.watching.origins.streams import ADDED, MULTIPLIED, is_learned
+from regard.watching.origins.streams import ADDED, HIDES, MULTIPLIED, is_learned
 from regard.watching.origins.traces import (
     Exponentials,
     SoftmaxLogs,
@@ -66,12 +67,19 @@ def begin(
     is_weights = kind is SoftmaxWeights
     tensor, version = (_beside(thread, result), counted_version(result)) if is_weights else (None, None)
     origin = SoftmaxOrigin(how, tuple(result.shape), axis, tensor, version, channel is True, channel is not None,
-                    len(thread.stack), thread.innermost_module(), streams, thread.has_compared())  # fmt: skip
+                    len(thread.stack), thread.innermost_module(), streams, thread.has_compared(),
+                    _have_keys(scores, axis))  # fmt: skip
     last = result.dim() - 1
     other = last if axis != last else last - 1
     thread.traces.put(result, kind(origins=(origin,), key=axis, other=other, depth=len(thread.stack)))
     if frame is not None and is_weights:
         frame.pending.append(origin)
+
+
+def _have_keys(scores: Tensor | None, axis: int) -> Tensor | None:
+    if scores is None or scores.is_meta or not scores.numel() or is_transformed():
+        return None
+    return scores.detach().amax(axis).min() > HIDES
 
 
 def _beside(thread: ThreadState, result: Tensor) -> Tensor:

@@ -292,6 +292,7 @@ class WrittenOut(ObservedCall):
     origins: Origins | None = None
     is_over_queries: bool = False
     is_part: bool = False
+    has_keys: Tensor | None = None
     token: object = field(default_factory=object)
 
     def read(self, policy: RetentionPolicy, name: str) -> Observation:

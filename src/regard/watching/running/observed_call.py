@@ -81,6 +81,7 @@ class ObservedCall(ABC):
     arguments: tuple[ModuleArguments, ...] = ()
     is_over_queries: bool = False
     is_part: bool = False
+    has_keys: Tensor | None = None
     dropped: float = 0.0
 
     @abstractmethod

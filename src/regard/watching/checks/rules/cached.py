@@ -79,7 +79,7 @@ def _own(call: AuditedCall, offset: int) -> Iterator[Finding]:
         pairs = (call.back(rows, offset) == 0)[None]
         return pairs if is_step and call.keep is None else pairs & keep[:, None]
 
-    hidden = None if _see_themselves(call, offset) else hidden_pairs(call, own)
+    hidden = hidden_pairs(call, own)
     if hidden is not None:
         strict = "a strict triangle hides the diagonal (tril(-1), or hiding triu(0))"
         yield hidden.finding(
@@ -116,13 +116,6 @@ def _is_causal(call: AuditedCall) -> bool:
     place = torch.arange(call.sizes.queries, device=call.device) + (call.offset or 0) - 1
     is_strict = len(place) > 2 and bool(seen.live.any()) and seen.all((seen.last == place) | (place < 0))
     return call.role.direction == "causal" or call.is_later_step or is_strict
-
-
-def _see_themselves(call: AuditedCall, offset: int) -> bool:
-    """True if all rows with a key see their own, by the range of keys that each sees: a few numbers a row."""
-    seen, own = call.facts.seen, torch.arange(call.sizes.queries, device=call.device) + offset
-    is_inside = 0 <= offset <= call.sizes.keys - len(own)
-    return is_inside and seen.all((seen.first <= own) & (own <= seen.last) & seen.keys[:, own] & seen.is_whole)
 
 
 def _seen_before(call: AuditedCall) -> Tensor | None:

@@ -46,14 +46,8 @@ def _same_keys_of_other_padding(call: AuditedCall, keep: Tensor) -> tuple[int, i
     if not call.crosses or factors is None or len(factors.call.key) != len(keep):
         return None
     keys = factors.call.key.flatten(1)
-    alike = (keys[:, None, :MOST_COMPARED] == keys[None, :, :MOST_COMPARED]).all(-1)
-    differ = (keep[:, None] != keep[None]).any(-1)
-    pairs = (alike & differ).nonzero().tolist()
+    pairs = (keep[:, None] != keep[None]).any(-1).nonzero().tolist()
     return next(((one, other) for one, other in pairs if torch.equal(keys[one], keys[other])), None)
-
-
-MOST_COMPARED = 64
-"""The elements of a sequence's keys that are compared first."""
 
 
 def _unseen_keys(call: AuditedCall, keep: Tensor) -> Tensor:
@@ -145,6 +139,4 @@ def _cause(call: AuditedCall, source: str) -> tuple[str, str]:
             "leave out attention_mask beside position_ids that begin anew, or hand it a mask of the documents "
             "(regard.documents)",
         )
-    if any(frame.flags.get("use_cache") is False for frame in call.call.arguments):
-        return "its mask is made without position_ids", "a mask of the documents (B, 1, T, S)"
-    return "with a cache, positions that begin anew reach no mask", "use_cache=False"
+    return "positions that begin anew reach no mask, as with a cache", "use_cache=False, or a mask of the documents"

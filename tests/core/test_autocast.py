@@ -1,7 +1,6 @@
 """Under autocast a call is the call on tensors that were cast before it, whatever the score and the backend."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -106,8 +105,9 @@ def every_map() -> dict[str, AttentionMap]:
     return found | {"watched": seen[""], "mean": found["causal"].average(), "keys first": found["causal"].mT}
 
 
+POINTS = torch.linspace(0, 1, 18).view(9, 2)
 QUESTIONS: dict[str, Callable[[AttentionMap], Any]] = {
-    **{name: partial(ask, x=torch.linspace(0, 1, 18).view(9, 2)) for name, (ask, _) in OF_A_MAP.items()},
+    **{name: (lambda w, ask=ask: ask(w, POINTS)) for name, (ask, _) in OF_A_MAP.items()},  # type: ignore[misc]
     "row": lambda w: w[..., 5, :],
     "at": lambda w: w[..., torch.tensor([1, 3]), torch.tensor([1, 4])],
     "summary": lambda w: w.summary("received", "participation_ratio", "top_keys", "pooled_max", k=3)["top_keys"].values,

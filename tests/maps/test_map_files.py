@@ -19,6 +19,16 @@ from tests.maps.rewritten import rewritten
 pytest.importorskip("safetensors")
 
 
+def test_parts_of_a_call_that_do_not_change_stay_the_same_objects() -> None:
+    q, k = torch.randn(2, 4, 9, 5), torch.randn(2, 4, 9, 5)
+    source = regard.attention(q, k, k, mask=regard.lengths(torch.tensor([3, 9])), return_weights=True).weights.source
+    call = source_of_call(source, "its call").factors.call
+    moved = tensors_mapped(call, lambda t: t.clone() if t is call.query else t)
+    assert moved.query is not call.query
+    assert all(getattr(moved, name) is getattr(call, name) for name in ("key", "score", "mask", "sizes"))
+    assert tensors_mapped(call, lambda t: t) is call
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -119,7 +119,6 @@ def test_a_long_line_is_a_bad_line(folder: Path, tmp_path: Path) -> None:
     run, long = str(folder / "translation"), " ".join(f"{n} times" for n in range(1_000))
     (tmp_path / "in.txt").write_text(f"1 times 2\n{long}\n3 times 4\n")
     command = ("translate", run, "--input", str(tmp_path / "in.txt"), "--beam", "1", "--device", "cpu")
-    start = time.monotonic()
     status, out, err = typed(*command)
     assert status == 2
     assert re.search(
@@ -128,7 +127,6 @@ def test_a_long_line_is_a_bad_line(folder: Path, tmp_path: Path) -> None:
     status, out, err = typed(*command, "--bad-lines", "skip")
     assert (status, len(out.split("\n")), out.split("\n")[1]) == (0, 4, "")
     assert "bad lines left empty: 1; the first: " in err
-    assert time.monotonic() - start < 60
     assert "the limit is 3" in typed(*command, "--max-length", "3")[2]
 
 

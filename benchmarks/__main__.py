@@ -22,6 +22,7 @@ CLAIMS = [
     "learned_bias",
     "kernel_regression",
     "watching",
+    "watching_alone",
     "start",
     "view_folder",
     "corpus",

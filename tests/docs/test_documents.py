@@ -46,6 +46,18 @@ def test_the_examples_run(
         assert all(block in printed for block in shown), printed
 
 
+def test_the_figures_of_the_readme_are_those_of_the_tables_that_it_names() -> None:
+    def figures(text: str) -> set[str]:
+        return {one.replace(",", "") for one in re.findall(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?![\w-])", text)}
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    before_a_link = r"([^|()]*(?:\([^()\[]*\)[^|()]*)*)\(\[[^\]]+\]\(([^)#]+)(?:#\w+)?\)"
+    said = [(figures(text), page) for text, page in re.findall(before_a_link, readme)]
+    assert sum(len(of) for of, _ in said) > 12
+    missing = {page: of - figures((ROOT / page).read_text(encoding="utf-8")) for of, page in said if of}
+    assert not any(missing.values()), missing
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if "/uses/" in page])
 def test_a_page_of_a_use_is_one_script_and_is_listed(page: str) -> None:
     text, index = ((ROOT / name).read_text(encoding="utf-8") for name in (page, "docs/uses/README.md"))

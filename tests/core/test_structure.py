@@ -20,7 +20,7 @@ from tests.core.house import files
 # raises them by what it needs, with its reason beside the number.
 MOST_LINES = 65_464
 MOST_LINES_OF_THE_LIBRARY = 46_914  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 54_642
+MOST_LINES_OF_TESTS = 54_695
 LONGEST_FILE = 422  # two more: sinks of rows, which the programs of a card ask for
 MOST_ROOMS, MOST_ARROWS = 21, 109
 

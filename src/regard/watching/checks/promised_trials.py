@@ -42,7 +42,7 @@ PADDING = (
     "what stands in the padding (on the {}) changes the results of real tokens: they attend to it, or a convolution, a "
     "recurrence or pooling reaches it; hand each of them the padding mask"
 )
-PADDED = "padded on the {} beside a longer one, a sequence gives another result than alone: look at masks and positions"
+PADDED = "padded on the {}, a sequence gives another result: look at masks; positions count from the first real token"
 PADDED_ALONE = "padded on the {} and alone in its batch, a sequence gives another result: look at masks of a single row"
 FUTURE = "what comes later changes earlier results of a model that should be causal{}"
 PREFIX = "the beginning of a sequence gives another result alone than with more behind it: its length reaches results"
